@@ -1,0 +1,176 @@
+"""What a backend is: seven methods and five promises.
+
+A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
+`[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
+
+The five promises, each of which `backends.testing.BackendContract` tries to break:
+
+1. Atomic visibility: an object is seen whole or not at all.
+2. Exclusive create: of any number of concurrent `put_if_absent` of one key exactly one creates it.
+3. Read after write: an acknowledged put is seen by every later `get`, `stat` and `list`, anywhere.
+4. Consistent listing: `list` sees every put that completed before it began, in order of the
+   UTF-8 bytes of the keys.
+5. Durable on return: an acknowledged put survives the death of the process, and on a local disk
+   the loss of power.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from backends.errors import InvalidLocation
+
+Buffer = bytes | bytearray | memoryview
+Body = Buffer | Sequence[Buffer]
+
+_KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A run of bytes of an object.
+
+    Attributes:
+        start: First byte, counted from 0.
+        stop: One past the last byte; greater than `start`.
+    """
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"not a byte range: [{self.start}, {self.stop})")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store tells of an object without its bytes.
+
+    Attributes:
+        key: The object's key; ends with `/` for a folder of a delimited listing.
+        size_bytes: Length of the object; 0 for a folder.
+        modified_s: Time of the last write by the store's clock, seconds since the epoch; 0 for a
+            folder.
+    """
+
+    key: str
+    size_bytes: int
+    modified_s: float
+
+
+class Backend(ABC):
+    """A place for objects. Methods may be called from any thread."""
+
+    #: How many calls at once the store gains from.
+    concurrency: ClassVar[int] = 8
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where this backend is, without secrets, fit for messages."""
+
+    @abstractmethod
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it.
+
+        Args:
+            key: The object's key.
+            byte_range: The part that is wanted; the whole object without it.
+            into: Writable, contiguous byte buffers to fill one after another instead of
+                allocating; their lengths add up to that of `byte_range`, which is then required.
+
+        Returns:
+            The bytes, exactly as many as asked for; empty when they went into `into`.
+
+        Raises:
+            ObjectNotFound: The key is absent.
+            ObjectTruncated: The object ends before the range does.
+            StorageError: Any other failure.
+        """
+
+    @abstractmethod
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object, atomically and durably.
+
+        Args:
+            key: The object's key.
+            body: The bytes, or buffers that are stored one after another without joining them.
+        """
+
+    @abstractmethod
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; return whether this call created it.
+
+        Raises:
+            StoreUnavailable: The outcome is unknown: read the key back, or call again.
+        """
+
+    @abstractmethod
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object.
+
+        Raises:
+            ObjectNotFound: The key is absent.
+        """
+
+    @abstractmethod
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order of their keys' bytes.
+
+        Args:
+            prefix: Only keys that begin with it (any string, not only whole segments).
+            start_after: Only keys greater than it.
+            limit: At most so many; the store is not asked for more.
+            delimiter: Fold everything below the next `/` after `prefix` into one entry whose key
+                ends with `/`, as S3 does with `Delimiter="/"`.
+        """
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove an object; removing an absent one is no error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections and threads; may be called twice."""
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it is a legal key.
+
+    Raises:
+        InvalidLocation: It is not.
+    """
+    if not _KEY.fullmatch(key):
+        raise InvalidLocation(
+            "not a legal key",
+            where=repr(key),
+            expected="segments of [A-Za-z0-9._-] joined by '/', none empty, '.' or '..'",
+        )
+    return key
+
+
+def as_buffers(body: Body) -> list[memoryview]:
+    """Return a body as a list of flat byte views, copying nothing."""
+    parts = [body] if isinstance(body, (bytes, bytearray, memoryview)) else body
+    return [memoryview(part).cast("B") for part in parts]

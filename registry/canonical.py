@@ -1,0 +1,90 @@
+"""Canonical JSON: one byte string for each value, and no other accepted.
+
+Rules (docs/spec.md, Canonical JSON): UTF-8; keys are strings, sorted by code point, none twice; no
+white space; no floats (a float is stored as 16 hexadecimal digits of its bits, see `float_to_hex`);
+integers within 2^53; no lone surrogates. `decode` refuses any other spelling, so that equal values
+have equal digests. Keeping floats and other keys out of what is encoded is the work of the record
+types above this module; walking every value here once more would cost a save several per cent.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NoReturn
+
+from registry.errors import InvalidInput, Malformed
+
+Json = None | bool | int | str | list[Any] | dict[str, Any]
+
+#: Beyond this, other readers' doubles round an integer.
+MAX_INTEGER = 2**53
+
+
+def encode(value: Json) -> bytes:
+    """Return the canonical bytes of a value.
+
+    Raises:
+        InvalidInput: The value holds a lone surrogate or NaN, nests too deeply, or is not JSON.
+    """
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        return text.encode("utf-8")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInput("not expressible as canonical JSON", found=error) from error
+
+
+def decode(data: bytes | memoryview, *, where: str) -> Any:
+    """Parse canonical bytes.
+
+    Args:
+        data: The bytes.
+        where: Key or file that they come from, for messages.
+
+    Raises:
+        Malformed: They are not the canonical bytes of any value.
+    """
+    raw = bytes(data)
+    try:
+        value = json.loads(
+            raw.decode("utf-8"), parse_float=_no_float, parse_constant=_no_float, parse_int=_integer
+        )
+        canonical = encode(value)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("not canonical JSON", where=where, found=error) from error
+    # One comparison covers duplicate keys, key order, white space and alternative escapes.
+    if canonical != raw:
+        raise Malformed(
+            "not canonical JSON", where=where, expected="sorted unique keys without white space"
+        )
+    return value
+
+
+def float_to_hex(value: float) -> str:
+    """Return the 16 hexadecimal digits of a double's bits, most significant first."""
+    return struct.pack(">d", value).hex()
+
+
+def float_from_hex(text: str) -> float:
+    """Undo `float_to_hex`.
+
+    Raises:
+        ValueError: Not 16 lower-case hexadecimal digits.
+    """
+    if len(text) != 16 or text != text.lower():
+        raise ValueError(f"not the 16 hexadecimal digits of a double: {text!r}")
+    value: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return value
+
+
+def _no_float(text: str) -> NoReturn:
+    raise ValueError(f"{text} is a float; floats are stored as 16 hexadecimal digits")
+
+
+def _integer(text: str) -> int:
+    # Long digit strings are refused by length first: int() of them is quadratic.
+    if len(text) > 17 or abs(value := int(text)) > MAX_INTEGER:
+        raise ValueError(f"{text[:20]} is beyond 2^53")
+    return value

@@ -1,0 +1,61 @@
+"""The digest type: a SHA-256, parsed at the edge, short in a repr."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Self
+
+from registry.errors import InvalidInput
+
+_PREFIX = "sha256:"
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+class Digest(bytes):
+    """The 32 bytes of a SHA-256.
+
+    `str()` gives the full form `sha256:<64 hex>`, `.hex()` the plain one, `.short` 12 hex digits.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, raw: bytes) -> Self:
+        if len(raw) != 32:
+            raise InvalidInput("not a SHA-256", expected="32 bytes", found=f"{len(raw)} bytes")
+        return super().__new__(cls, raw)
+
+    @classmethod
+    def of(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Hash bytes."""
+        return cls(hashlib.sha256(data).digest())
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `sha256:<64 hex>` or `<64 hex>`.
+
+        Raises:
+            InvalidInput: Wrong length, upper case, not hexadecimal, or another algorithm.
+        """
+        algorithm, colon, plain = text.rpartition(":")
+        if colon and algorithm != "sha256":
+            raise InvalidInput("unknown hash algorithm", where=text, expected="sha256", found=algorithm)
+        if not _HEX.fullmatch(plain):
+            raise InvalidInput(
+                "malformed digest",
+                where=repr(text),
+                expected="64 lower-case hexadecimal digits, with or without 'sha256:'",
+                found=f"{len(plain)} characters",
+            )
+        return cls(bytes.fromhex(plain))
+
+    @property
+    def short(self) -> str:
+        """The first 12 hexadecimal digits, as tables and messages show it."""
+        return self[:6].hex()
+
+    def __str__(self) -> str:
+        return _PREFIX + self.hex()
+
+    def __repr__(self) -> str:
+        return f"Digest({self.short})"

@@ -1,0 +1,139 @@
+"""The error tree. One root, grouped by what the handler does about it.
+
+RegistryError                     anything Holdfast refuses or fails to do             exit 1
+├── StorageError                  the store failed: wait, fix access, then retry       exit 7
+│   ├── ObjectNotFound            the key is absent
+│   ├── ObjectTruncated           the object ends too early
+│   ├── AccessDenied              credentials missing, expired, insufficient
+│   ├── ReadOnlyStore             write to a store opened for reading
+│   ├── StoreFull                 no space or quota left
+│   ├── StoreUnavailable          no answer; the outcome of a write is unknown
+│   ├── StoreUnsuitable           cannot keep the five promises                        exit 8
+│   └── InvalidLocation           not a URL or path of a registry                      exit 3
+├── InvalidInput                  the caller's argument is wrong: correct it           exit 3
+│   ├── UnsupportedValue          a value in a state cannot be stored
+│   └── IncompatibleState         a state does not fit the target (keys, shapes, format)
+├── NotFound                      a name resolves to nothing: check the name           exit 4
+│   └── AmbiguousRef              a name resolves to several things
+├── Conflict                      somebody else got there first: look, then decide     exit 5
+│   ├── Fenced                    another trainer took the run over
+│   └── Diverged                  two registries hold different histories of a run
+├── IntegrityError                bytes are not what was committed: verify, repair     exit 6
+│   ├── Damaged                   a file's bytes do not hash to its digest
+│   ├── Malformed                 a file breaks a rule of its format
+│   └── MissingObject             a file that a live checkpoint needs is gone
+├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
+└── RestoreFailed                 no retained checkpoint could be loaded               exit 6
+
+The storage branch and the root are defined in `backends/errors.py`.
+"""
+
+from __future__ import annotations
+
+from backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    ReadOnlyStore,
+    RegistryError,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+
+__all__ = [
+    "AccessDenied",
+    "AmbiguousRef",
+    "Conflict",
+    "Damaged",
+    "Diverged",
+    "Fenced",
+    "IncompatibleState",
+    "IntegrityError",
+    "InvalidInput",
+    "InvalidLocation",
+    "Malformed",
+    "MissingObject",
+    "NotFound",
+    "ObjectNotFound",
+    "ObjectTruncated",
+    "ReadOnlyStore",
+    "RegistryError",
+    "RestoreFailed",
+    "StorageError",
+    "StoreFull",
+    "StoreUnavailable",
+    "StoreUnsuitable",
+    "UnsupportedFormat",
+    "UnsupportedValue",
+]
+
+
+class InvalidInput(RegistryError, ValueError):
+    """An argument is wrong; nothing was read or written."""
+
+    exit_code = 3
+
+
+class UnsupportedValue(InvalidInput, TypeError):
+    """A value in a state cannot be stored; the message names its path."""
+
+
+class IncompatibleState(InvalidInput):
+    """A state does not fit what it is loaded into or written to."""
+
+
+class NotFound(RegistryError, KeyError):
+    """A name resolves to nothing."""
+
+    exit_code = 4
+
+
+class AmbiguousRef(NotFound):
+    """A name resolves to more than one thing."""
+
+
+class Conflict(RegistryError):
+    """Another writer's commit rules this one out."""
+
+    exit_code = 5
+
+
+class Fenced(Conflict):
+    """Another trainer has taken the run over; this one may no longer save."""
+
+
+class Diverged(Conflict):
+    """Two registries hold different commits at the same place of one run's history."""
+
+
+class IntegrityError(RegistryError):
+    """Bytes on the store are not what was committed."""
+
+    exit_code = 6
+
+
+class Damaged(IntegrityError):
+    """The bytes of a file do not hash to what they should."""
+
+
+class Malformed(IntegrityError):
+    """A file breaks a rule of its format."""
+
+
+class MissingObject(IntegrityError):
+    """A file that a live checkpoint needs is gone: data loss unless a mirror has it."""
+
+
+class UnsupportedFormat(RegistryError):
+    """A file was written in a format, or by a version, that this one does not know."""
+
+    exit_code = 8
+
+
+class RestoreFailed(RegistryError):
+    """No retained checkpoint of a run could be loaded; the message lists each one tried and why."""
+
+    exit_code = 6
