@@ -39,7 +39,9 @@ class Digest(bytes):
         """
         algorithm, colon, plain = text.rpartition(":")
         if colon and algorithm != "sha256":
-            raise InvalidInput("unknown hash algorithm", where=text, expected="sha256", found=algorithm)
+            raise InvalidInput(
+                "unknown hash algorithm", where=text, expected="sha256", found=algorithm
+            )
         if not _HEX.fullmatch(plain):
             raise InvalidInput(
                 "malformed digest",

@@ -1,0 +1,337 @@
+"""A checkpoint as a user holds it: what it is, and its way back into memory.
+
+Reading names nothing on the store and takes no token; saving is the business of `registry.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from registry import pytree
+from registry.actions import Place, ReportMetrics
+from registry.destinations import Destination, to_device
+from registry.digest import Digest
+from registry.errors import IncompatibleState, MissingObject, NotFound
+from registry.loading import Target, read_lists, read_tensors
+from registry.log import RunLog, commit_line
+from registry.manifest import Component, Manifest, TensorEntry
+from registry.placement import Placement
+from registry.plain import check_metrics, decode_plain
+from registry.state import CheckpointRecord
+from registry.store import Store
+from registry.suggest import near
+from registry.writer import manifest_key, placement_key
+
+_NAMED_AT_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        loaded: Paths of the tensors that were filled.
+        missing: Paths in the target that the checkpoint does not have.
+        unexpected: Paths in the checkpoint that the target does not have.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a checkpoint, told from its manifest alone.
+
+    Attributes:
+        path: Component and keys joined with `/`.
+        dtype: Name of its element type.
+        shape: Axis lengths.
+        nbytes: Size in bytes.
+        content: Its bytes' identity: equal for equal dtype, shape and bytes, and only then.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    content: Digest
+
+
+class Checkpoint:
+    """One checkpoint of a run. Cheap to hold: nothing is read before it is asked for."""
+
+    def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
+        self._store = store
+        self._log = log
+        self._n = record.n
+        self._record = record
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.ref} {self.digest.short}>"
+
+    @property
+    def record(self) -> CheckpointRecord:
+        """What the run's log says of it, as far as this handle has read."""
+        return self._log.state.by_n.get(self._n, self._record)
+
+    @property
+    def run_id(self) -> str:
+        """The run that it belongs to."""
+        return self._log.run_id
+
+    @property
+    def ref(self) -> str:
+        """A name that finds it again: run, phase and step."""
+        return f"{self.run_id}/{phase_segment(self._record.phase)}/step{self.step:08d}"
+
+    @property
+    def digest(self) -> Digest:
+        """Its id: equal for equal states, in every registry."""
+        return self._record.manifest
+
+    @property
+    def phase(self) -> int | str:
+        """The phase that it was saved in; a number where it was given as one."""
+        return phase_value(self._record.phase)
+
+    @property
+    def step(self) -> int:
+        """The training step (or update, or epoch) that it was saved at."""
+        return self._record.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of each metric."""
+        return dict(self.record.metrics)
+
+    @property
+    def meta(self) -> Any:
+        """What was kept beside the state."""
+        return decode_plain(self._record.meta)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors, however few of them this registry had to store anew."""
+        return self._record.size_bytes
+
+    @property
+    def created(self) -> datetime:
+        """When it was saved, by the trainer's clock."""
+        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether training went back behind it; it is then never `latest` or `best`."""
+        return self.record.superseded
+
+    @property
+    def components(self) -> dict[str, Digest]:
+        """Digest of each top-level key; equal digests mean equal components, in any checkpoint."""
+        return {name: part.digest for name, part in self.manifest.components.items()}
+
+    @property
+    def manifest(self) -> Manifest:
+        """What its state is."""
+        return self._relocated(lambda place: self._store.manifest(manifest_key(place)))
+
+    @property
+    def placement(self) -> Placement:
+        """Where its chunks lie in this registry."""
+        return self._relocated(lambda place: self._store.placement(placement_key(place)))
+
+    def load(self, *, only: Iterable[str] | None = None, map_location: object = "cpu") -> Any:
+        """Return the state, byte for byte and type for type as it was saved, every byte verified.
+
+        Args:
+            only: Names of the components that are wanted; all without it.
+            map_location: Device for the tensors, as `torch.device` or its name.
+
+        Raises:
+            NotFound: A component in `only` does not exist.
+            IntegrityError: Something is damaged or gone; nothing is returned.
+        """
+        manifest = self.manifest
+        wanted = self._select(manifest, only)
+        targets: list[Target] = []
+        arrays: dict[str, list[object]] = {}
+        for name, part in wanted.items():
+            kinds = pytree.leaf_kinds(part.skeleton)
+            made = [
+                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
+                for index, tensor in enumerate(part.tensors)
+            ]
+            arrays[name] = [value for value, _ in made]
+            targets += zip(part.tensors, [view for _, view in made], strict=True)
+        self._read(manifest, targets)
+        if str(map_location) != "cpu":
+            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
+        parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+        return pytree.unflatten(manifest.kind, parts)
+
+    def load_into(
+        self, target: object, *, component: str | None = None, strict: bool = True
+    ) -> LoadReport:
+        """Fill the tensors of a module, or of a nest of dicts and lists, in place.
+
+        Bytes go straight into the target's memory where it is contiguous and on the CPU, and through
+        one staging tensor otherwise. Plain values of the checkpoint are left alone.
+
+        Args:
+            target: An object with `state_dict()`, or a dict of tensors.
+            component: The component that the target stands for; without it the target's top-level
+                keys are components.
+            strict: Whether a path that only one side has is an error.
+
+        Raises:
+            IncompatibleState: Paths, shapes or dtypes differ; nothing was read.
+            NotFound: There is no such component.
+            IntegrityError: Something is damaged; the target's tensors are then not to be used.
+        """
+        manifest = self.manifest
+        named = {component: target} if component is not None else target
+        sources = self._tensors_by_path(self._select(manifest, component and [component]))
+        leaves = {
+            leaf.path: leaf for part in pytree.flatten(named).components for leaf in part.leaves
+        }
+        report = LoadReport(
+            loaded=tuple(path for path in sources if path in leaves),
+            missing=tuple(path for path in leaves if path not in sources),
+            unexpected=tuple(path for path in sources if path not in leaves),
+        )
+        _check_fit(self.ref, report, sources, leaves, strict=strict)
+        destinations = [Destination(leaves[path].source) for path in report.loaded]
+        self._read(
+            manifest,
+            [
+                (sources[path], into.view)
+                for path, into in zip(report.loaded, destinations, strict=True)
+            ],
+        )
+        for into in destinations:
+            into.settle()
+        return report
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return every tensor by path, from the manifest alone."""
+        return {
+            path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
+            for path, entry in self._tensors_by_path(self.manifest.components).items()
+        }
+
+    def report(self, metrics: Mapping[str, object]) -> None:
+        """Add metrics, or replace their values. Needs no writer token.
+
+        Raises:
+            InvalidInput: A value is not a number.
+        """
+        action = ReportMetrics(checkpoint=self._n, metrics=check_metrics(metrics))
+        self._log.append(lambda state: [commit_line(state, [action])])
+
+    def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
+        names = list(manifest.components) if only is None else list(only)
+        for name in names:
+            if name not in manifest.components:
+                raise NotFound(
+                    "no such component",
+                    where=f"{self.ref}: {name}",
+                    expected=", ".join(manifest.components),
+                    hint=near(name, manifest.components),
+                )
+        return {name: part for name, part in manifest.components.items() if name in names}
+
+    def _tensors_by_path(self, parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+        return {
+            path: part.tensors[index]
+            for name, part in parts.items()
+            for index, path in pytree.leaf_paths(name, part.skeleton).items()
+        }
+
+    def _read(self, manifest: Manifest, targets: list[Target]) -> None:
+        def read(place: Place) -> None:
+            placement = self._store.placement(placement_key(place))
+            read_tensors(self._store, manifest, placement, targets)
+
+        self._relocated(read)
+
+    def digest_lists(self) -> dict[Digest, bytes]:
+        """Return the stored digest lists of its largest tensors."""
+        manifest = self.manifest
+        return self._relocated(
+            lambda place: read_lists(
+                self._store, manifest, self._store.placement(placement_key(place))
+            )
+        )
+
+    def _relocated(self, read: Callable[[Place], Any]) -> Any:
+        """Read by way of the place that the log gives; once more where a repack moved it meanwhile."""
+        place = self.place
+        try:
+            return read(place)
+        except MissingObject:
+            self._log.refresh()
+            if self.place == place:
+                raise
+            return read(self.place)
+
+    @property
+    def place(self) -> Place:
+        """Where its manifest and placement lie in this registry."""
+        try:
+            return self._log.state.by_manifest[self.digest]
+        except KeyError:
+            raise MissingObject(
+                "the log gives no place for this checkpoint",
+                where=self.ref,
+                hint="Run `holdfast verify`; a mirror can restore it.",
+            ) from None
+
+
+class _Leaf(Protocol):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def _check_fit(
+    ref: str,
+    report: LoadReport,
+    sources: Mapping[str, TensorEntry],
+    leaves: Mapping[str, _Leaf],
+    *,
+    strict: bool,
+) -> None:
+    wrong = []
+    for path in report.loaded:
+        have, want = sources[path], leaves[path]
+        if (have.dtype, have.shape) != (want.dtype, want.shape):
+            wrong.append(
+                f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
+            )
+    if strict:
+        wrong += [f"{path} is not in the checkpoint" for path in report.missing]
+        wrong += [f"{path} is not in the target" for path in report.unexpected]
+    if not wrong:
+        return
+    shown = "; ".join(wrong[:_NAMED_AT_MOST])
+    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+    raise IncompatibleState(
+        "the checkpoint does not fit the target",
+        where=ref,
+        found=shown + more,
+        hint="Nothing was changed. Name the right component, or pass strict=False to fill what both "
+        "sides have.",
+    )
+
+
+def phase_segment(phase: str) -> str:
+    """Return how a phase stands in a ref: `phase2` for a number, the name itself otherwise."""
+    return f"phase{phase}" if phase.isdigit() else phase
+
+
+def phase_value(phase: str) -> int | str:
+    """Return a phase as the caller gave it: a number where it was one."""
+    return int(phase) if phase.isdigit() else phase

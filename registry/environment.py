@@ -1,0 +1,69 @@
+"""Where and with what a run was begun: git commit, versions, device, host. Information only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from registry.errors import Conflict
+
+
+def describe_environment() -> dict[str, str]:
+    """Return what can be told of this process without importing anything heavy."""
+    found = {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "holdfast": _version("holdfast"),
+        "torch": _version("torch") if "torch" in sys.modules else "",
+        "device": _device(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+    }
+    if found["git_commit"] and _git("status", "--porcelain"):
+        found["git_commit"] += "+dirty"
+    return {key: value for key, value in found.items() if value}
+
+
+def require_first_rank() -> None:
+    """Refuse to write from any rank but 0 of a distributed job.
+
+    Raises:
+        Conflict: `WORLD_SIZE` is above 1 and `RANK` is not 0.
+    """
+    rank = os.environ.get("RANK", "0")
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and rank not in ("", "0"):
+        raise Conflict(
+            "only rank 0 may save a run",
+            where=f"RANK={rank}",
+            hint="Guard the call: `if rank == 0: run.save(...)`. Every rank may load.",
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _device() -> str:
+    torch = sys.modules.get("torch")
+    # Asking for the device's name would start CUDA; only say what runs already.
+    if torch is not None and torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,272 @@
+"""A run's log: slots made by put-if-absent, dense from 0, never rewritten.
+
+Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
+and snapshots. What slots mean is the business of `registry.state`; which objects a commit may name
+that of `registry.writer`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from threading import RLock
+
+from registry import canonical
+from registry.actions import Action, Commit, Line, line_digest
+from registry.errors import (
+    Conflict,
+    IntegrityError,
+    Malformed,
+    ObjectNotFound,
+    RegistryError,
+    StorageError,
+    StoreUnavailable,
+)
+from registry.framing import join_lines, split_lines
+from registry.keys import (
+    RUNS,
+    log_prefix,
+    parse_number,
+    slot_key,
+    snapshot_key,
+    snapshot_prefix,
+    snapshot_slot,
+)
+from registry.state import RunManifest, Slot, advance
+from registry.store import Store
+
+#: A snapshot is written when the log has grown by so many slots.
+SNAPSHOT_EVERY = 64
+#: Races that an append may lose before it gives up.
+MAX_LOST_RACES = 20
+#: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
+REPLAY_VERSION = 1
+_SNAPSHOTS_TRIED = 4
+_UNKNOWN_RETRIES = 8
+_LONGEST_PAUSE_S = 1.0
+
+#: Composes the lines of the next slot from the run as it stands; `None` means nothing to do.
+Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
+
+
+class RunLog:
+    """The log of one run and its replay.
+
+    Attributes:
+        run_id: The run.
+        state: The replay of everything read so far.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store = store
+        self._lock = RLock()
+        self._snapshot_slot = -1
+        self.run_id = run_id
+        self.state = RunManifest(run_id=run_id)
+
+    def open(self) -> RunManifest:
+        """Read the run in at most three round trips: list snapshots; newest snapshot and names of
+        the slots after it; those slots.
+
+        Raises:
+            IntegrityError: A slot is damaged, missing or not legal.
+        """
+        with self._lock:
+            for slot in self._snapshot_slots():
+                opened = self._open_from(slot)
+                if opened is not None:
+                    self._snapshot_slot = slot
+                    self.state = opened
+                    return self.state
+            self.state = advance(RunManifest(run_id=self.run_id), self._read_listed(0))
+            return self.state
+
+    def refresh(self) -> RunManifest:
+        """Read to the head; one request when nothing is new."""
+        with self._lock:
+            following = self._get(self.state.next_slot)
+            if following is not None:
+                rest = self._read_listed(self.state.next_slot + 1)
+                self.state = advance(self.state, [following, *rest])
+            return self.state
+
+    def append(self, compose: Compose) -> RunManifest:
+        """Put the next slot, composed anew against the head until it lands.
+
+        Args:
+            compose: Gives the lines for a state, or raises where a precondition fails; called again
+                after each lost race with the state that the winner left.
+
+        Returns:
+            The state at the slot that was put, or at the head when there was nothing to do.
+
+        Raises:
+            Conflict: `MAX_LOST_RACES` in a row were lost.
+            StoreUnavailable: The store did not say whether the slot was put.
+        """
+        with self._lock:
+            for lost in range(MAX_LOST_RACES):
+                lines = compose(self.state)
+                if lines is None:
+                    return self.state
+                slot = Slot.build(self.state.next_slot, lines)
+                grown = advance(self.state, [slot])
+                if self._put(slot):
+                    self.state = grown
+                    self._write_snapshot(slot)
+                    return self.state
+                before = self.state.next_slot
+                self.refresh()
+                if self.state.next_slot == before:
+                    raise Malformed(
+                        "the store says that a slot exists, and does not give it",
+                        where=slot_key(self.run_id, before),
+                    )
+                if lost > 1:
+                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2**lost)))
+            raise Conflict(
+                f"lost {MAX_LOST_RACES} races for the next slot",
+                where=self.run_id,
+                found=f"the last one went to {_author(self._get(self.state.next_slot - 1))}",
+                hint="Nothing was committed; try again, or write to this run from fewer processes.",
+            )
+
+    def slots(self, start: int = 0) -> Iterator[Slot]:
+        """Yield every slot from `start` to the head, fetched in parallel."""
+        yield from self._read_listed(start)
+
+    def _put(self, slot: Slot) -> bool:
+        """Put a slot; return whether it is ours. Only the slot itself can tell after a lost answer."""
+        key = slot_key(self.run_id, slot.number)
+        for attempt in range(_UNKNOWN_RETRIES):
+            try:
+                if self._store.backend.put_if_absent(key, slot.data):
+                    return True
+                return self._store.backend.get(key) == slot.data
+            except ObjectNotFound:
+                pass  # "exists" and then absent: a listing still settling; ask the same slot again.
+            except StoreUnavailable:
+                if attempt == _UNKNOWN_RETRIES - 1:
+                    raise
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.02 * 2**attempt)))
+        raise StoreUnavailable(
+            "unknown whether the commit landed",
+            where=key,
+            hint=f"Run `holdfast log {self.run_id}` to see; saving again is safe either way.",
+        )
+
+    def _get(self, number: int) -> Slot | None:
+        key = slot_key(self.run_id, number)
+        try:
+            data = self._store.backend.get(key)
+        except ObjectNotFound:
+            return None
+        return Slot.decode(number, data, where=key)
+
+    def _read_listed(self, start: int) -> list[Slot]:
+        """Return the slots from `start` on: one listing, then all of them at once."""
+        after = slot_key(self.run_id, start - 1) if start else ""
+        numbers = []
+        for info in self._store.backend.list(log_prefix(self.run_id), start_after=after):
+            numbers.append(parse_number(info.key))
+            if numbers[-1] != start + len(numbers) - 1:
+                raise Malformed(
+                    "the log has a gap",
+                    where=self.run_id,
+                    expected=f"slot {start + len(numbers) - 1}",
+                    found=f"slot {numbers[-1]}",
+                    hint="A slot was deleted from outside; restore it from a mirror.",
+                )
+        return self._fetch(numbers)
+
+    def _fetch(self, numbers: Sequence[int]) -> list[Slot]:
+        slots = []
+        for number, slot in zip(numbers, self._store.small.map(self._get, numbers), strict=True):
+            if slot is None:
+                raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
+            slots.append(slot)
+        return slots
+
+    def _snapshot_slots(self) -> list[int]:
+        prefix = snapshot_prefix(self.run_id)
+        found = []
+        for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
+            with suppress(RegistryError):
+                found.append(snapshot_slot(info.key))
+        return found
+
+    def _open_from(self, slot: int) -> RunManifest | None:
+        """Return the run by way of a snapshot, or `None` where the snapshot cannot be trusted."""
+        reading = self._store.small.submit(self._read_snapshot, slot)
+        slots = self._read_listed(slot)
+        state = reading.result()
+        if state is None or not slots or not slots[0].commits:
+            return None
+        if line_digest(slots[0].commits[-1][0]) != state.head:
+            return None
+        return advance(state, slots[1:])
+
+    def _read_snapshot(self, slot: int) -> RunManifest | None:
+        key = snapshot_key(self.run_id, slot)
+        try:
+            header, body = split_lines(self._store.backend.get(key), where=key)
+            if header != _snapshot_header(slot):
+                return None
+            state = RunManifest.decode(body, where=key)
+        except (IntegrityError, ObjectNotFound, ValueError):
+            return None
+        return state if (state.run_id, state.next_slot) == (self.run_id, slot + 1) else None
+
+    def _write_snapshot(self, slot: Slot) -> None:
+        # Only at a slot with a commit: its link is what ties the snapshot to the log.
+        if slot.number - self._snapshot_slot < SNAPSHOT_EVERY or not slot.commits:
+            return
+        data = join_lines([_snapshot_header(slot.number), self.state.encode()])
+        # A cache: the commit stands whether or not this lands.
+        with suppress(StorageError):
+            self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
+        self._snapshot_slot = slot.number
+
+
+def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
+    """Return the commit that continues a history with these actions."""
+    return Commit(
+        n=state.commits,
+        run=state.run_id,
+        prev=state.head,
+        write=secrets.token_hex(8),
+        author=author(),
+        time_ms=int(time.time() * 1000),
+        actions=tuple(actions),
+    )
+
+
+def list_runs(store: Store) -> list[str]:
+    """Return the ids of all runs, sorted."""
+    folders = store.backend.list(RUNS, delimiter=True)
+    return [info.key.removeprefix(RUNS).removesuffix("/") for info in folders]
+
+
+def author() -> str:
+    """Return `user@host`, as commits show it."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no entry anywhere
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _snapshot_header(slot: int) -> bytes:
+    return canonical.encode(
+        {"format": "holdfast.snapshot/1", "replay": REPLAY_VERSION, "slot": slot}
+    )
+
+
+def _author(slot: Slot | None) -> str:
+    commits = slot.commits if slot else ()
+    return commits[-1][1].author if commits else "a collector or a repack"

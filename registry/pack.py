@@ -1,0 +1,176 @@
+"""The pack `holdfast.pack/1`: a file of encoded chunks and its own table of contents.
+
+Layout: the encoded chunks one after another from offset 0; the table, canonical JSON; then a trailer
+of 48 bytes: length of the table (u64, little-endian), SHA-256 of the table, 8 bytes `HFPACK1\\n`.
+A pack is named by the digest of its table, the table names every chunk's digest, and offsets are
+running sums of stored lengths: no byte of the file is outside what its name covers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry import canonical
+from registry.codecs import RAW, codec_number
+from registry.digest import Digest
+from registry.errors import Damaged, Malformed, UnsupportedFormat
+
+FORMAT = "holdfast.pack/1"
+#: A pack takes further chunks up to so many raw bytes.
+PACK_BYTES = 64 * 2**20
+_MAGIC = b"HFPACK1\n"
+_TRAILER = struct.Struct("<Q32s8s")
+TRAILER_BYTES = _TRAILER.size
+
+
+@dataclass(frozen=True, slots=True)
+class PackEntry:
+    """One chunk of a pack.
+
+    Attributes:
+        digest: SHA-256 of the chunk's raw bytes.
+        offset: Where its stored bytes begin.
+        stored_bytes: Length as stored.
+        raw_bytes: Length when decoded.
+        codec: Name in `registry.codecs`.
+        base: Digest of the chunk that a delta is against.
+        stored_digest: SHA-256 of the stored bytes where `codec` is not `raw`, checked before
+            decoding.
+    """
+
+    digest: Digest
+    offset: int
+    stored_bytes: int
+    raw_bytes: int
+    codec: str = RAW
+    base: Digest | None = None
+    stored_digest: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackTable:
+    """A pack's table of contents."""
+
+    entries: tuple[PackEntry, ...]
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON; its SHA-256 is the pack's name."""
+        rows = [
+            [
+                entry.digest.hex(),
+                entry.stored_bytes,
+                entry.raw_bytes,
+                entry.codec,
+                entry.base.hex() if entry.base else None,
+                entry.stored_digest.hex() if entry.stored_digest else None,
+            ]
+            for entry in self.entries
+        ]
+        return canonical.encode({"format": FORMAT, "chunks": rows})
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> PackTable:
+        """Parse a table.
+
+        Raises:
+            Malformed: A rule of the format is broken.
+            UnsupportedFormat: It is of a format that this version does not know.
+        """
+        body = canonical.decode(data, where=where)
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            found = body.get("format") if isinstance(body, dict) else type(body).__name__
+            raise UnsupportedFormat(
+                "unknown pack format", where=where, expected=FORMAT, found=found
+            )
+        entries, offset = [], 0
+        try:
+            if set(body) != {"format", "chunks"}:
+                raise ValueError(f"keys {sorted(body)}")
+            for row in body["chunks"]:
+                entry = _entry(row, offset, where=where)
+                entries.append(entry)
+                offset += entry.stored_bytes
+        except (ValueError, TypeError) as error:
+            raise Malformed("breaks the pack format", where=where, found=error) from error
+        return cls(tuple(entries))
+
+
+def raw_table(digests: Sequence[Digest], lengths: Sequence[int]) -> PackTable:
+    """Return the table of a pack of chunks stored as they are."""
+    entries, offset = [], 0
+    for digest, length in zip(digests, lengths, strict=True):
+        entries.append(PackEntry(digest, offset, length, length))
+        offset += length
+    return PackTable(tuple(entries))
+
+
+def trailer(table: bytes) -> bytes:
+    """Return the 48 bytes that end a pack with this table."""
+    return _TRAILER.pack(len(table), Digest.of(table), _MAGIC)
+
+
+def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> tuple[int, Digest]:
+    """Return length and digest of a pack's table.
+
+    Args:
+        data: The last 48 bytes of the file.
+        file_bytes: Size of the whole file.
+        where: The pack's key, for messages.
+
+    Raises:
+        Damaged: They are not a trailer of a file of that size.
+    """
+    table_bytes, digest, magic = _TRAILER.unpack(data)
+    if magic != _MAGIC or not 0 < table_bytes <= file_bytes - TRAILER_BYTES:
+        raise Damaged(
+            "damaged pack: not a trailer",
+            where=where,
+            expected=f"{_MAGIC!r} and a table within {file_bytes} bytes",
+            found=f"{magic!r} and {table_bytes}",
+        )
+    return table_bytes, Digest(digest)
+
+
+def open_pack(data: bytes | memoryview, name: Digest, *, where: str) -> PackTable:
+    """Verify the frame of a whole pack (not its chunks) and return its table.
+
+    Raises:
+        Damaged: The table does not hash to `name`, or the chunks do not fill the file.
+    """
+    file_bytes = len(data)
+    if file_bytes < TRAILER_BYTES:
+        raise Damaged("damaged pack: too short", where=where, found=f"{file_bytes} bytes")
+    table_bytes, digest = parse_trailer(data[-TRAILER_BYTES:], file_bytes, where=where)
+    start = file_bytes - TRAILER_BYTES - table_bytes
+    encoded = bytes(data[start : start + table_bytes])
+    found = Digest.of(encoded)
+    if not found == digest == name:
+        raise Damaged("damaged pack: table of contents", where=where, expected=name, found=found)
+    table = PackTable.decode(encoded, where=where)
+    filled = sum(entry.stored_bytes for entry in table.entries)
+    if filled != start:
+        raise Malformed(
+            "chunks do not fill the pack", where=where, expected=f"{start} bytes", found=filled
+        )
+    return table
+
+
+def _entry(row: Any, offset: int, *, where: str) -> PackEntry:
+    digest, stored, raw, codec, base, stored_digest = row
+    if type(stored) is not int or type(raw) is not int or stored <= 0 or raw <= 0:
+        raise ValueError(f"lengths {stored}, {raw}")
+    codec_number(codec, where=where)
+    if codec == RAW and (stored != raw or base is not None or stored_digest is not None):
+        raise ValueError("a raw chunk with another stored length, a base or a stored digest")
+    return PackEntry(
+        Digest.parse(digest),
+        offset,
+        stored,
+        raw,
+        codec,
+        None if base is None else Digest.parse(base),
+        None if stored_digest is None else Digest.parse(stored_digest),
+    )

@@ -1,0 +1,137 @@
+"""Values that go into the log beside a state: configuration, meta, metrics. Checked at the edge."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from operator import index
+from typing import Any
+
+from registry import canonical, pytree
+from registry.digest import Digest
+from registry.errors import InvalidInput, UnsupportedValue
+
+MAX_STEP = 2**53
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def encode_plain(value: object, what: str) -> canonical.Json:
+    """Return a plain value as it stands in the log; every type and bit survives.
+
+    Raises:
+        UnsupportedValue: It holds a tensor, an array, or something that cannot be stored.
+    """
+    (component,) = pytree.flatten({what: value}).components
+    if component.leaves:
+        raise UnsupportedValue(
+            f"{what} holds an array or a very long string",
+            where=component.leaves[0].path,
+            hint="Keep it in the state; the log holds small plain values.",
+        )
+    return component.skeleton
+
+
+def decode_plain(skeleton: canonical.Json) -> Any:
+    """Undo `encode_plain`."""
+    return pytree.unflatten_component(skeleton, ())
+
+
+def plain_digest(skeleton: canonical.Json) -> Digest:
+    """Return the digest of an encoded value, as `config_hash` holds it."""
+    return Digest.of(canonical.encode(skeleton))
+
+
+def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
+    """Return metrics as floats; a number of any library counts, NaN included.
+
+    Raises:
+        InvalidInput: A name is not a string, or a value not a number.
+    """
+    checked = {}
+    for name, value in (metrics or {}).items():
+        if not isinstance(name, str) or not name:
+            raise InvalidInput("a metric's name is not a string", where=repr(name))
+        checked[name] = _number(name, value)
+    return checked
+
+
+def check_step(step: object) -> int:
+    """Return a step as an int.
+
+    Raises:
+        InvalidInput: It is not a whole number from 0 to 2^53.
+    """
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        number = index(step)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_STEP:
+        raise InvalidInput(
+            "not a step", where="step", expected="a whole number from 0 to 2^53", found=repr(step)
+        )
+    return number
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name that may stand in a ref.
+
+    Raises:
+        InvalidInput: It is not 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"not a legal name for {what}",
+            where=repr(name),
+            expected="1 to 64 of [A-Za-z0-9._-], first a letter or digit",
+        )
+    return name
+
+
+def check_phase(phase: object) -> str:
+    """Return a phase as the log holds it; a number becomes its digits.
+
+    Raises:
+        InvalidInput: It is neither a name nor a whole number from 0.
+    """
+    if isinstance(phase, int) and not isinstance(phase, bool) and phase >= 0:
+        return str(phase)
+    if isinstance(phase, str) and phase.isdigit() and phase != str(int(phase)):
+        raise InvalidInput("a phase number has no leading zeros", where=repr(phase))
+    return check_name(phase, "a phase")
+
+
+def format_time(time_ms: int) -> str:
+    """Return a time of the log for people: UTC, to the second."""
+    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, bool | str | bytes):
+        try:
+            return float(value)  # type: ignore[arg-type]  # that is what is being asked
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise InvalidInput(
+        "a metric is not a number",
+        where=name,
+        expected="an int, a float or a tensor of one element",
+        found=type(value).__name__,
+    )
+
+
+def json_ready(value: object) -> Any:
+    """Return a plain value as ordinary JSON for people and tools; NaN and infinities as strings."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case Mapping():
+            return {str(key): json_ready(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [json_ready(item) for item in value]
+    return str(value)

@@ -1,0 +1,124 @@
+"""Names of checkpoints: `RUN/latest`, `RUN/phase2/best`, `RUN/tags/NAME`, `RUN/<hex digits>`, ...
+
+Resolving is never guessing: a ref names exactly one checkpoint or fails, with near names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from registry.checkpoint import Checkpoint, phase_segment
+from registry.errors import AmbiguousRef, InvalidInput, NotFound
+from registry.run import Run
+from registry.state import CheckpointRecord
+from registry.suggest import near
+
+_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
+_STEP = re.compile(r"step(\d{1,16})")
+FORMS = (
+    "RUN, RUN/latest, RUN/best, RUN/best/METRIC, RUN/PHASE/latest, RUN/PHASE/best, "
+    "RUN/PHASE/stepN, RUN/tags/NAME, RUN/DIGEST"
+)
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a segment is 8 to 64 digits of an id."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def find_in_run(run: Run, path: str) -> Checkpoint:
+    """Return the checkpoint that the part of a ref after the run names.
+
+    Raises:
+        NotFound: There is none of that name.
+        AmbiguousRef: Hex digits that several ids begin with.
+        InvalidInput: Not a form of a ref.
+    """
+    segments = path.split("/") if path else ["latest"]
+    match segments:
+        case ["tags", name]:
+            return _tagged(run, name)
+        case [text] if is_digest(text):
+            return _by_digest(run, text)
+        case ["latest" | "best", *_]:
+            return _pointed(run, None, segments)
+        case [phase, *rest] if rest:
+            return _pointed(run, _phase(run, phase), rest)
+    raise InvalidInput("not a ref", where=f"{run.id}/{path}", expected=FORMS)
+
+
+def _tagged(run: Run, name: str) -> Checkpoint:
+    tags = run.manifest.tags
+    if name not in tags:
+        raise NotFound("no such tag", where=f"{run.id}/tags/{name}", hint=near(name, tags))
+    return run.find(tags[name])
+
+
+def _by_digest(run: Run, text: str) -> Checkpoint:
+    digits = text.removeprefix("sha256:")
+    found = {
+        record.manifest: record
+        for record in run.manifest.checkpoints
+        if record.manifest.hex().startswith(digits)
+    }
+    if len(found) > 1:
+        raise AmbiguousRef(
+            "several checkpoints begin with these digits",
+            where=f"{run.id}/{digits}",
+            found=", ".join(digest.hex()[: len(digits) + 4] for digest in found),
+            hint="Give more digits.",
+        )
+    if not found:
+        raise NotFound("no checkpoint with this id", where=f"{run.id}/{digits}")
+    return run.find(next(iter(found.values())).n)
+
+
+def _phase(run: Run, segment: str) -> str:
+    phases = {record.phase for record in run.manifest.checkpoints}
+    for phase in phases:
+        if segment in (phase, phase_segment(phase)):
+            return phase
+    known = sorted(phase_segment(phase) for phase in phases)
+    raise NotFound(
+        "no such phase, tag or digest",
+        where=f"{run.id}/{segment}",
+        expected=f"one of {', '.join([*known, 'latest', 'best', 'tags/NAME'])}",
+        hint=near(segment, [*known, "latest", "best"]),
+    )
+
+
+def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
+    where = "/".join([run.id, *([phase_segment(phase)] if phase else []), *segments])
+    match segments:
+        case ["latest"]:
+            found = run.latest(phase)
+        case ["best"]:
+            found = run.best(phase)
+        case ["best", metric]:
+            monitors = {monitor.metric: monitor for monitor in run.manifest.monitors}
+            if metric not in monitors:
+                raise NotFound("no such monitor", where=where, hint=near(metric, monitors))
+            found = run.best(phase, monitor=monitors[metric])
+        case [text] if phase is not None and (step := _STEP.fullmatch(text)):
+            return _at_step(run, phase, int(step[1]), where)
+        case _:
+            raise InvalidInput("not a ref", where=where, expected=FORMS)
+    if found is None:
+        saved = len(run.checkpoints(phase))
+        why = f"{saved} checkpoints, none with the monitored metric" if saved else "no checkpoints"
+        raise NotFound("there is none yet", where=where, found=why)
+    return found
+
+
+def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
+    records = run.manifest.live(phase)
+    for record in reversed(records):
+        if record.step == step:
+            return run.find(record.n)
+    raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
+
+
+def _nearby(records: Iterable[CheckpointRecord], step: int) -> str:
+    nearest = sorted((record.step for record in records), key=lambda other: abs(other - step))[:3]
+    return "steps " + ", ".join(map(str, sorted(nearest)))

@@ -1,0 +1,337 @@
+"""The write path: from a flat state to objects on the store, ready to be committed.
+
+Chunks are views of the caller's memory, never copies. Groups of up to a pack's size are hashed in
+the thread pool, a few groups ahead; in order of the manifest each group drops the chunks that are
+stored already and the rest goes out as one pack, while later groups are hashed. Which key an object
+gets is the business of `registry.writer`; nothing here commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from registry.actions import Place
+from registry.chunking import INLINE_BYTES, grid
+from registry.digest import Digest
+from registry.keys import ObjectKey
+from registry.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
+from registry.pack import PACK_BYTES, TRAILER_BYTES, raw_table, trailer
+from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from registry.store import Store
+from registry.writer import Choice, Writer, manifest_key, placed_keys
+
+#: Bytes that one hashing job takes: enough to outweigh the hand-over, small enough to share fairly.
+_HASH_JOB_BYTES = 4 * 2**20
+#: Groups hashed ahead of the one that is being packed.
+_GROUPS_AHEAD = 3
+#: Packs on their way to the store at once; with the groups ahead this bounds bytes in flight.
+_PACKS_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a stored chunk lies, whichever placement said so.
+
+    Attributes:
+        pack: The pack.
+        offset: Where its stored bytes begin.
+        stored_bytes: Their length.
+        codec: Number in `registry.codecs`.
+        base: The chunk that a delta is against.
+    """
+
+    pack: PackRef
+    offset: int
+    stored_bytes: int
+    codec: int = 0
+    base: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A placed checkpoint whose chunks need not be stored again.
+
+    Attributes:
+        place: Where its manifest and placement lie.
+        manifest: What it is.
+        placement: Where its chunks lie.
+        lists: The bytes of its stored digest lists.
+    """
+
+    place: Place
+    manifest: Manifest
+    placement: Placement
+    lists: Mapping[Digest, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A state whose objects are all on the store.
+
+    Attributes:
+        base: What and where it is; the next state can be stored against it.
+        choice: Every object that a commit of it names.
+        new_bytes: Bytes of chunks that had to be stored.
+    """
+
+    base: Base
+    choice: Choice
+    new_bytes: int
+
+
+def write_state(store: Store, writer: Writer, state: FlatState, bases: Sequence[Base]) -> Written:
+    """Store what of a state is not stored yet.
+
+    Args:
+        store: Where to.
+        writer: Chooses the keys.
+        state: The state; its leaves' memory must not change until this returns.
+        bases: Checkpoints of this registry whose chunks may be used again.
+    """
+    return _StateWriter(store, writer, bases).write(state)
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """One chunk of one leaf, on its way."""
+
+    leaf: ArrayLeaf
+    start: int
+    stop: int
+    view: memoryview | None = None
+    digest: Digest | None = None
+
+
+class _StateWriter:
+    """One state being written."""
+
+    def __init__(self, store: Store, writer: Writer, bases: Sequence[Base]) -> None:
+        self._store = store
+        self._writer = writer
+        self._bases = [base for base in bases if not self._is_distrusted(base)]
+        self._stored = _spots(self._bases)
+        self._fresh: dict[Digest, tuple[Digest, int, int]] = {}
+        self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
+        self._in_flight: deque[Future[ObjectKey]] = deque()
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._lists: dict[Digest, bytes] = {}
+
+    def write(self, state: FlatState) -> Written:
+        _ = self._writer.epoch  # observed once, before any key is chosen
+        try:
+            for group in self._hashed(_groups(self._cut(state))):
+                self._pack([(p.digest, p.view) for p in group if p.digest and p.view])
+                for piece in group:
+                    piece.view = None
+            manifest = self._manifest(state)
+            self._pack([(digest, memoryview(data)) for digest, data in self._lists.items()])
+            return self._place(manifest)
+        finally:
+            for future in self._in_flight:
+                future.cancel()
+
+    def _is_distrusted(self, base: Base) -> bool:
+        return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
+
+    def _cut(self, state: FlatState) -> Iterator[tuple[str, _Piece]]:
+        """Yield every chunk with the name of the pack group that it belongs to."""
+        for component in state.components:
+            # Bare tensors at the top level share packs; a component never shares one.
+            group = "" if component.is_bare else component.name
+            for leaf in component.leaves:
+                if leaf.nbytes <= INLINE_BYTES:
+                    continue
+                pieces = _pieces(leaf)
+                self._pieces[id(leaf)] = pieces
+                for piece in pieces:
+                    yield group, piece
+
+    def _hashed(self, groups: Iterable[list[_Piece]]) -> Iterator[list[_Piece]]:
+        """Yield groups in order, each hashed, with a few more under way."""
+        ahead: deque[tuple[list[_Piece], list[Future[None]]]] = deque()
+        for group in groups:
+            jobs = [self._store.hashing.submit(_hash, batch) for batch in _batches(group)]
+            ahead.append((group, jobs))
+            if len(ahead) > _GROUPS_AHEAD:
+                yield _await(*ahead.popleft())
+        while ahead:
+            yield _await(*ahead.popleft())
+
+    def _pack(self, chunks: Iterable[tuple[Digest, memoryview]]) -> None:
+        """Send those chunks that are stored nowhere yet as one pack."""
+        fresh: dict[Digest, memoryview] = {}
+        for digest, view in chunks:
+            if digest not in self._stored and digest not in self._fresh:
+                fresh.setdefault(digest, view)
+        if not fresh:
+            return
+        table = raw_table(list(fresh), [len(view) for view in fresh.values()])
+        encoded = table.encode()
+        name = Digest.of(encoded)
+        for entry in table.entries:
+            self._fresh[entry.digest] = (name, entry.offset, entry.stored_bytes)
+        size = sum(len(view) for view in fresh.values()) + len(encoded) + TRAILER_BYTES
+        body = [*fresh.values(), encoded, trailer(encoded)]
+        while len(self._in_flight) >= _PACKS_IN_FLIGHT:
+            self._in_flight.popleft().result()
+        future = self._store.bulk.submit(self._writer.put_pack, name, body, size)
+        self._in_flight.append(future)
+        self._packs[name] = (size, future)
+
+    def _manifest(self, state: FlatState) -> Manifest:
+        components = {part.name: self._component(part) for part in state.components}
+        return Manifest(state.kind, components)
+
+    def _component(self, part: FlatComponent) -> Component:
+        return Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
+
+    def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
+        pieces = self._pieces.get(id(leaf))
+        if pieces is None:
+            return TensorEntry(leaf.dtype, leaf.shape, inline=bytes(leaf.buffer()))
+        chunks = tuple(piece.digest for piece in pieces if piece.digest is not None)
+        if len(chunks) <= LIST_THRESHOLD:
+            return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
+        data = b"".join(chunks)
+        digest = Digest.of(data)
+        self._lists[digest] = data
+        return TensorEntry(leaf.dtype, leaf.shape, chunk_list=digest)
+
+    def _place(self, manifest: Manifest) -> Written:
+        """Put manifest and placement once every pack is there."""
+        putting = self._store.small.submit(
+            self._writer.put_small, "manifests", manifest.digest, manifest.encode(), Manifest
+        )
+        refs = {
+            name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
+        }
+        spots = dict(self._stored)
+        for digest, (name, offset, length) in self._fresh.items():
+            spots[digest] = Spot(refs[name], offset, length)
+        placement = build_placement(manifest, self._lists, spots)
+        placement_key = self._writer.put_small(
+            "placements", placement.digest, placement.encode(), Placement
+        )
+        place = Place(
+            manifest=manifest.digest,
+            manifest_generation=putting.result().generation,
+            placement=placement.digest,
+            placement_generation=placement_key.generation,
+        )
+        self._store.remember(manifest_key(place), manifest)
+        self._store.remember(placement_key, placement)
+        new_bytes = sum(length for _, _, length in self._fresh.values())
+        choice = Choice(placed_keys(place, placement), self._cover())
+        return Written(Base(place, manifest, placement, self._lists), choice, new_bytes)
+
+    def _cover(self) -> dict[ObjectKey, list[Place]]:
+        cover: dict[ObjectKey, list[Place]] = {}
+        for base in self._bases:
+            for key in placed_keys(base.place, base.placement):
+                cover.setdefault(key, []).append(base.place)
+        return cover
+
+
+def build_placement(
+    manifest: Manifest, lists: Mapping[Digest, bytes], spots: Mapping[Digest, Spot]
+) -> Placement:
+    """Return the placement of a manifest, given where every chunk lies.
+
+    Args:
+        manifest: The manifest.
+        lists: The bytes of each stored digest list.
+        spots: Where each chunk lies, bases of deltas included.
+    """
+    order = list(manifest.all_chunks(lists))
+    seen = set(order)
+    extra: list[Digest] = []
+    for digest in order:
+        base = spots[digest].base
+        while base is not None and base not in seen:
+            seen.add(base)
+            extra.append(base)
+            base = spots[base].base
+    rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
+    packs: dict[PackRef, int] = {}
+    rows = []
+    for digest in rows_of:
+        spot = spots[digest]
+        pack = packs.setdefault(spot.pack, len(packs))
+        base_row = NO_BASE if spot.base is None else rows_of[spot.base]
+        rows.append(ChunkPlace(pack, spot.offset, spot.stored_bytes, spot.codec, base_row))
+    return Placement(manifest.digest, tuple(packs), tuple(rows), tuple(extra))
+
+
+def _spots(bases: Sequence[Base]) -> dict[Digest, Spot]:
+    spots: dict[Digest, Spot] = {}
+    for base in bases:
+        packs = base.placement.packs
+        digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
+        for digest, row in zip(digests, base.placement.rows, strict=True):
+            below = None if row.base == NO_BASE else digests[row.base]
+            spot = Spot(packs[row.pack], row.offset, row.stored_bytes, row.codec, below)
+            spots.setdefault(digest, spot)
+    return spots
+
+
+def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
+    cut = grid(leaf.dtype, leaf.shape)
+    if cut.count == 1:
+        return [_Piece(leaf, 0, cut.nbytes)]
+    pieces, start = [], 0
+    for size in cut.sizes():
+        pieces.append(_Piece(leaf, start, start + size))
+        start += size
+    return pieces
+
+
+def _groups(pieces: Iterable[tuple[str, _Piece]]) -> Iterator[list[_Piece]]:
+    """Split the chunks, in manifest order, into what one pack may hold.
+
+    Depends on the state alone, not on what is stored already, so that whole components of equal
+    content make equal packs in any run.
+    """
+    group: list[_Piece] = []
+    name, size = "", 0
+    for group_name, piece in pieces:
+        length = piece.stop - piece.start
+        if group and (group_name != name or size + length > PACK_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        name, size = group_name, size + length
+    if group:
+        yield group
+
+
+def _batches(group: list[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    size = 0
+    for piece in group:
+        batch.append(piece)
+        size += piece.stop - piece.start
+        if size >= _HASH_JOB_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _hash(batch: list[_Piece]) -> None:
+    for piece in batch:
+        view = piece.leaf.buffer()
+        if piece.stop - piece.start != len(view):
+            view = view[piece.start : piece.stop]
+        piece.view = view
+        piece.digest = Digest(hashlib.sha256(view).digest())
+
+
+def _await(group: list[_Piece], jobs: list[Future[None]]) -> list[_Piece]:
+    for job in jobs:
+        job.result()
+    return group

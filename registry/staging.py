@@ -1,0 +1,70 @@
+"""Host memory that a state is copied to before it is saved in the background.
+
+Fresh pages cost more than the copy itself, so the memory is kept and used again from save to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+
+from registry.pytree import ArrayLeaf, FlatState
+
+_ALIGNMENT = 64
+#: Parts of a copy that run side by side; NumPy releases the interpreter while it copies.
+_SHARES = 4
+
+
+class Staging:
+    """A buffer that grows to the largest state it has held."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def copy(self, state: FlatState, pool: Executor) -> FlatState:
+        """Return the same state with its bytes in this buffer; what it held before is overwritten."""
+        leaves = [leaf for part in state.components for leaf in part.leaves]
+        offsets, total = _layout(leaves)
+        if total > self._memory.nbytes:
+            self._memory = np.empty(total, dtype=np.uint8)
+        jobs = list(zip(leaves, offsets, strict=True))
+        done = [pool.submit(self._copy_share, share) for share in _shares(jobs, total)]
+        for future in done:
+            future.result()
+        memory = memoryview(self._memory)
+        moved = iter([leaf.moved(memory[start : start + leaf.nbytes]) for leaf, start in jobs])
+        components = tuple(
+            replace(part, leaves=tuple(next(moved) for _ in part.leaves))
+            for part in state.components
+        )
+        return FlatState(state.kind, components)
+
+    def _copy_share(self, jobs: Sequence[tuple[ArrayLeaf, int]]) -> None:
+        for leaf, start in jobs:
+            source = np.frombuffer(leaf.buffer(), dtype=np.uint8)
+            self._memory[start : start + leaf.nbytes] = source
+
+
+def _layout(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:
+    offsets, total = [], 0
+    for leaf in leaves:
+        offsets.append(total)
+        total += -(-leaf.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, total
+
+
+def _shares(
+    jobs: Sequence[tuple[ArrayLeaf, int]], total: int
+) -> list[Sequence[tuple[ArrayLeaf, int]]]:
+    """Split the leaves, in order, into parts of about equal bytes."""
+    shares: list[Sequence[tuple[ArrayLeaf, int]]] = []
+    begin = 0
+    for position, (leaf, start) in enumerate(jobs, 1):
+        if start + leaf.nbytes >= total * (len(shares) + 1) / _SHARES:
+            shares.append(jobs[begin:position])
+            begin = position
+    shares.append(jobs[begin:])
+    return shares

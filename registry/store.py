@@ -1,0 +1,219 @@
+"""The immutable objects of a registry, read and parsed by their typed keys.
+
+Owns reading of manifests, placements and the configuration, and the thread pools of a handle. Which
+key a new object gets is the business of `registry.writer`, the logs that of `registry.log`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from backends import Backend
+from registry.errors import (
+    Conflict,
+    MissingObject,
+    NotFound,
+    ObjectNotFound,
+    UnsupportedFormat,
+)
+from registry.framing import join_lines, split_lines
+from registry.keys import CONFIG, ObjectKey
+from registry.manifest import Manifest
+from registry.placement import Placement
+from registry.records import Record
+
+REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
+#: What this Holdfast writes; an entry of `epochs/` may demand a higher one.
+WRITER_VERSION = 1
+#: Manifests and placements kept parsed in a handle, each.
+_KEPT = 32
+#: Small objects are fetched by so many threads, so that the tail of a log is one round trip.
+_SMALL_FETCHES = 64
+
+_T = TypeVar("_T")
+
+
+class RegistryConfig(Record):
+    """`registry.json`: written once, by put-if-absent.
+
+    Attributes:
+        id: Random; the same registry wherever it is mounted.
+        created_ms: Milliseconds since the epoch by the creator's clock.
+        race_probe: Whether `init` raced the store's put-if-absent, or was told to skip that.
+        min_writer: Least writer version.
+    """
+
+    format: Literal["holdfast.registry/1"] = REGISTRY_FORMAT
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    created_ms: int
+    race_probe: Literal["passed", "skipped"]
+    min_writer: Annotated[int, Field(ge=1)] = WRITER_VERSION
+
+
+class Store:
+    """The objects of one registry behind a backend.
+
+    Attributes:
+        backend: Where the bytes live.
+        config: What `registry.json` says.
+        hashing: Threads for SHA-256, one for each core.
+        bulk: Threads that move packs.
+        small: Threads that fetch small objects.
+    """
+
+    def __init__(self, backend: Backend, config: RegistryConfig) -> None:
+        self.backend = backend
+        self.config = config
+        cores = os.cpu_count() or 1
+        self.hashing = ThreadPoolExecutor(cores, "holdfast-hash")
+        self.bulk = ThreadPoolExecutor(max(cores, backend.concurrency), "holdfast-bulk")
+        self.small = ThreadPoolExecutor(_SMALL_FETCHES, "holdfast-small")
+        self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
+        self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
+        self._lock = Lock()
+
+    def manifest(self, key: ObjectKey) -> Manifest:
+        """Return a verified manifest.
+
+        Raises:
+            MissingObject: It is gone.
+            IntegrityError: It is damaged.
+        """
+        kept = self._recall(self._manifests, key)
+        if kept is None:
+            kept = Manifest.decode(self.read(key), key.digest, where=str(key))
+            self._keep(self._manifests, key, kept)
+        return kept
+
+    def placement(self, key: ObjectKey) -> Placement:
+        """Return a verified placement.
+
+        Raises:
+            MissingObject: It is gone.
+            IntegrityError: It is damaged.
+        """
+        kept = self._recall(self._placements, key)
+        if kept is None:
+            kept = Placement.decode(self.read(key), key.digest, where=str(key))
+            self._keep(self._placements, key, kept)
+        return kept
+
+    def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
+        """Keep what was just written, so that it need not be read back."""
+        if isinstance(value, Manifest):
+            self._keep(self._manifests, key, value)
+        else:
+            self._keep(self._placements, key, value)
+
+    def read(self, key: ObjectKey) -> bytes:
+        """Return the bytes of an object that something live names.
+
+        Raises:
+            MissingObject: It is gone.
+        """
+        try:
+            return self.backend.get(str(key))
+        except ObjectNotFound as error:
+            raise missing(key) from error
+
+    def close(self) -> None:
+        """Stop the threads and close the backend."""
+        for pool in (self.hashing, self.bulk, self.small):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self.backend.close()
+
+    def _recall(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey) -> _T | None:
+        with self._lock:
+            if key in kept:
+                kept.move_to_end(key)
+            return kept.get(key)
+
+    def _keep(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey, value: _T) -> None:
+        with self._lock:
+            kept[key] = value
+            if len(kept) > _KEPT:
+                kept.popitem(last=False)
+
+
+def missing(key: ObjectKey) -> MissingObject:
+    """Say that an object which something live needs is not there."""
+    return MissingObject(
+        "an object that a checkpoint needs is gone",
+        where=key,
+        hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+    )
+
+
+def create_config(backend: Backend, race_probe: Literal["passed", "skipped"]) -> RegistryConfig:
+    """Write `registry.json`; return the one that stands there afterwards.
+
+    Raises:
+        Conflict: The place holds a registry already.
+    """
+    config = RegistryConfig(
+        id=secrets.token_hex(16), created_ms=int(time.time() * 1000), race_probe=race_probe
+    )
+    data = join_lines([config.encode()])
+    if not backend.put_if_absent(CONFIG, data) and backend.get(CONFIG) != data:
+        raise Conflict(
+            "a registry exists here already",
+            where=backend.url,
+            hint="Open it with registry.open() or use another folder or prefix.",
+        )
+    return config
+
+
+def read_config(backend: Backend) -> RegistryConfig:
+    """Read and check `registry.json`.
+
+    Raises:
+        NotFound: There is no registry.
+        IntegrityError: The file is damaged.
+        UnsupportedFormat: The registry is of another format or demands a newer writer.
+    """
+    where = f"{backend.url}/{CONFIG}"
+    try:
+        data = backend.get(CONFIG)
+    except ObjectNotFound as error:
+        raise NotFound(
+            "not a registry",
+            where=backend.url,
+            expected=CONFIG,
+            hint=f"Create one with `holdfast init {backend.url}`.",
+        ) from error
+    (line, *_) = split_lines(data, where=where)
+    if b'"format":"holdfast.registry/1"' not in line:
+        raise UnsupportedFormat(
+            "unknown registry format",
+            where=where,
+            expected=REGISTRY_FORMAT,
+            found=line[:80].decode("utf-8", "replace"),
+            hint="It was made by another version of Holdfast: upgrade this one.",
+        )
+    config = RegistryConfig.decode(line, where=where)
+    check_writer_version(config.min_writer, where=where)
+    return config
+
+
+def check_writer_version(min_writer: int, *, where: str) -> None:
+    """Refuse to work on a registry that demands a newer writer.
+
+    Raises:
+        UnsupportedFormat: It does.
+    """
+    if min_writer > WRITER_VERSION:
+        raise UnsupportedFormat(
+            "the registry demands a newer Holdfast",
+            where=where,
+            expected=f"writer version {min_writer}",
+            found=f"writer version {WRITER_VERSION}",
+            hint="Upgrade with `pip install -U holdfast`.",
+        )

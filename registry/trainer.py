@@ -1,0 +1,274 @@
+"""The one trainer of a run: what a save must find true, and what it then says.
+
+Owns the writer token, the rewind after a resume, the choice of base checkpoints and the save in the
+background. How a state reaches the store is the business of `registry.saving`, how a commit lands
+that of `registry.log`, which objects it may name that of `registry.writer`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+from registry import pytree
+from registry.actions import Action, AddCheckpoint, Line, Place, Rewind, SetStatus, TakeOver
+from registry.checkpoint import Checkpoint
+from registry.digest import Digest
+from registry.environment import require_first_rank
+from registry.errors import Conflict, Fenced, IntegrityError
+from registry.log import RunLog, commit_line
+from registry.plain import check_metrics, check_phase, check_step, encode_plain, format_time
+from registry.saving import Base, Written, write_state
+from registry.staging import Staging
+from registry.state import CheckpointRecord, RunManifest
+from registry.store import Store
+from registry.writer import Condemned, Writer, placed_keys
+
+#: Checkpoints whose chunks a save looks through before it stores any.
+MAX_BASES = 8
+_PLANS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """What a save says beside its state; checked before anything is written.
+
+    Attributes:
+        phase: Phase of the run.
+        step: The counter's value.
+        metrics: Values known at save.
+        meta: Encoded plain value.
+    """
+
+    phase: str
+    step: int
+    metrics: dict[str, float]
+    meta: Any
+
+    @classmethod
+    def check(
+        cls, step: object, phase: int | str, metrics: Mapping[str, object] | None, meta: object
+    ) -> SaveRequest:
+        """Check the arguments of a save.
+
+        Raises:
+            InvalidInput: One of them is wrong.
+            Conflict: This process is not rank 0 of its job.
+        """
+        require_first_rank()
+        encoded = None if meta is None else encode_plain(meta, "meta")
+        return cls(check_phase(phase), check_step(step), check_metrics(metrics), encoded)
+
+
+class PendingSave:
+    """A save under way. The state it was given may change meanwhile."""
+
+    def __init__(self, future: Future[Checkpoint]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Return whether it is finished, well or not."""
+        return self._future.done()
+
+    def wait(self, timeout_s: float | None = None) -> Checkpoint:
+        """Return the checkpoint once its commit is durable.
+
+        Raises:
+            RegistryError: The save failed; nothing of it is visible.
+            TimeoutError: It is not finished in time.
+        """
+        return self._future.result(timeout_s)
+
+
+class Trainer:
+    """The saving side of a run's handle. It is in charge from its first save on."""
+
+    def __init__(self, store: Store, log: RunLog) -> None:
+        self._store = store
+        self._log = log
+        self._writer = Writer(store, log)
+        self._token = secrets.token_hex(16)
+        self._in_charge = False
+        self._resumed_at: int | None = None
+        self._bases: dict[Digest, Base] = {}
+        self._lock = RLock()
+        self._staging = Staging()
+        self._background: ThreadPoolExecutor | None = None
+        self._pending: Future[Checkpoint] | None = None
+
+    def save(self, state: object, request: SaveRequest) -> Checkpoint:
+        """Store and commit a state."""
+        self.settle()
+        return self._store_and_commit(pytree.flatten(state), request)
+
+    def save_async(self, state: object, request: SaveRequest) -> PendingSave:
+        """Copy a state, then store and commit it in the background."""
+        self.settle()
+        copied = self._staging.copy(pytree.flatten(state), self._store.hashing)
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, "holdfast-save")
+        self._pending = self._background.submit(self._store_and_commit, copied, request)
+        return PendingSave(self._pending)
+
+    def settle(self) -> None:
+        """Wait for the save under way; raise what it failed with."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Finish the save under way and stop the thread."""
+        self.settle()
+        if self._background is not None:
+            self._background.shutdown()
+            self._background = None
+
+    def resume_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint: the next save supersedes whatever came after it."""
+        self._resumed_at = checkpoint.record.n
+
+    def distrust(self, checkpoint: Checkpoint) -> None:
+        """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
+        with suppress(IntegrityError):
+            self._writer.distrusted |= placed_keys(checkpoint.place, checkpoint.placement)
+
+    def _store_and_commit(self, state: pytree.FlatState, request: SaveRequest) -> Checkpoint:
+        with self._lock:
+            self._check_in_charge(self._log.state)
+            for _ in range(_PLANS):
+                written = write_state(self._store, self._writer, state, self._choose_bases())
+                try:
+                    return self._commit(written, request)
+                except Condemned:
+                    # A sweep passed between choosing and committing: choose anew, forget the bases.
+                    self._bases.clear()
+            raise Conflict(
+                f"sweeps condemned what this save chose, {_PLANS} times in a row",
+                where=self._log.run_id,
+                hint="Nothing was committed; save again, and let collectors run less often.",
+            )
+
+    def _commit(self, written: Written, request: SaveRequest) -> Checkpoint:
+        manifest = written.base.manifest
+        outcome: list[int] = []
+
+        def compose(state: RunManifest) -> Sequence[Line] | None:
+            outcome.clear()
+            self._check_in_charge(state)
+            actions = self._claim(state)
+            known = self._same_step(state, request)
+            if known is not None and known.manifest != manifest.digest:
+                raise _step_taken(self._log.run_id, request, known, manifest.digest)
+            if known is not None:
+                outcome.append(known.n)
+                # Nothing to add, but a trainer that comes back is in charge from here on.
+                return [commit_line(state, actions)] if actions else None
+            outcome.append(state.commits)
+            actions.append(
+                AddCheckpoint(
+                    manifest=manifest.digest,
+                    phase=request.phase,
+                    step=request.step,
+                    metrics=request.metrics,
+                    meta=request.meta,
+                    size_bytes=manifest.nbytes,
+                )
+            )
+            return [*self._places(state, written), commit_line(state, actions)]
+
+        state = self._writer.commit(compose, written.choice)
+        self._in_charge, self._resumed_at = True, None
+        if written.base.place == state.by_manifest.get(manifest.digest):
+            self._bases[manifest.digest] = written.base
+        return self._view(state.by_n[outcome[0]])
+
+    def _places(self, state: RunManifest, written: Written) -> list[Place]:
+        place = written.base.place
+        return [] if state.by_manifest.get(place.manifest) == place else [place]
+
+    def _claim(self, state: RunManifest) -> list[Action]:
+        """Return what the first save says besides its checkpoint: who is in charge, from where."""
+        actions: list[Action] = []
+        if not self._in_charge:
+            if state.status == "completed":
+                raise Conflict(
+                    "the run is completed",
+                    where=self._log.run_id,
+                    hint="Reopen it with `run.set_status('running')`, or begin another run.",
+                )
+            actions.append(TakeOver(token=self._token, host=socket.gethostname()))
+            if state.status != "running":
+                actions.append(SetStatus(status="running"))
+        if any(self._is_behind(checkpoint) for checkpoint in state.live()):
+            actions.append(Rewind(to=self._resumed_at))
+        return actions
+
+    def _same_step(self, state: RunManifest, request: SaveRequest) -> CheckpointRecord | None:
+        """Return the checkpoint that holds this step on the line of training that is continued."""
+        for checkpoint in reversed(state.live(request.phase)):
+            if checkpoint.step == request.step and not self._is_behind(checkpoint):
+                return checkpoint
+        return None
+
+    def _is_behind(self, checkpoint: CheckpointRecord) -> bool:
+        """Return whether the next save supersedes a checkpoint."""
+        return self._resumed_at is not None and checkpoint.n > self._resumed_at
+
+    def _check_in_charge(self, state: RunManifest) -> None:
+        if self._in_charge and (state.writer is None or state.writer.token != self._token):
+            winner = state.writer
+            raise Fenced(
+                "another trainer has taken this run over",
+                where=self._log.run_id,
+                found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
+                hint="Stop this process; what it saved until then is kept.",
+            )
+
+    def _choose_bases(self) -> list[Base]:
+        """Return up to `MAX_BASES` checkpoints to store against: newest, resumed from, tagged."""
+        state = self._log.state
+        newest = [state.latest(), *state.checkpoints[-1:]]
+        marked = [state.by_n.get(n) for n in (self._resumed_at, *state.tags.values()) if n]
+        bases: dict[Digest, Base] = {}
+        for record in (*newest, *marked):
+            if record is None or record.manifest in bases or len(bases) == MAX_BASES:
+                continue
+            base = self._base(record)
+            if base is not None:
+                bases[record.manifest] = base
+        self._bases = bases
+        return list(bases.values())
+
+    def _base(self, record: CheckpointRecord) -> Base | None:
+        checkpoint = self._view(record)
+        try:
+            place = checkpoint.place
+            kept = self._bases.get(record.manifest)
+            if kept is not None and kept.place == place:
+                return kept
+            return Base(place, checkpoint.manifest, checkpoint.placement, checkpoint.digest_lists())
+        except IntegrityError:
+            # A damaged checkpoint saves nothing; what it held is stored again.
+            return None
+
+    def _view(self, record: CheckpointRecord) -> Checkpoint:
+        return Checkpoint(self._store, self._log, record)
+
+
+def _step_taken(
+    run_id: str, request: SaveRequest, known: CheckpointRecord, digest: Digest
+) -> Conflict:
+    return Conflict(
+        "the step holds another state already",
+        where=f"{run_id}: phase {request.phase}, step {request.step}",
+        expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
+        found=digest.short,
+        hint="To train on from an earlier checkpoint call `run.restore()` first; it supersedes "
+        "the later ones. Two trainings need two runs.",
+    )

@@ -1,0 +1,174 @@
+"""The writer's side of collection: the one place where a key is chosen for an object.
+
+Rules W1 to W4 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
+an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
+met while committing moves the epoch and asks for every choice to be made again; what a manifest
+live in this run's own replay uses needs no check while the commit lands right after that replay.
+Saving, syncing and everything later that names an object goes through `Writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from backends import Buffer
+from registry.actions import Line, Place
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.errors import IntegrityError, ObjectNotFound
+from registry.keys import Kind, ObjectKey, stem
+from registry.log import RunLog
+from registry.placement import Placement
+from registry.state import RunManifest
+from registry.store import Store
+
+
+class Condemned(Exception):  # noqa: N818 - not an error: the plan is made anew
+    """Objects that were chosen may not be named any more; choose again.
+
+    Attributes:
+        keys: Which.
+    """
+
+    def __init__(self, keys: Collection[ObjectKey]) -> None:
+        super().__init__(f"{len(keys)} objects were condemned meanwhile")
+        self.keys = frozenset(keys)
+
+
+class _Decodable(Protocol):
+    def decode(self, data: bytes, expected: Digest, *, where: str) -> object: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The objects that a commit is about to name.
+
+    Attributes:
+        keys: Each of them.
+        covered_by: For a key that a manifest of this run used when it was chosen: the places of such
+            manifests. While one of them still stands, the key needs no check (W2a).
+    """
+
+    keys: frozenset[ObjectKey] = frozenset()
+    covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
+
+    def unproven(self, state: RunManifest) -> set[ObjectKey]:
+        """Return the keys that no manifest live in `state` uses."""
+        current = state.by_manifest
+        return {
+            key
+            for key in self.keys
+            if not any(current.get(p.manifest) == p for p in self.covered_by.get(key, ()))
+        }
+
+
+class Writer:
+    """Puts objects for one run, and commits what names them.
+
+    Attributes:
+        log: The run's log; its slot 0 must exist (W1).
+        distrusted: Objects that were found damaged: never reused, and replaced when their content
+            is written again.
+    """
+
+    def __init__(self, store: Store, log: RunLog) -> None:
+        self._store = store
+        self._epochs = Epochs(store)
+        self._observed: int | None = None
+        self.log = log
+        self.distrusted: set[ObjectKey] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The observed epoch; observed at first use (W1)."""
+        if self._observed is None:
+            self._observed = self._epochs.observe()
+        return self._observed
+
+    def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
+        """Return an existing object of the right size that may be named (W2), or `None`."""
+        for info in self._store.backend.list(stem(kind, digest)):
+            key = ObjectKey.parse(info.key)
+            sound = info.size_bytes == size_bytes and key not in self.distrusted
+            if sound and not self._epochs.condemned([key], self.epoch):
+                return key
+        return None
+
+    def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
+        """Make sure that a pack is there; return its key."""
+        key = self.usable("packs", digest, size_bytes)
+        if key is not None:
+            return key
+        key = ObjectKey("packs", digest, self.epoch)
+        if key in self.distrusted or not self._store.backend.put_if_absent(str(key), body):
+            self._settle_pack(key, body, size_bytes)
+        return key
+
+    def _settle_pack(self, key: ObjectKey, body: Sequence[Buffer], size_bytes: int) -> None:
+        """Deal with a pack that exists: another writer's, or one that is not what it should be."""
+        found = self._store.backend.stat(str(key)).size_bytes
+        if found != size_bytes or key in self.distrusted:
+            # Content decides the name, so these bytes are the only ones that belong here.
+            self._store.backend.put(str(key), body)
+            self.distrusted.discard(key)
+
+    def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
+        """Make sure that a manifest or placement is there; return its key.
+
+        Two versions of zstd may write different bytes for one content, so an existing file is
+        decoded rather than compared.
+        """
+        key = ObjectKey(kind, digest, self.epoch)
+        if self._store.backend.put_if_absent(str(key), data):
+            return key
+        try:
+            form.decode(self._store.backend.get(str(key)), digest, where=str(key))
+        except (IntegrityError, ObjectNotFound):
+            self._store.backend.put(str(key), data)
+        return key
+
+    def commit(
+        self,
+        compose: Callable[[RunManifest], Sequence[Line | bytes] | None],
+        choice: Choice,
+    ) -> RunManifest:
+        """Put the next slot with lines that name the chosen objects (W3, W4).
+
+        Raises:
+            Condemned: Some of them were condemned meanwhile; nothing was committed.
+        """
+
+        def guarded(state: RunManifest) -> Sequence[Line | bytes] | None:
+            lines = compose(state)
+            if lines is not None:
+                self._recheck(state, choice)
+            return lines
+
+        return self.log.append(guarded)
+
+    def _recheck(self, state: RunManifest, choice: Choice) -> None:
+        if not choice.keys:
+            return
+        if state.epoch > self.epoch:
+            self._epochs.require(state.epoch)
+            self._observed = state.epoch
+        refused = self._epochs.condemned(choice.unproven(state), self.epoch)
+        if refused:
+            raise Condemned(refused)
+
+
+def placed_keys(place: Place, placement: Placement) -> frozenset[ObjectKey]:
+    """Return every object that a placed manifest needs: itself, its placement and its packs."""
+    return frozenset({manifest_key(place), placement_key(place), *(p.key for p in placement.packs)})
+
+
+def manifest_key(place: Place) -> ObjectKey:
+    """Return the key of a placed manifest."""
+    return ObjectKey("manifests", place.manifest, place.manifest_generation)
+
+
+def placement_key(place: Place) -> ObjectKey:
+    """Return the key of a placed manifest's placement."""
+    return ObjectKey("placements", place.placement, place.placement_generation)
