@@ -20,7 +20,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from backends.errors import InvalidLocation
 
@@ -70,7 +69,7 @@ class Backend(ABC):
     """A place for objects. Methods may be called from any thread."""
 
     #: How many calls at once the store gains from.
-    concurrency: ClassVar[int] = 8
+    concurrency: int = 8
 
     @property
     @abstractmethod
@@ -140,7 +139,8 @@ class Backend(ABC):
 
         Args:
             prefix: Only keys that begin with it (any string, not only whole segments).
-            start_after: Only keys greater than it.
+            start_after: Only entries whose key is greater than it, folders of a delimited
+                listing included.
             limit: At most so many; the store is not asked for more.
             delimiter: Fold everything below the next `/` after `prefix` into one entry whose key
                 ends with `/`, as S3 does with `Delimiter="/"`.
@@ -170,7 +170,27 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_into(
+    byte_range: ByteRange | None, into: Sequence[memoryview] | None
+) -> Sequence[memoryview]:
+    """Return the buffers of a `get` as flat views, or none.
+
+    Raises:
+        ValueError: They do not add up to the range, or cannot be written to.
+    """
+    if into is None:
+        return ()
+    views = as_buffers(into)
+    wanted = -1 if byte_range is None else len(byte_range)
+    given = sum(map(len, views))
+    if given != wanted or any(view.readonly for view in views):
+        raise ValueError(f"`into` must be {wanted} writable bytes in all, not {given}")
+    return views
+
+
 def as_buffers(body: Body) -> list[memoryview]:
-    """Return a body as a list of flat byte views, copying nothing."""
+    """Return a body as a list of flat byte views, copying nothing; empty buffers are left out."""
     parts = [body] if isinstance(body, (bytes, bytearray, memoryview)) else body
-    return [memoryview(part).cast("B") for part in parts]
+    views: list[memoryview] = [memoryview(part) for part in parts]
+    # Left out because a view with a zero in its shape cannot be cast.
+    return [view.cast("B") for view in views if view.nbytes]

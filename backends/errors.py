@@ -4,6 +4,7 @@ The whole tree is drawn atop `registry/errors.py`. Root and storage branch live 
 run downwards: a backend raises them, and everything above catches them.
 """
 
+# ruff: noqa: N818 - the names say what happened; that they are errors their base says.
 from __future__ import annotations
 
 from typing import ClassVar
@@ -94,7 +95,7 @@ class StoreFull(StorageError):
 
 
 class StoreUnavailable(StorageError, ConnectionError):
-    """The store did not answer in time or answered with a fault; the outcome of a write is unknown."""
+    """The store did not answer in time or faultily; the outcome of a write is unknown."""
 
 
 class StoreUnsuitable(StorageError):

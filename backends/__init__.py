@@ -1,0 +1,79 @@
+"""Where bytes live: folders, buckets and memory behind one interface of seven methods.
+
+This package knows nothing of checkpoints and never imports `registry`. Importing it loads no cloud
+SDK: `open_backend` imports one when a URL asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo
+from backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    ReadOnlyStore,
+    RegistryError,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from backends.local import LocalBackend
+from backends.location import Location, parse
+from backends.memory import MemoryBackend
+
+__all__ = [
+    "AccessDenied",
+    "Backend",
+    "Body",
+    "Buffer",
+    "ByteRange",
+    "InvalidLocation",
+    "Location",
+    "ObjectInfo",
+    "ObjectNotFound",
+    "ObjectTruncated",
+    "ReadOnlyStore",
+    "RegistryError",
+    "StorageError",
+    "StoreFull",
+    "StoreUnavailable",
+    "StoreUnsuitable",
+    "open_backend",
+    "parse",
+]
+
+
+def open_backend(url: str | os.PathLike[str]) -> Backend:
+    """Open the store at a URL or path; nothing is created or contacted yet.
+
+    Args:
+        url: A form that `backends.location` lists.
+
+    Raises:
+        InvalidLocation: It names no place where a registry can be.
+        StoreUnsuitable: The file system cannot keep the promises, or an SDK is not installed.
+    """
+    location = parse(url)
+    if location.scheme == "memory":
+        return MemoryBackend(location.name)
+    if location.scheme == "file":
+        return LocalBackend(location.path)
+    return _open_s3(location)
+
+
+def _open_s3(location: Location) -> Backend:
+    try:
+        from backends.s3 import S3Backend
+    except ModuleNotFoundError as error:
+        if error.name not in ("boto3", "botocore"):
+            raise
+        raise StoreUnsuitable(
+            f"{error.name} is not installed",
+            where=location.url,
+            hint="Install the extra: pip install 'holdfast[s3]'.",
+        ) from error
+    return S3Backend(location)

@@ -1,0 +1,232 @@
+"""Writing and reading of single files: gathered, durable, and with the system's errors translated.
+
+This owns the system calls of the local backend. It knows paths and buffers, no keys and no roots.
+"""
+
+# Paths stay strings here: to make a Path costs more than many of these calls.
+# ruff: noqa: PTH108, PTH112, PTH120
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from typing import NoReturn
+
+from backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    ReadOnlyStore,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+
+try:
+    from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined, unused-ignore]
+except ImportError:  # only macOS has it: its fsync stops at the cache of the drive
+    F_FULLFSYNC = None
+
+#: Most buffers the system takes in one call.
+IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
+
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
+_IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
+
+
+def write_new(path: str, buffers: Sequence[memoryview]) -> None:
+    """Write buffers to a new file and sync it; on any failure the file is gone again.
+
+    A failed fsync is not tried again: the kernel may have dropped the pages it could not write, and
+    a second fsync would then succeed over a hole.
+    """
+    # The umask decides who may read, as it does for every file a user makes.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            write_all(fd, buffers)
+            sync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
+    """Write buffers one after another without joining them."""
+    for batch in _batches(buffers):
+        while batch:
+            batch = _unmoved(batch, os.writev(fd, batch))
+
+
+def sync(fd: int) -> None:
+    """Return when the file is on the disk itself."""
+    if F_FULLFSYNC is not None:
+        try:
+            fcntl(fd, F_FULLFSYNC)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+        else:
+            return
+    os.fsync(fd)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_file(path: str, key: str) -> tuple[int, int]:
+    """Open a regular file for reading; return its descriptor and its size in bytes."""
+    # Without O_NONBLOCK a pipe that somebody left in the folder would hold us for ever.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ObjectNotFound("no object, but something else lies there", where=key)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found.st_size
+
+
+def read(fd: int, start: int, size: int, key: str) -> bytes:
+    """Return `size` bytes at `start`."""
+    data = os.pread(fd, size, start)
+    # The system moves at most 2 GiB at once, so a large object needs several reads.
+    if len(data) == size:
+        return data
+    parts = [data]
+    done = len(data)
+    while parts[-1] and done < size:
+        parts.append(os.pread(fd, size - done, start + done))
+        done += len(parts[-1])
+    if done < size:
+        raise _truncated(key, start + size, start + done)
+    return b"".join(parts)
+
+
+def read_into(fd: int, start: int, views: Sequence[memoryview], key: str) -> None:
+    """Fill buffers one after another with the bytes at `start`."""
+    position = start
+    for batch in _batches(views):
+        while batch:
+            moved = os.preadv(fd, batch, position)
+            if moved == 0:
+                raise _truncated(key, position + sum(map(len, batch)), position)
+            position += moved
+            batch = _unmoved(batch, moved)
+
+
+def _batches(views: Sequence[memoryview]) -> list[Sequence[memoryview]]:
+    return [views[i : i + IOV_MAX] for i in range(0, len(views), IOV_MAX)]
+
+
+def _unmoved(batch: Sequence[memoryview], moved: int) -> Sequence[memoryview]:
+    """Return what a short call has left of a batch."""
+    for i, view in enumerate(batch):
+        if moved < len(view):
+            return [view[moved:], *batch[i + 1 :]]
+        moved -= len(view)
+    return ()
+
+
+def _truncated(key: str, wanted: int, found: int) -> ObjectTruncated:
+    return ObjectTruncated(
+        "the object ends before the range does",
+        where=key,
+        expected=f"at least {wanted} bytes",
+        found=f"{found} bytes",
+    )
+
+
+def check_size(size: int, stop: int, key: str) -> None:
+    """Refuse a range that ends beyond the object."""
+    if stop > size:
+        raise _truncated(key, stop, size)
+
+
+def fail(error: OSError, path: str, *, needed_bytes: int = 0) -> NoReturn:
+    """Raise the typed error for what the system said of `path`."""
+    if isinstance(error, StorageError):
+        raise error
+    raise _translated(error, path, needed_bytes) from error
+
+
+def _translated(error: OSError, path: str, needed_bytes: int) -> StorageError:
+    code = error.errno
+    said = error.strerror or str(error)
+    if code == errno.ENAMETOOLONG:
+        return InvalidLocation(said, where=path)
+    if code == errno.ENOENT:
+        return ObjectNotFound("no such object", where=path)
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return _full(said, path, needed_bytes)
+    if code == errno.EROFS:
+        return ReadOnlyStore(said, where=path, hint="Mount it for writing, or write elsewhere.")
+    if code in (errno.EACCES, errno.EPERM):
+        return AccessDenied(
+            said, where=path, found=f"user id {os.geteuid()}", hint="Ask its owner for access."
+        )
+    if code in (errno.EMFILE, errno.ENFILE):
+        return StoreUnavailable(
+            said, where=path, hint="Raise the limit of open files (ulimit -n), or use less threads."
+        )
+    if code in _IN_THE_WAY:
+        return InvalidLocation(
+            "a file stands where a folder is needed, or a folder where a file is",
+            where=path,
+            hint="In a folder no key can be the beginning of another, as it can in a bucket.",
+        )
+    # Neither unknown nor worth a retry: after EIO the same call may succeed over lost pages.
+    return StorageError(f"the file system failed: {said}", where=path)
+
+
+def _full(said: str, path: str, needed_bytes: int) -> StoreFull:
+    try:
+        free: object = _free_bytes(path)
+    except OSError:
+        free = "unknown"
+    return StoreFull(
+        said,
+        where=path,
+        expected=f"{needed_bytes} bytes to write",
+        found=f"{free} bytes free",
+        hint="Free some space or raise the quota; nothing was written.",
+    )
+
+
+def _free_bytes(path: str) -> int:
+    found = os.statvfs(nearest(path))
+    return found.f_bavail * found.f_frsize
+
+
+def nearest(path: str) -> str:
+    """Return the deepest folder on the way to `path` that exists."""
+    while not os.path.isdir(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def no_links(error: OSError) -> bool:
+    """Tell whether a failed link says that the file system has none (or none to spare)."""
+    return error.errno in _NO_LINKS
+
+
+def refuse_without_links(error: OSError, path: str) -> NoReturn:
+    """Raise the error for a file system that cannot create a name exclusively."""
+    raise StoreUnsuitable(
+        f"the file system makes no hard links: {error.strerror}",
+        where=path,
+        expected="hard links, by which exactly one of several writers creates a name",
+        hint="Use a local file system such as ext4, xfs or apfs, or a bucket.",
+    ) from error

@@ -1,0 +1,206 @@
+"""Where a registry can be: the reading of URLs, and the one place that hides secrets in them.
+
+| URL | store |
+|---|---|
+| `PATH`, `file:///PATH` | a folder of this machine (`~` is expanded in the first form) |
+| `memory://NAME` | a named store of this process, gone with it |
+| `s3://BUCKET/PREFIX` | a bucket; options `?endpoint_url=URL` and `&region=NAME` |
+
+Nothing here touches a store, and no message here repeats a password: credentials belong into the
+environment, since URLs end up in logs, histories and process lists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from backends.base import check_key
+from backends.errors import InvalidLocation
+
+SCHEMES = ("file", "memory", "s3")
+S3_OPTIONS = ("endpoint_url", "region")
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+# One slash only, as in `s3:/bucket`: a URL mistyped rather than a folder named `s3:`.
+_NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s]*@")
+_OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place where a registry can be.
+
+    Attributes:
+        scheme: Which kind of store.
+        name: The bucket, or the name of a memory store; empty for a folder.
+        path: Absolute path of a folder, or prefix within a bucket without slashes at its ends.
+        endpoint_url: The S3 server, where the URL names one.
+        region: The S3 region, where the URL names one.
+    """
+
+    scheme: Literal["file", "memory", "s3"]
+    name: str = ""
+    path: str = ""
+    endpoint_url: str | None = None
+    region: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The location written as a URL; `parse` reads it back."""
+        if self.scheme == "file":
+            return "file://" + quote(os.fsencode(self.path))
+        base = f"{self.scheme}://{self.name}" + (f"/{self.path}" if self.path else "")
+        options = {"endpoint_url": self.endpoint_url, "region": self.region}
+        query = urlencode({k: v for k, v in options.items() if v is not None}, safe=":/")
+        return f"{base}?{query}" if query else base
+
+
+def parse(url: str | os.PathLike[str]) -> Location:
+    """Read a URL or a path.
+
+    Raises:
+        InvalidLocation: It names no place where a registry can be; nothing secret is repeated.
+    """
+    text = os.fspath(url)
+    if not text or any(ord(character) < 32 for character in text):
+        raise InvalidLocation(
+            "empty, or holds control characters", where=repr(redact(text)), expected=_forms()
+        )
+    match = _URL.match(text)
+    if match is None:
+        return _parse_path(text)
+    scheme = match[1].lower()
+    if scheme not in SCHEMES:
+        raise InvalidLocation(
+            f"unknown scheme {match[1]!r}",
+            where=redact(text),
+            expected="one of " + ", ".join(f"{known}://" for known in SCHEMES) + " or a path",
+        )
+    _refuse_credentials(text, match[2])
+    if scheme == "file":
+        return _parse_file(text)
+    return _parse_memory(text) if scheme == "memory" else _parse_s3(text)
+
+
+def redact(text: str) -> str:
+    """Return `text` with what may be secret in its URLs replaced by `***`.
+
+    Everything between `://` and the last `@` goes, since secret keys may hold slashes, and so does
+    the value of every option that is not known to be harmless.
+    """
+    return _OPTION.sub(_hide_option, _CREDENTIALS.sub(r"\1***@", text))
+
+
+def _hide_option(match: re.Match[str]) -> str:
+    return match[0] if match[2] in S3_OPTIONS else f"{match[1]}{match[2]}=***"
+
+
+def _forms() -> str:
+    return "a path, file:///PATH, memory://NAME or s3://BUCKET/PREFIX"
+
+
+def _refuse_credentials(text: str, rest: str) -> None:
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    # A secret key with a slash in it leaves its `@` in the path, but its `:` in the authority.
+    if "@" in authority or (":" in authority and "@" in rest):
+        raise InvalidLocation(
+            "credentials in a URL",
+            where=redact(text),
+            hint="Take them out and give them by the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
+            "; if this URL was logged or shared, replace them.",
+        )
+
+
+def _parse_path(text: str) -> Location:
+    nearly = _NEARLY_URL.match(text)
+    if nearly is not None and nearly[1].lower() in SCHEMES:
+        raise InvalidLocation(
+            "neither a URL nor a plain path",
+            where=redact(text),
+            expected=f"{nearly[1]}://...",
+            hint=f"Write ./{nearly[1]}:/... if a folder of that name is meant.",
+        )
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise InvalidLocation("no home folder to expand '~' to", where=text) from error
+    return Location("file", path=str(Path(os.path.abspath(path))))  # noqa: PTH100 - no resolving
+
+
+def _parse_file(text: str) -> Location:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidLocation(
+            "not a folder of this machine", where=text, expected="file:///ABSOLUTE/PATH"
+        )
+    _refuse_options(text, parts.query, known=())
+    _refuse_fragment(text, parts.fragment)
+    path = unquote(parts.path, errors="surrogateescape")
+    if "\0" in path:
+        raise InvalidLocation("a NUL in a path", where=text)
+    return Location("file", path=os.path.abspath(path))  # noqa: PTH100 - no resolving of links
+
+
+def _parse_memory(text: str) -> Location:
+    parts = urlsplit(text)
+    _refuse_options(text, parts.query, known=())
+    _refuse_fragment(text, parts.fragment)
+    name = (parts.netloc + parts.path).strip("/")
+    if not name:
+        raise InvalidLocation("a memory store needs a name", where=text, expected="memory://NAME")
+    return Location("memory", name=check_key(name))
+
+
+def _parse_s3(text: str) -> Location:
+    parts = urlsplit(text)
+    options = _refuse_options(text, parts.query, known=S3_OPTIONS)
+    _refuse_fragment(text, parts.fragment)
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise InvalidLocation(
+            "no bucket is named" if not parts.netloc else "not a bucket name",
+            where=redact(text),
+            expected="s3://BUCKET/PREFIX",
+        )
+    prefix = parts.path.strip("/")
+    if any(segment in ("", ".", "..") for segment in prefix.split("/")) and prefix:
+        raise InvalidLocation("an empty, '.' or '..' segment in a prefix", where=redact(text))
+    endpoint = options.get("endpoint_url")
+    if endpoint is not None:
+        _check_endpoint(text, endpoint)
+    return Location("s3", parts.netloc, prefix, endpoint, options.get("region"))
+
+
+def _check_endpoint(text: str, endpoint: str) -> None:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in endpoint:
+        raise InvalidLocation(
+            "endpoint_url is not the address of a server",
+            where=redact(text.partition("?")[0]),
+            expected="http://HOST:PORT or https://HOST, without credentials",
+        )
+
+
+def _refuse_options(text: str, query: str, *, known: tuple[str, ...]) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    names = [name for name, _ in pairs]
+    bad = [name for name in names if name not in known or names.count(name) > 1]
+    if bad or not all(value for _, value in pairs):
+        raise InvalidLocation(
+            "options that are unknown, empty or given twice",
+            where=redact(text),
+            expected=" and ".join(known) if known else "no options",
+            found=", ".join(sorted(set(bad or names))),
+        )
+    return dict(pairs)
+
+
+def _refuse_fragment(text: str, fragment: str) -> None:
+    if fragment:
+        raise InvalidLocation("a '#' in a URL", where=redact(text), expected=_forms())

@@ -1,0 +1,137 @@
+"""A store in memory, for tests and notebooks: named stores of one process, gone with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
+from backends.errors import ObjectNotFound, ObjectTruncated
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    modified_s: float
+
+
+@dataclass(slots=True)
+class _Store:
+    objects: dict[str, _Object] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_stores: dict[str, _Store] = {}
+_stores_lock = threading.Lock()
+
+
+class MemoryBackend(Backend):
+    """Objects in a dict.
+
+    Args:
+        name: Two backends of one name see one store; without a name the store is this object's.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._name = name
+        if name is None:
+            self._store = _Store()
+        else:
+            with _stores_lock:
+                self._store = _stores.setdefault(name, _Store())
+
+    @property
+    def url(self) -> str:
+        """`memory://NAME`; a store without a name cannot be opened again."""
+        return f"memory://{self._name or ''}"
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it."""
+        views = check_into(byte_range, into)
+        data = self._object(key).data
+        if byte_range is None:
+            return data
+        if byte_range.stop > len(data):
+            raise ObjectTruncated(
+                "the object ends before the range does",
+                where=key,
+                expected=f"at least {byte_range.stop} bytes",
+                found=f"{len(data)} bytes",
+            )
+        if into is None:
+            return data[byte_range.start : byte_range.stop]
+        position = byte_range.start
+        for view in views:
+            view[:] = memoryview(data)[position : position + len(view)]
+            position += len(view)
+        return b""
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object."""
+        stored = _Object(b"".join(as_buffers(body)), time.time())
+        with self._store.lock:
+            self._store.objects[check_key(key)] = stored
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; return whether this call created it."""
+        stored = _Object(b"".join(as_buffers(body)), time.time())
+        with self._store.lock:
+            return self._store.objects.setdefault(check_key(key), stored) is stored
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object."""
+        return _info(key, self._object(key))
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects as they were at the first step of the iteration."""
+        with self._store.lock:
+            found = sorted(self._store.objects.items())
+        left = len(found) if limit is None else limit
+        folder = None
+        for key, stored in found:
+            if left <= 0:
+                return
+            if not key.startswith(prefix):
+                continue
+            cut = key.find("/", len(prefix)) + 1 if delimiter else 0
+            name = key[:cut] or key
+            if name <= start_after or name == folder:
+                continue
+            if cut:
+                folder = name
+            yield ObjectInfo(name, 0, 0.0) if cut else _info(key, stored)
+            left -= 1
+
+    def delete(self, key: str) -> None:
+        """Remove an object; removing an absent one is no error."""
+        with self._store.lock:
+            self._store.objects.pop(check_key(key), None)
+
+    def close(self) -> None:
+        """Do nothing; a named store lives as long as its process."""
+
+    def _object(self, key: str) -> _Object:
+        with self._store.lock:
+            stored = self._store.objects.get(check_key(key))
+        if stored is None:
+            raise ObjectNotFound("no such object", where=key)
+        return stored
+
+
+def _info(key: str, stored: _Object) -> ObjectInfo:
+    return ObjectInfo(key, len(stored.data), stored.modified_s)

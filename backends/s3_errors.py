@@ -1,0 +1,223 @@
+"""What an S3 server or its SDK said, as errors of ours.
+
+| said | error |
+|---|---|
+| NoSuchKey | ObjectNotFound |
+| NoSuchBucket, InvalidBucketName, wrong region | InvalidLocation |
+| InvalidRange | ObjectTruncated |
+| AccessDenied, 403, bad or missing credentials, KMS, clock skew | AccessDenied |
+| QuotaExceeded, EntityTooLarge, 507 | StoreFull |
+| NotImplemented | StoreUnsuitable |
+| SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
+| anything else | StorageError |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from botocore import exceptions as sdk
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+
+_CREDENTIALS = {
+    "ExpiredToken": "the credentials have expired",
+    "ExpiredTokenException": "the credentials have expired",
+    "TokenRefreshRequired": "the credentials have expired",
+    "InvalidToken": "the session token is not valid",
+    "InvalidAccessKeyId": "the access key is not known",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key",
+    "InvalidClientTokenId": "the access key is not known",
+    "AuthFailure": "the credentials are refused",
+}
+_PLACES = {
+    "InvalidBucketName": "not a bucket name",
+    "PermanentRedirect": "the bucket lies in another region",
+    "IllegalLocationConstraintException": "the bucket lies in another region",
+    "AuthorizationHeaderMalformed": "the bucket lies in another region",
+}
+_FULL = {
+    "QuotaExceeded": "the quota of the bucket or its owner is used up",
+    "InsufficientCapacity": "the store is full",
+    "EntityTooLarge": "the object is larger than the store takes in one request",
+    "XMinioStorageFull": "the store is full",
+}
+_BUSY = {
+    *("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequests"),
+    *("RequestLimitExceeded", "InternalError", "ServiceUnavailable", "OperationAborted"),
+    *("BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest"),
+    "IncompleteBody",
+}
+_NO_CREDENTIALS = (
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.CredentialRetrievalError,
+    sdk.TokenRetrievalError,
+    sdk.UnauthorizedSSOTokenError,
+    sdk.SSOError,
+    sdk.ProfileNotFound,
+)
+_HOW_TO_LOG_IN = (
+    "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), "
+    "or log in again."
+)
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Raise our errors for those of the SDK; `where` is the URL of the object or bucket."""
+    try:
+        yield
+    except ClientError as error:
+        raise _of_server(error, where) from error
+    except BotoCoreError as error:
+        raise _of_sdk(error, where) from error
+    except StorageError:
+        raise
+    except (HTTPError, EOFError, OSError) as error:
+        raise _no_answer(error, where) from error
+
+
+def error_code(error: ClientError) -> str:
+    """Return the server's name of an error, or its HTTP status where the answer had no body."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def no_such_bucket(where: str) -> InvalidLocation:
+    """Return the error for a bucket that is absent."""
+    return InvalidLocation(
+        "no such bucket", where=where, hint="Make it first, or look for a typing error."
+    )
+
+
+def _of_server(error: ClientError, where: str) -> StorageError:
+    code = error_code(error)
+    details = error.response.get("Error", {})
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    said = f"{code}: {details.get('Message') or 'no message'} (HTTP {status})"
+    if code == "NoSuchBucket":
+        return no_such_bucket(where)
+    if code == "NoSuchKey" or (code == "404" and status == 404):
+        return ObjectNotFound("no such object", where=where)
+    if code in _PLACES:
+        return InvalidLocation(
+            _PLACES[code], where=where, found=said, hint="Give ?region=NAME or set AWS_REGION."
+        )
+    if code in ("InvalidRange", "416"):
+        return ObjectTruncated("the object ends before the range begins", where=where, found=said)
+    if code in _FULL or status == 507:
+        return StoreFull(_FULL.get(code, "the store is full"), where=where, found=said)
+    if code == "NotImplemented":
+        return StoreUnsuitable(
+            "the store does not know a condition that this needs", where=where, found=said
+        )
+    if code in _BUSY or status == 429 or status >= 500:
+        return _unavailable(said, where)
+    return _denied(error, code, status, said, where) or StorageError(
+        "the store refused the request", where=where, found=said
+    )
+
+
+def _denied(
+    error: ClientError, code: str, status: int, said: str, where: str
+) -> AccessDenied | None:
+    if code == "RequestTimeTooSkewed":
+        return _skewed(error, where)
+    if code in _CREDENTIALS:
+        return AccessDenied(_CREDENTIALS[code], where=where, found=said, hint=_HOW_TO_LOG_IN)
+    if code.startswith("KMS") or "kms:" in said:
+        return AccessDenied(
+            "the key that encrypts the bucket is refused",
+            where=where,
+            found=said,
+            hint="The role needs kms:GenerateDataKey to write and kms:Decrypt to read.",
+        )
+    if status in (401, 403):
+        return AccessDenied("access is denied", where=where, found=said, hint=_missing_right())
+    if code == "400":
+        # The answer to a HEAD has no body to say more.
+        return AccessDenied(
+            "a request was refused without a reason, most often for credentials that expired",
+            where=where,
+            hint=_HOW_TO_LOG_IN,
+        )
+    return None
+
+
+def _missing_right() -> str:
+    hint = (
+        "The role needs s3:GetObject and s3:ListBucket (without the latter an absent object looks "
+        "forbidden), and s3:PutObject to write."
+    )
+    owner = os.environ.get("HOLDFAST_S3_BUCKET_OWNER")
+    return (
+        f"{hint} The bucket must belong to {owner} (HOLDFAST_S3_BUCKET_OWNER)." if owner else hint
+    )
+
+
+def _skewed(error: ClientError, where: str) -> AccessDenied:
+    # The members that only this error has.
+    details: dict[str, Any] = dict(error.response.get("Error", {}))
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    apart_s = _apart_s(details.get("ServerTime"), headers.get("date"))
+    apart = "differ too much" if apart_s is None else f"differ by {abs(apart_s):.0f} s"
+    ahead = "" if apart_s is None else f"; ours is {'ahead' if apart_s > 0 else 'behind'}"
+    return AccessDenied(
+        f"the clocks of this machine and of the store {apart}{ahead}",
+        where=where,
+        expected="at most 900 s",
+        hint="Set this machine's clock (NTP).",
+    )
+
+
+def _apart_s(server_time: str | None, date: str | None) -> float | None:
+    """Return by how many seconds our clock is ahead, if the server said its time."""
+    try:
+        if server_time:
+            theirs = datetime.fromisoformat(server_time)
+        elif date:
+            theirs = parsedate_to_datetime(date)
+        else:
+            return None
+        return (datetime.now(UTC) - theirs).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+def _of_sdk(error: BotoCoreError, where: str) -> StorageError:
+    if isinstance(error, _NO_CREDENTIALS):
+        return AccessDenied("no usable credentials", where=where, found=error, hint=_HOW_TO_LOG_IN)
+    if isinstance(error, (sdk.NoRegionError, sdk.InvalidRegionError, sdk.ParamValidationError)):
+        return InvalidLocation("not a location of S3", where=where, found=error)
+    if isinstance(error, (sdk.HTTPClientError, sdk.IncompleteReadError)):
+        return _no_answer(error, where)
+    return StorageError("the S3 client failed", where=where, found=error)
+
+
+def _no_answer(error: Exception, where: str) -> StoreUnavailable:
+    return _unavailable(f"{type(error).__name__}: {error}", where)
+
+
+def _unavailable(said: str, where: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        "the store did not answer as it should, also when asked again",
+        where=where,
+        found=said,
+        hint="Try again later; whether a write was done is not known.",
+    )

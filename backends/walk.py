@@ -1,0 +1,105 @@
+"""Listing a tree of folders in the order of whole keys, reading only the folders that matter.
+
+The order is that of the UTF-8 bytes of the keys, and a folder sorts as its name with the slash:
+`a.b` comes before `a/c`, though the folder `a` comes before the file `a.b`.
+"""
+
+# Paths stay strings here: to make a Path costs more than many of these calls.
+# ruff: noqa: PTH116, PTH118, PTH120
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from backends.base import ObjectInfo
+from backends.errors import StoreUnsuitable
+
+#: Where files are written before they get their name; never listed.
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One listing of the tree under `root`; the rest as in `Backend.list`."""
+
+    root: str
+    prefix: str = ""
+    start_after: str = ""
+    delimiter: bool = False
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
+        base = self.prefix[: self.prefix.rfind("/") + 1]
+        segments = base.split("/")[:-1]
+        # Such a prefix matches no key, but as a path it would lead out of the root.
+        if any(s in ("", ".", "..") or "\0" in s for s in segments) or base.startswith(
+            TEMPORARY + "/"
+        ):
+            return iter(())
+        return self._below(base)
+
+    def _below(self, base: str) -> Iterator[ObjectInfo]:
+        for key in self._names(base):
+            if not (key.startswith(self.prefix) or self.prefix.startswith(key)):
+                continue
+            if not key.endswith("/"):
+                yield from self._file(key)
+            elif not self._passed(key):
+                yield from self._folder(key)
+
+    def _file(self, key: str) -> Iterator[ObjectInfo]:
+        if not key.startswith(self.prefix) or _order(key) <= _order(self.start_after):
+            return
+        try:
+            found = os.stat(self.root + "/" + key)
+        except FileNotFoundError:
+            return  # deleted while we listed
+        yield ObjectInfo(key, found.st_size, found.st_mtime)
+
+    def _folder(self, key: str) -> Iterator[ObjectInfo]:
+        if not (self.delimiter and len(key) > len(self.prefix) and key.startswith(self.prefix)):
+            yield from self._below(key)
+        elif _order(key) > _order(self.start_after) and self._holds_object(key):
+            yield ObjectInfo(key, 0, 0.0)
+
+    def _passed(self, folder: str) -> bool:
+        """Tell whether every key below `folder` is at or before `start_after`."""
+        return _order(folder) <= _order(self.start_after) and not self.start_after.startswith(
+            folder
+        )
+
+    def _holds_object(self, folder: str) -> bool:
+        # Deletes leave empty folders behind, which a bucket would not show.
+        names = self._names(folder, ordered=False)
+        return any(not name.endswith("/") or self._holds_object(name) for name in names)
+
+    def _names(self, folder: str, *, ordered: bool = True) -> list[str]:
+        """Return the keys of files and folders right below `folder`."""
+        try:
+            with os.scandir(self.root + "/" + folder) as entries:
+                names = [self._key(folder, entry) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        if not folder:
+            names = [name for name in names if name not in (TEMPORARY, TEMPORARY + "/")]
+        return sorted(names, key=_order) if ordered else names
+
+    def _key(self, folder: str, entry: os.DirEntry[str]) -> str:
+        if not entry.is_dir():
+            return folder + entry.name
+        # Links are followed as `get` follows them: what a listing leaves out may be collected.
+        if entry.is_symlink() and _loops(entry.path):
+            raise StoreUnsuitable("a symbolic link leads back to its own folder", where=entry.path)
+        return folder + entry.name + "/"
+
+
+def _loops(link: str) -> bool:
+    target = os.path.realpath(link)
+    return os.path.join(os.path.realpath(os.path.dirname(link)), "").startswith(
+        os.path.join(target, "")
+    )
+
+
+def _order(key: str) -> bytes:
+    # Names that are no UTF-8 come from the system as lone surrogates.
+    return key.encode("utf-8", "surrogateescape")

@@ -1,0 +1,93 @@
+"""The backend that passes every call on, and the one that passes on only what reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from backends.base import Backend, Body, ByteRange, ObjectInfo
+from backends.errors import ReadOnlyStore
+
+
+class Wrapper(Backend):
+    """A backend that asks another.
+
+    Args:
+        inner: The backend that is asked.
+
+    Attributes:
+        inner: The same.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.concurrency = inner.concurrency
+
+    @property
+    def url(self) -> str:
+        """Where the inner backend is."""
+        return self.inner.url
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it."""
+        return self.inner.get(key, byte_range, into=into)
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object."""
+        self.inner.put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; return whether this call created it."""
+        return self.inner.put_if_absent(key, body)
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object."""
+        return self.inner.stat(key)
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order."""
+        return self.inner.list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self.inner.delete(key)
+
+    def close(self) -> None:
+        """Close the inner backend."""
+        self.inner.close()
+
+
+class ReadOnly(Wrapper):
+    """A backend that refuses every write before it reaches the store."""
+
+    def put(self, key: str, body: Body) -> None:  # noqa: ARG002
+        """Refuse."""
+        self._refuse(key)
+
+    def put_if_absent(self, key: str, body: Body) -> bool:  # noqa: ARG002
+        """Refuse."""
+        self._refuse(key)
+
+    def delete(self, key: str) -> None:
+        """Refuse."""
+        self._refuse(key)
+
+    def _refuse(self, key: str) -> NoReturn:
+        raise ReadOnlyStore(
+            "the store was opened for reading",
+            where=f"{self.url}: {key}",
+            hint="Open it again without read-only.",
+        )

@@ -1,0 +1,149 @@
+"""Counting calls and bytes, for tests of round trips and for `stats`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from backends.wrappers.base import Wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, in the order in which calls began.
+
+    Attributes:
+        method: Name of the method.
+        key: The key, or the prefix of a listing.
+        byte_range: The range of a `get`.
+    """
+
+    method: str
+    key: str
+    byte_range: ByteRange | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was asked of a store.
+
+    Attributes:
+        calls: Number of calls by method, failed ones included.
+        read_bytes: Bytes that `get` brought.
+        written_bytes: Bytes of bodies whose put returned, refused exclusive creates included.
+    """
+
+    calls: Mapping[str, int] = field(default_factory=dict)
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    @property
+    def requests(self) -> int:
+        """Number of all calls."""
+        return sum(self.calls.values())
+
+    def since(self, before: Usage) -> Usage:
+        """Return what was added after `before`."""
+        calls = {m: n - before.calls.get(m, 0) for m, n in self.calls.items()}
+        return Usage(
+            {m: n for m, n in calls.items() if n},
+            self.read_bytes - before.read_bytes,
+            self.written_bytes - before.written_bytes,
+        )
+
+
+class Metered(Wrapper):
+    """A backend that counts.
+
+    Args:
+        inner: The backend that is asked.
+        log: Where each call is appended, if anywhere.
+    """
+
+    def __init__(self, inner: Backend, log: MutableSequence[Call] | None = None) -> None:
+        super().__init__(inner)
+        self._log = log
+        self._lock = threading.Lock()
+        self._calls: Counter[str] = Counter()
+        self._read_bytes = 0
+        self._written_bytes = 0
+
+    def snapshot(self) -> Usage:
+        """Return the counts so far."""
+        with self._lock:
+            return Usage(dict(self._calls), self._read_bytes, self._written_bytes)
+
+    @contextmanager
+    def measure(self) -> Iterator[Usage]:
+        """Yield a usage that holds, when the block ends, what happened within it."""
+        before, within = self.snapshot(), Usage()
+        try:
+            yield within
+        finally:
+            found = self.snapshot().since(before)
+            within.calls = found.calls
+            within.read_bytes = found.read_bytes
+            within.written_bytes = found.written_bytes
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it."""
+        self._count(Call("get", key, byte_range))
+        data = self.inner.get(key, byte_range, into=into)
+        self._moved(read=len(data) if byte_range is None else len(byte_range))
+        return data
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object."""
+        self._count(Call("put", key))
+        self.inner.put(key, body)
+        self._moved(written=sum(map(len, as_buffers(body))))
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; return whether this call created it."""
+        self._count(Call("put_if_absent", key))
+        created = self.inner.put_if_absent(key, body)
+        self._moved(written=sum(map(len, as_buffers(body))))
+        return created
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object."""
+        self._count(Call("stat", key))
+        return self.inner.stat(key)
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order; counts as one call however many pages it takes."""
+        self._count(Call("list", prefix))
+        return self.inner.list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self._count(Call("delete", key))
+        self.inner.delete(key)
+
+    def _count(self, call: Call) -> None:
+        with self._lock:
+            self._calls[call.method] += 1
+            if self._log is not None:
+                self._log.append(call)
+
+    def _moved(self, *, read: int = 0, written: int = 0) -> None:
+        with self._lock:
+            self._read_bytes += read
+            self._written_bytes += written

@@ -1,0 +1,150 @@
+"""Trying again while a store is unavailable: bounded in number and in time, with full jitter."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from backends.base import Backend, Body, ByteRange, ObjectInfo
+from backends.errors import StoreUnavailable
+from backends.wrappers.base import Wrapper
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to keep trying.
+
+    Attributes:
+        attempts: Most calls in all, the first included.
+        deadline_s: No new attempt begins later than this after the first.
+        first_s: Upper bound of the first pause; it doubles from pause to pause.
+        longest_s: Upper bound of every pause.
+    """
+
+    attempts: int = 8
+    deadline_s: float = 120.0
+    first_s: float = 0.1
+    longest_s: float = 20.0
+
+    def pause_s(self, failures: int) -> float:
+        """Return a random pause after so many failures: all of it is jitter, so writers part."""
+        # The exponent is bounded because a float overflows beyond 2 ** 1023.
+        return random.uniform(  # noqa: S311 - not for secrets
+            0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
+        )
+
+
+class Retrying(Wrapper):
+    """A backend that calls again when the store was unavailable.
+
+    All seven methods can be repeated. A repeated `put_if_absent` returns False when the first call
+    did create the object and only its answer was lost: who must know reads the object back.
+
+    Args:
+        inner: The backend that is asked.
+        patience: How long to keep trying.
+        sleep: Waits for so many seconds; for tests.
+        clock: Returns seconds that never go back; for tests.
+    """
+
+    def __init__(
+        self,
+        inner: Backend,
+        patience: Patience | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(inner)
+        self._patience = patience or Patience()
+        self._sleep = sleep
+        self._clock = clock
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it."""
+        return self._retry(lambda: self.inner.get(key, byte_range, into=into))
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object."""
+        self._retry(lambda: self.inner.put(key, body))
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; False may mean one's own lost answer."""
+        return self._retry(lambda: self.inner.put_if_absent(key, body))
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object."""
+        return self._retry(lambda: self.inner.stat(key))
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order, going on after the last one when the store broke off."""
+        attempt = _Attempts(self._patience, self._sleep, self._clock)
+        while True:
+            try:
+                for info in self.inner.list(
+                    prefix, start_after=start_after, limit=limit, delimiter=delimiter
+                ):
+                    yield info
+                    start_after = info.key
+                    limit = None if limit is None else limit - 1
+                    attempt = _Attempts(self._patience, self._sleep, self._clock)
+            except StoreUnavailable as error:
+                attempt.failed(error)
+            else:
+                return
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self._retry(lambda: self.inner.delete(key))
+
+    def _retry(self, call: Callable[[], _T]) -> _T:
+        attempt = _Attempts(self._patience, self._sleep, self._clock)
+        while True:
+            try:
+                return call()
+            except StoreUnavailable as error:
+                attempt.failed(error)
+
+
+class _Attempts:
+    """The failures of one call."""
+
+    def __init__(
+        self, patience: Patience, sleep: Callable[[float], None], clock: Callable[[], float]
+    ) -> None:
+        self._patience = patience
+        self._sleep = sleep
+        self._clock = clock
+        self._began_s = clock()
+        self._failures = 0
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """Wait before the next attempt, or raise the error when there is to be none."""
+        self._failures += 1
+        passed_s = self._clock() - self._began_s
+        pause_s = self._patience.pause_s(self._failures)
+        if (
+            self._failures >= self._patience.attempts
+            or passed_s + pause_s > self._patience.deadline_s
+        ):
+            error.add_note(f"tried {self._failures} times in {passed_s:.1f} s")
+            raise error
+        self._sleep(pause_s)

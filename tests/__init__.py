@@ -1,0 +1,1 @@
+"""The tests, a mirror of the packages, and the servers they need."""

@@ -1,0 +1,5 @@
+"""Make failed assertions of the shipped contract show their values."""
+
+import pytest
+
+pytest.register_assert_rewrite("backends.testing")

@@ -1,0 +1,52 @@
+"""Every backend of ours under the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends import Backend, open_backend
+from backends.local import LocalBackend
+from backends.memory import MemoryBackend
+from backends.testing import BackendContract
+from backends.wrappers import Cached, Metered, Retrying
+
+
+class TestMemory(BackendContract):
+    race_keys = 200
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return MemoryBackend()
+
+
+class TestLocal(BackendContract):
+    race_keys = 60
+    clock_slack_s = 1.0
+
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Backend:
+        return LocalBackend(tmp_path / "not" / "yet" / "there")
+
+
+class TestWrapped(BackendContract):
+    @pytest.fixture
+    def backend(self) -> Backend:
+        return Retrying(Metered(Cached(MemoryBackend(), ["race/", "n/"])))
+
+
+class TestMoto(BackendContract):
+    racy_create = "moto checks for the key and then writes it, in two steps"
+
+    @pytest.fixture
+    def backend(self, moto_url: Callable[[], str]) -> Backend:
+        return open_backend(moto_url())
+
+
+@pytest.mark.radosgw
+class TestRadosgw(BackendContract):
+    @pytest.fixture
+    def backend(self, radosgw_url: Callable[[], str]) -> Backend:
+        return open_backend(radosgw_url())

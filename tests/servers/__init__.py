@@ -1,0 +1,1 @@
+"""S3 servers for tests."""

@@ -1,0 +1,161 @@
+"""Fixtures: a moto and a radosgw for the session, and fresh URLs on either.
+
+`moto_url` and `radosgw_url` are factories: each call makes a bucket and returns
+`s3://BUCKET/PREFIX`, with endpoint and credentials in the environment for as long as the test runs.
+`s3_url` is the factory of moto. Under pytest-xdist every worker has its own moto (a light process)
+and all share one radosgw.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.servers.process import stop, wait_for_http
+from tests.servers.radosgw import Gateway, missing_programs, start_gateway
+
+_ROOT = Path(__file__).parents[2]
+# Whatever of these the developer has set would lead a test to a real account.
+_FOREIGN = (
+    *("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ROLE_ARN"),
+    *("AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY"),
+    *("https_proxy", "ALL_PROXY", "all_proxy", "HOLDFAST_S3_BUCKET_OWNER"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+)
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 server of ours."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables with which every AWS client finds it, and nothing else."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def set_environment(self, patch: pytest.MonkeyPatch) -> None:
+        for name in _FOREIGN:
+            patch.delenv(name, raising=False)
+        for name, value in self.environment().items():
+            patch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    """A moto of this process's own."""
+    pytest.importorskip("moto")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "tests.servers.moto_process"],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        try:
+            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}"
+            wait_for_http(endpoint)
+            yield S3Server(endpoint, "test", "test")
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A radosgw, shared by all workers of this run; skips where Ceph is not installed."""
+    missing = missing_programs()
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (packages radosgw, ceph-mon, ceph-osd)")
+    base = tmp_path_factory.getbasetemp()
+    # Workers have a folder each under that of the run.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with _shared_gateway(shared) as gateway:
+        yield S3Server(gateway.endpoint_url, gateway.access_key, gateway.secret_key)
+
+
+@pytest.fixture
+def moto_url(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Return a factory of fresh URLs on moto."""
+    moto_server.set_environment(monkeypatch)
+    return _fresh_url
+
+
+@pytest.fixture
+def radosgw_url(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Return a factory of fresh URLs on radosgw."""
+    radosgw.set_environment(monkeypatch)
+    return _fresh_url
+
+
+@pytest.fixture
+def s3_url(moto_url: Callable[[], str]) -> Callable[[], str]:
+    """Return a factory of fresh S3 URLs on whatever server is at hand."""
+    return moto_url
+
+
+def _fresh_url() -> str:
+    import boto3
+
+    bucket = f"test-{secrets.token_hex(6)}"
+    client = boto3.session.Session().client("s3")
+    client.create_bucket(Bucket=bucket)
+    client.close()
+    return f"s3://{bucket}/some/prefix"
+
+
+@contextmanager
+def _shared_gateway(shared: Path) -> Iterator[Gateway]:
+    """Start the gateway for the first user and stop it after the last."""
+    record = shared / "radosgw.json"
+    with _lock(shared):
+        found = json.loads(record.read_text()) if record.exists() else {"users": 0}
+        if not found["users"]:
+            folder = shared / f"radosgw-{secrets.token_hex(4)}"
+            found = {"users": 0, "folder": str(folder), **asdict(start_gateway(folder))}
+        _change_users(record, found, +1)
+    keys = ("endpoint_url", "access_key", "secret_key")
+    try:
+        yield Gateway(*(found[key] for key in keys), tuple(found["pids"]))
+    finally:
+        with _lock(shared):
+            found = json.loads(record.read_text())
+            _change_users(record, found, -1)
+            if not found["users"]:
+                stop(found["pids"])
+                shutil.rmtree(found["folder"])
+
+
+def _change_users(record: Path, found: dict[str, int], by: int) -> None:
+    found["users"] += by
+    record.write_text(json.dumps(found))
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    with (folder / "radosgw.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

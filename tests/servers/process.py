@@ -1,0 +1,67 @@
+"""Starting servers as processes of ours on free ports, and ending them by their ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: Sequence[str], log: Path) -> int:
+    """Start a server in a session of its own, so that a Ctrl-C of the tests leaves it to `stop`.
+
+    Only its id is kept: under pytest-xdist another worker than the one that started it may end it.
+    """
+    null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    output = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    errors = (os.POSIX_SPAWN_DUP2, 1, 2)
+    actions = [null, output, errors]
+    return os.posix_spawnp(command[0], command, os.environ, file_actions=actions, setsid=True)
+
+
+def stop(pids: Sequence[int], grace_s: float = 1) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + grace_s
+        while any(map(_alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for_http(url: str, deadline_s: float = 60) -> None:
+    """Return when a server answers anything at all."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)

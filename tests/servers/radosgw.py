@@ -1,0 +1,175 @@
+"""Ceph's S3 server on this machine: one monitor, one memory-backed OSD and a gateway.
+
+The real server of the suite: conditional puts are atomic, signatures are checked. All data lies in
+memory, so tests keep it small. Under pytest-xdist the workers share one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers.process import free_port, start, stop, wait_for_http
+
+PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+
+_CONFIG = """\
+[global]
+fsid = {fsid}
+mon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]
+auth cluster required = none
+auth service required = none
+auth client required = none
+ms mon client mode = crc
+ms cluster mode = crc
+ms service mode = crc
+ms client mode = crc
+public addr = 127.0.0.1
+cluster addr = 127.0.0.1
+run dir = {folder}/run
+log file = {folder}/$name.log
+admin socket =
+pid file =
+crash dir = {folder}/crash
+osd pool default size = 1
+osd pool default min size = 1
+mon allow pool size one = true
+mon allow pool delete = true
+mon data avail warn = 1
+mon data avail crit = 0
+osd pool default pg num = 4
+osd pool default pgp num = 4
+osd pool default pg autoscale mode = off
+osd crush chooseleaf type = 0
+osd objectstore = memstore
+memstore device bytes = 2147483648
+osd max object size = 268435456
+osd memory target = 939524096
+osd journal =
+
+[mon.a]
+mon data = {folder}/mon
+
+[osd.0]
+osd data = {folder}/osd
+
+[client.admin]
+rgw frontends = beast endpoint=127.0.0.1:{http} tcp_nodelay=1
+rgw data = {folder}/rgw
+rgw thread pool size = 32
+rgw enable usage log = false
+rgw enable gc threads = false
+rgw enable lc threads = false
+"""
+
+
+def missing_programs() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway: its address, the keys of its user, and the processes that make it up."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    pids: tuple[int, ...]
+
+
+def start_gateway(folder: Path) -> Gateway:
+    """Start monitor, OSD and gateway in an empty folder; takes about ten seconds."""
+    http = free_port()
+    config = _configure(folder, http)
+    pids: list[int] = []
+    try:
+        pids.append(_start_monitor(folder, config))
+        pids.append(_start_osd(folder, config))
+        command = ["radosgw", "-f", "-n", "client.admin", "-c", str(config)]
+        pids.append(start(command, folder / "radosgw.out"))
+        endpoint = f"http://127.0.0.1:{http}"
+        wait_for_http(endpoint)
+        access_key, secret_key = _make_user(config)
+    except BaseException:
+        stop(pids)
+        raise
+    return Gateway(endpoint, access_key, secret_key, tuple(pids))
+
+
+def _configure(folder: Path, http: int) -> Path:
+    for name in ("mon", "osd", "run", "rgw", "crash"):
+        (folder / name).mkdir(parents=True)
+    fsid, v2, v1 = str(uuid.uuid4()), free_port(), free_port()
+    config = folder / "ceph.conf"
+    config.write_text(_CONFIG.format(fsid=fsid, v2=v2, v1=v1, folder=folder, http=http))
+    address = f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]"
+    monmap = str(folder / "monmap")
+    _call("monmaptool", "--create", "--addv", "a", address, "--fsid", fsid, monmap)
+    return config
+
+
+def _start_monitor(folder: Path, config: Path) -> int:
+    monitor = ["ceph-mon", "-c", str(config), "-i", "a"]
+    _call(*monitor, "--mkfs", "--monmap", str(folder / "monmap"))
+    return start([*monitor, "-f"], folder / "mon.out")
+
+
+def _start_osd(folder: Path, config: Path) -> int:
+    identity = str(uuid.uuid4())
+    _ceph(config, "osd", "new", identity, "0")
+    osd = ["ceph-osd", "-c", str(config), "-i", "0"]
+    _call(*osd, "--mkfs", "--osd-uuid", identity)
+    return start([*osd, "-f"], folder / "osd.out")
+
+
+def _make_user(config: Path) -> tuple[str, str]:
+    made = _call(
+        "radosgw-admin",
+        "-c",
+        str(config),
+        "user",
+        "create",
+        "--uid=holdfast",
+        "--display-name=holdfast",
+    )
+    keys = json.loads(made)["keys"][0]
+    return keys["access_key"], keys["secret_key"]
+
+
+def _ceph(config: Path, *words: str) -> str:
+    return _call("ceph", "-c", str(config), "--connect-timeout", "30", *words)
+
+
+def _call(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout
+
+
+def main() -> None:
+    """Run one until interrupted, for benchmarks and for looking around."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="radosgw-"))
+    began = time.monotonic()
+    gateway = start_gateway(folder)
+    print(f"# ready after {time.monotonic() - began:.0f} s, in {folder}")
+    print(f"export AWS_ENDPOINT_URL={gateway.endpoint_url}")
+    print(f"export AWS_ACCESS_KEY_ID={gateway.access_key}")
+    print(f"export AWS_SECRET_ACCESS_KEY={gateway.secret_key}", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        stop(gateway.pids)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
