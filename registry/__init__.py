@@ -13,6 +13,7 @@ from registry.errors import RegistryError
 from registry.pytree import register_adapter
 from registry.registry import Registry, init, open  # noqa: A004
 from registry.run import Run
+from registry.sync import sync
 
 __all__ = [
     "Checkpoint",
@@ -24,4 +25,5 @@ __all__ = [
     "init",
     "open",
     "register_adapter",
+    "sync",
 ]

@@ -25,6 +25,7 @@ from registry.run import Run
 from registry.state import RunManifest
 from registry.store import Store, create_config, read_config
 from registry.suggest import near
+from registry.verify import Progress, VerifyReport, verify
 
 _LOGGER = logging.getLogger("holdfast")
 _COLLISIONS = 100
@@ -212,6 +213,18 @@ class Registry:
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
             return self._by_digest(name)
         return find_in_run(self.run(name), path)
+
+    def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
+        """Check the registry: its structure, and with `deep` every byte of it.
+
+        Args:
+            deep: Read and hash everything, instead of names and sizes only.
+            progress: Called with the number of bytes checked so far.
+
+        Returns:
+            A report with `.ok` and `.findings`.
+        """
+        return verify(self._store, deep=deep, progress=progress)
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""

@@ -1,0 +1,270 @@
+"""Copying runs between registries: a writer at its destination, fast-forward only.
+
+History is copied byte for byte; places are the destination's own. Everything that a destination lacks
+of a run becomes visible in one slot, so a checkpoint is never seen there before its objects are.
+Packs that are there already are not sent again, which is also what makes a sync resumable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from registry.actions import Commit, Line, Place, line_digest
+from registry.digest import Digest
+from registry.errors import Conflict, Diverged, InvalidInput, MissingObject, NotFound
+from registry.keys import ObjectKey
+from registry.log import RunLog
+from registry.manifest import Manifest
+from registry.pack import open_pack
+from registry.placement import PackRef, Placement
+from registry.registry import Registry, open  # noqa: A004
+from registry.state import RunManifest, advance
+from registry.store import Store
+from registry.suggest import near
+from registry.verify import verify_pack_chunks
+from registry.writer import (
+    Choice,
+    Condemned,
+    Writer,
+    manifest_key,
+    placed_keys,
+    placement_key,
+)
+
+#: Packs held in memory at once on their way from store to store.
+_PACKS_IN_FLIGHT = 4
+_PLANS = 5
+
+#: Called with the number of bytes copied so far.
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSync:
+    """What was copied of one run.
+
+    Attributes:
+        run_id: The run.
+        commits: Commits that the destination lacked.
+        checkpoints: Checkpoints among them.
+        packs_copied: Packs that were sent.
+        packs_present: Packs that were there already.
+        bytes_copied: Bytes of packs that were sent.
+    """
+
+    run_id: str
+    commits: int = 0
+    checkpoints: int = 0
+    packs_copied: int = 0
+    packs_present: int = 0
+    bytes_copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync did."""
+
+    runs: tuple[RunSync, ...]
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of packs that were sent."""
+        return sum(run.bytes_copied for run in self.runs)
+
+
+def sync(
+    src: str | os.PathLike[str] | Registry,
+    dst: str | os.PathLike[str] | Registry,
+    runs: Iterable[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> SyncReport:
+    """Bring the destination's runs up to the source's.
+
+    Args:
+        src: Registry to read, or its URL.
+        dst: Registry to write, or its URL; it must exist.
+        runs: Names of the runs; all of the source without it.
+        progress: Told of every pack that was sent.
+
+    Raises:
+        Diverged: The destination holds commits that the source does not; nothing of that run is
+            written. The message names the first commit that differs.
+        NotFound: The source has no such run, or one of the two is no registry.
+        InvalidInput: Both are the same place.
+        IntegrityError: Something of the source is damaged or gone; it is not passed on.
+    """
+    with ExitStack() as stack:
+        source, destination = _opened(src, stack), _opened(dst, stack)
+        if source.url == destination.url:
+            raise InvalidInput("a registry cannot be synced to itself", where=source.url)
+        known = source.runs()
+        chosen = known if runs is None else list(runs)
+        for name in chosen:
+            if name not in known:
+                raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
+        sent = _Counter(progress)
+        return SyncReport(
+            tuple(_RunCopy(source.store, destination.store, name, sent).copy() for name in chosen)
+        )
+
+
+def _opened(place: str | os.PathLike[str] | Registry, stack: ExitStack) -> Registry:
+    return place if isinstance(place, Registry) else stack.enter_context(open(place))
+
+
+class _Counter:
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.total = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.total += size_bytes
+        if self._progress is not None:
+            self._progress(self.total)
+
+
+class _RunCopy:
+    """One run on its way."""
+
+    def __init__(self, source: Store, destination: Store, run_id: str, sent: _Counter) -> None:
+        self._source = source
+        self._destination = destination
+        self._run_id = run_id
+        self._sent = sent
+        self._log = RunLog(destination, run_id)
+        self._history: list[bytes] = []
+        self._state = RunManifest(run_id=run_id)
+        self._done = RunSync(run_id)
+
+    def copy(self) -> RunSync:
+        self._read_source()
+        self._log.open()
+        self._missing(self._log.state)  # refuse a diverged run before anything is written
+        # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
+        self._log.append(lambda state: None if state.commits else self._history[:1])
+        for plan in range(_PLANS):
+            try:
+                return self._copy_missing()
+            except Condemned:
+                continue  # a sweep passed at the destination: choose anew
+            except MissingObject:
+                # Evicted and swept at the source meanwhile, or moved: look at its head once more.
+                if plan:
+                    raise
+                self._read_source()
+        raise Conflict(
+            f"sweeps at the destination condemned what this sync chose, {_PLANS} times in a row",
+            where=self._run_id,
+            hint="Nothing was committed; sync again, and let collectors run less often.",
+        )
+
+    def _read_source(self) -> None:
+        slots = list(RunLog(self._source, self._run_id).slots())
+        self._history = [raw for slot in slots for raw, _ in slot.commits]
+        self._state = advance(RunManifest(run_id=self._run_id), slots)
+
+    def _missing(self, state: RunManifest) -> Sequence[bytes]:
+        """Return the commit lines that a destination in `state` lacks.
+
+        Raises:
+            Diverged: Its history is no beginning of the source's, nor the other way round.
+        """
+        shared = min(state.commits, len(self._history))
+        head = state.head
+        if state.commits > shared:
+            head = line_digest(self._destination_history()[shared - 1])
+        if shared and head != line_digest(self._history[shared - 1]):
+            raise self._diverged()
+        return self._history[shared:]
+
+    def _destination_history(self) -> list[bytes]:
+        return [raw for slot in self._log.slots() for raw, _ in slot.commits]
+
+    def _diverged(self) -> Diverged:
+        pairs = zip(self._history, self._destination_history(), strict=False)
+        n = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), 0)
+        ours = Commit.decode(self._history[n], where=self._run_id)
+        return Diverged(
+            "the two registries hold different histories of this run",
+            where=f"{self._run_id}: commit {n}",
+            expected=f"the source's, by {ours.author}",
+            found="another one at the destination",
+            hint="Nothing was copied. Keep one side as the run, and write results on that side only.",
+        )
+
+    def _copy_missing(self) -> RunSync:
+        writer = Writer(self._destination, self._log)
+        _ = writer.epoch
+        commits = self._missing(self._log.state)
+        placed = self._log.state.by_manifest
+        wanted = [place for place in self._state.places if place.manifest not in placed]
+        places, keys = self._copy_objects(writer, wanted) if commits else ([], frozenset())
+
+        def compose(state: RunManifest) -> Sequence[Line | bytes] | None:
+            missing = self._missing(state)
+            return [*places, *missing] if missing else None
+
+        writer.commit(compose, Choice(keys))
+        added = [ck for ck in self._state.checkpoints if ck.n >= len(self._history) - len(commits)]
+        return replace(self._done, commits=len(commits), checkpoints=len(added))
+
+    def _copy_objects(
+        self, writer: Writer, wanted: Sequence[Place]
+    ) -> tuple[list[Place], frozenset[ObjectKey]]:
+        placements = [self._source.placement(placement_key(place)) for place in wanted]
+        packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
+        copied: dict[ObjectKey, ObjectKey] = {}
+        waiting = iter(packs)
+        while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
+            jobs = [self._destination.bulk.submit(self._copy_pack, writer, ref) for ref in batch]
+            for ref, job in zip(batch, jobs, strict=True):
+                copied[ref.key], sent = job.result()
+                self._count(ref, sent=sent)
+        places, keys = [], set[ObjectKey]()
+        for place, placement in zip(wanted, placements, strict=True):
+            moved = replace(
+                placement,
+                packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
+            )
+            places.append(self._put_place(writer, place, moved))
+            keys |= placed_keys(places[-1], moved)
+        return places, frozenset(keys)
+
+    def _copy_pack(self, writer: Writer, ref: PackRef) -> tuple[ObjectKey, bool]:
+        """Return the destination's key of a pack, and whether it had to be sent."""
+        present = writer.usable("packs", ref.key.digest, ref.size_bytes)
+        if present is not None:
+            return present, False
+        data = self._source.read(ref.key)
+        # A damaged pack must not spread; its bytes are in memory, so checking costs one hash.
+        table = open_pack(data, ref.key.digest, where=str(ref.key))
+        verify_pack_chunks(data, table, ref.key)
+        return writer.put_pack(ref.key.digest, [data], len(data)), True
+
+    def _count(self, ref: PackRef, *, sent: bool) -> None:
+        done = self._done
+        if not sent:
+            self._done = replace(done, packs_present=done.packs_present + 1)
+            return
+        self._done = replace(
+            done,
+            packs_copied=done.packs_copied + 1,
+            bytes_copied=done.bytes_copied + ref.size_bytes,
+        )
+        self._sent.add(ref.size_bytes)
+
+    def _put_place(self, writer: Writer, place: Place, placement: Placement) -> Place:
+        manifest = self._source.manifest(manifest_key(place))
+        key = writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
+        placed = writer.put_small("placements", placement.digest, placement.encode(), Placement)
+        return Place(
+            manifest=manifest.digest,
+            manifest_generation=key.generation,
+            placement=placement.digest,
+            placement_generation=placed.generation,
+        )

@@ -1,0 +1,342 @@
+"""Checking a registry: its structure, and with `deep` every byte of it.
+
+Structure: logs dense, chained and legal; every checkpoint placed; every object that a checkpoint
+needs there and of the right size. Deep: every object read once and hashed, and every placement held
+against the tables of the packs that it names. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from registry.actions import Place
+from registry.codecs import RAW
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.errors import Malformed, RegistryError
+from registry.framing import split_lines
+from registry.keys import CONFIG, EPOCHS, RUNS, ObjectKey, parse_number, snapshot_slot
+from registry.loading import verify_chunk
+from registry.log import RunLog, list_runs
+from registry.manifest import Manifest
+from registry.pack import PackEntry, PackTable, open_pack
+from registry.placement import Placement
+from registry.state import RunManifest, advance
+from registry.store import Store, missing, read_config
+from registry.writer import manifest_key, placement_key
+
+#: Packs held in memory at once.
+_IN_FLIGHT = 4
+_MEND = "`holdfast sync` from a registry that holds the run whole into a new one, or save it again."
+
+Severity = Literal["error", "note"]
+#: Called with the number of bytes checked so far.
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        kind: `config`, `log`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot` or
+            `unknown-file`.
+        where: The key or run concerned.
+        message: What is wrong.
+        affects: Refs of the checkpoints that cannot be loaded because of it.
+        advice: What to do.
+        severity: A `note` costs no checkpoint: a cache, an orphan, a foreign file.
+    """
+
+    kind: str
+    where: str
+    message: str
+    affects: tuple[str, ...] = ()
+    advice: str = ""
+    severity: Severity = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        findings: In the order in which they were met.
+        runs: Runs looked at.
+        checkpoints: Checkpoints looked at, superseded ones included.
+        objects: Objects under packs/, manifests/ and placements/.
+        bytes_checked: Bytes that were read and hashed.
+    """
+
+    findings: tuple[Finding, ...]
+    runs: int
+    checkpoints: int
+    objects: int
+    bytes_checked: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checkpoint is whole, as far as was looked."""
+        return all(finding.severity == "note" for finding in self.findings)
+
+
+def verify(store: Store, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
+    """Check a registry.
+
+    Args:
+        store: The registry's objects.
+        deep: Read and hash every byte, instead of names and sizes only.
+        progress: Told of bytes checked.
+    """
+    return _Verification(store, progress).run(deep=deep)
+
+
+def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
+    """Check every chunk of a pack that is in memory.
+
+    Raises:
+        Damaged: A chunk does not hash to its digest.
+    """
+    view = memoryview(data)
+    for entry in table.entries:
+        if entry.codec != RAW:
+            raise Malformed("codec not allowed", where=key, expected=RAW, found=entry.codec)
+        stored = view[entry.offset : entry.offset + entry.stored_bytes]
+        verify_chunk(stored, entry.digest, key, entry.offset)
+
+
+class _Verification:
+    """One pass over a registry.
+
+    Faults are kept by key and told at the end, when it is known which checkpoints need what.
+    """
+
+    def __init__(self, store: Store, progress: Progress | None) -> None:
+        self._store = store
+        self._progress = progress
+        self._findings: list[Finding] = []
+        self._bytes = 0
+        self._checkpoints = 0
+        self._sizes: dict[ObjectKey, int] = {}
+        self._needed_by: dict[ObjectKey, list[str]] = {}
+        self._faults: dict[ObjectKey, str] = {}
+        self._manifests: dict[ObjectKey, Manifest] = {}
+        self._placements: dict[ObjectKey, Placement] = {}
+        self._chunks: dict[ObjectKey, dict[Digest, PackEntry]] = {}
+
+    def run(self, *, deep: bool) -> VerifyReport:
+        self._check_config()
+        self._check_epochs()
+        self._list_files()
+        runs = list_runs(self._store)
+        for run_id in runs:
+            self._check_run(run_id)
+        if deep:
+            self._check_bytes()
+        self._tell_faults()
+        return VerifyReport(
+            tuple(self._findings), len(runs), self._checkpoints, len(self._sizes), self._bytes
+        )
+
+    def _count(self, size_bytes: int) -> None:
+        self._bytes += size_bytes
+        if self._progress is not None:
+            self._progress(self._bytes)
+
+    # Files that are not objects
+
+    def _check_config(self) -> None:
+        try:
+            read_config(self._store.backend)
+        except RegistryError as error:
+            advice = "Restore registry.json from a backup; nothing else holds the registry's id."
+            self._findings.append(Finding("config", CONFIG, str(error), advice=advice))
+
+    def _check_epochs(self) -> None:
+        epochs = Epochs(self._store)
+        try:
+            for epoch in range(1, epochs.observe() + 1):
+                epochs.entry(epoch)
+        except RegistryError as error:
+            advice = "Restore the entry from a backup; nothing can be written or collected before."
+            self._findings.append(Finding("epoch", EPOCHS, str(error), advice=advice))
+
+    def _list_files(self) -> None:
+        """Note the size of every object; name files that are none of a registry's."""
+        for info in self._store.backend.list():
+            try:
+                if info.key.startswith(RUNS):
+                    self._list_run_file(info.key)
+                elif info.key.startswith(EPOCHS):
+                    parse_number(info.key)
+                elif info.key != CONFIG:
+                    self._sizes[ObjectKey.parse(info.key)] = info.size_bytes
+            except Malformed as error:
+                advice = "Holdfast did not write it; remove it if nobody needs it."
+                self._findings.append(
+                    Finding("unknown-file", info.key, str(error), advice=advice, severity="note")
+                )
+
+    def _list_run_file(self, key: str) -> None:
+        parts = key.split("/")
+        if len(parts) != 4 or parts[2] not in ("log", "snapshots"):
+            raise Malformed("not a file of a run", where=repr(key))
+        parse_number(key)
+        if parts[2] == "snapshots":
+            self._check_snapshot(key)
+
+    def _check_snapshot(self, key: str) -> None:
+        try:
+            snapshot_slot(key)
+            data = self._store.backend.get(key)
+            _, body = split_lines(data, where=key)
+            RunManifest.decode(body, where=key)
+            self._count(len(data))
+        except (RegistryError, ValueError) as error:
+            advice = "A cache, ignored on reading; it may be deleted."
+            self._findings.append(
+                Finding("snapshot", key, str(error), advice=advice, severity="note")
+            )
+
+    # Runs and what they need
+
+    def _check_run(self, run_id: str) -> None:
+        state = RunManifest(run_id=run_id)
+        try:
+            # Slot by slot, so that what stands before a damaged one is still checked.
+            for slot in RunLog(self._store, run_id).slots():
+                self._count(len(slot.data))
+                state = advance(state, [slot])
+        except RegistryError as error:
+            affected = (f"{run_id} from slot {state.next_slot} on",)
+            self._findings.append(Finding("log", run_id, str(error), affected, _MEND))
+        for record in state.checkpoints:
+            self._checkpoints += 1
+            ref = f"{run_id}/{record.manifest.short}"
+            place = state.by_manifest.get(record.manifest)
+            if place is None:
+                self._findings.append(
+                    Finding("missing", ref, "the log gives no place for it", (ref,), _MEND)
+                )
+            else:
+                self._check_placed(ref, place)
+
+    def _check_placed(self, ref: str, place: Place) -> None:
+        manifest = self._manifest(manifest_key(place), ref)
+        placement = self._placement(placement_key(place), ref)
+        if placement is None:
+            return
+        for pack in placement.packs:
+            found = self._need(pack.key, ref)
+            if found is not None and found != pack.size_bytes:
+                self._faults.setdefault(
+                    pack.key, f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
+                )
+        # Lists are opened with the bytes; here only what the manifest names itself.
+        if manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
+            self._faults.setdefault(
+                placement_key(place), "the placement does not cover its manifest"
+            )
+
+    def _need(self, key: ObjectKey, ref: str) -> int | None:
+        """Note who needs an object; return its size, or `None` where it is gone."""
+        refs = self._needed_by.setdefault(key, [])
+        if ref not in refs:
+            refs.append(ref)
+        if key not in self._sizes:
+            self._faults.setdefault(key, str(missing(key)))
+        return self._sizes.get(key)
+
+    def _manifest(self, key: ObjectKey, ref: str) -> Manifest | None:
+        # Read past the handle's cache: what counts is what lies on the store.
+        if self._need(key, ref) is not None and key not in self._manifests:
+            with self._faults_of(key):
+                self._manifests[key] = Manifest.decode(self._read(key), key.digest, where=str(key))
+        return self._manifests.get(key)
+
+    def _placement(self, key: ObjectKey, ref: str) -> Placement | None:
+        if self._need(key, ref) is not None and key not in self._placements:
+            with self._faults_of(key):
+                self._placements[key] = Placement.decode(
+                    self._read(key), key.digest, where=str(key)
+                )
+        return self._placements.get(key)
+
+    def _read(self, key: ObjectKey) -> bytes:
+        data = self._store.read(key)
+        self._count(len(data))
+        return data
+
+    @contextmanager
+    def _faults_of(self, key: ObjectKey) -> Iterator[None]:
+        try:
+            yield
+        except RegistryError as error:
+            self._faults.setdefault(key, str(error))
+
+    # Bytes
+
+    def _check_bytes(self) -> None:
+        """Read and hash every object that was not read yet, whether something needs it or not."""
+        read = self._manifests.keys() | self._placements.keys()
+        waiting = iter([key for key in self._sizes if key not in read])
+        while batch := list(islice(waiting, _IN_FLIGHT)):
+            jobs = [(key, self._store.bulk.submit(self._check_object, key)) for key in batch]
+            for key, job in jobs:
+                with self._faults_of(key):
+                    job.result()
+                    self._count(self._sizes[key])
+        for key, placement in self._placements.items():
+            with self._faults_of(key):
+                self._check_rows(placement)
+
+    def _check_object(self, key: ObjectKey) -> None:
+        data = self._store.read(key)
+        if key.kind == "manifests":
+            Manifest.decode(data, key.digest, where=str(key))
+        elif key.kind == "placements":
+            Placement.decode(data, key.digest, where=str(key))
+        else:
+            table = open_pack(data, key.digest, where=str(key))
+            verify_pack_chunks(data, table, key)
+            self._chunks[key] = {entry.digest: entry for entry in table.entries}
+
+    def _check_rows(self, placement: Placement) -> None:
+        """Hold each row of a placement against the table of the pack that it names."""
+        manifest = next(
+            (m for m in self._manifests.values() if m.digest == placement.manifest), None
+        )
+        if manifest is None or any(pack.key not in self._chunks for pack in placement.packs):
+            return  # told already, by the manifest or the pack
+        digests = [*manifest.direct_chunks]
+        for digest, row in zip(digests, placement.rows, strict=False):
+            entry = self._chunks[placement.packs[row.pack].key].get(digest)
+            if entry is None or (entry.offset, entry.stored_bytes) != (
+                row.offset,
+                row.stored_bytes,
+            ):
+                raise Malformed(
+                    "a placement names a chunk where its pack has another",
+                    where=f"placement {placement.digest.short}",
+                    expected=digest.short,
+                )
+
+    def _tell_faults(self) -> None:
+        for key, message in self._faults.items():
+            refs = tuple(self._needed_by.get(key, ()))
+            gone = key not in self._sizes
+            advice = _MEND if refs else "Nothing needs it; collection will remove it."
+            self._findings.append(
+                Finding(
+                    "missing" if gone else key.kind.removesuffix("s"),
+                    str(key),
+                    message,
+                    refs,
+                    advice,
+                    "error" if refs else "note",
+                )
+            )
