@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from registry import pytree
 from registry.actions import Place, ReportMetrics
@@ -26,6 +26,7 @@ from registry.suggest import near
 from registry.writer import manifest_key, placement_key
 
 _NAMED_AT_MOST = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,8 @@ class Checkpoint:
     ) -> LoadReport:
         """Fill the tensors of a module, or of a nest of dicts and lists, in place.
 
-        Bytes go straight into the target's memory where it is contiguous and on the CPU, and through
-        one staging tensor otherwise. Plain values of the checkpoint are left alone.
+        Bytes go straight into the target's memory where it is contiguous and on the CPU, and
+        through one staging tensor otherwise. Plain values of the checkpoint are left alone.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
@@ -267,8 +268,8 @@ class Checkpoint:
             )
         )
 
-    def _relocated(self, read: Callable[[Place], Any]) -> Any:
-        """Read by way of the place that the log gives; once more where a repack moved it meanwhile."""
+    def _relocated(self, read: Callable[[Place], _T]) -> _T:
+        """Read by way of the place that the log gives; once more where a repack moved it."""
         place = self.place
         try:
             return read(place)
@@ -322,8 +323,8 @@ def _check_fit(
         "the checkpoint does not fit the target",
         where=ref,
         found=shown + more,
-        hint="Nothing was changed. Name the right component, or pass strict=False to fill what both "
-        "sides have.",
+        hint="Nothing was changed. Name the right component, or pass strict=False to fill what "
+        "both sides have.",
     )
 
 

@@ -21,6 +21,7 @@ class Digest(bytes):
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> Self:
+        """Take the 32 bytes as they are."""
         if len(raw) != 32:
             raise InvalidInput("not a SHA-256", expected="32 bytes", found=f"{len(raw)} bytes")
         return super().__new__(cls, raw)

@@ -19,7 +19,7 @@ CONFIG = "registry.json"
 RUNS = "runs/"
 EPOCHS = "epochs/"
 _DIGITS = 20
-_LAST = 10**_DIGITS - 1
+_LAST: int = 10**_DIGITS - 1
 
 _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -178,5 +178,5 @@ def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) 
             where=f"{key} at offset {offset}",
             expected=digest,
             found=Digest(found),
-            hint="Nothing of it was returned. Run `holdfast verify --deep`; a mirror can restore it.",
+            hint="Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it.",
         )

@@ -70,8 +70,10 @@ class RunLog:
         self.state = RunManifest(run_id=run_id)
 
     def open(self) -> RunManifest:
-        """Read the run in at most three round trips: list snapshots; newest snapshot and names of
-        the slots after it; those slots.
+        """Read the run in at most three round trips.
+
+        They are: the list of snapshots; the newest one, and the names of the slots after it; those
+        slots.
 
         Raises:
             IntegrityError: A slot is damaged, missing or not legal.
@@ -141,7 +143,7 @@ class RunLog:
         yield from self._read_listed(start)
 
     def _put(self, slot: Slot) -> bool:
-        """Put a slot; return whether it is ours. Only the slot itself can tell after a lost answer."""
+        """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
         key = slot_key(self.run_id, slot.number)
         for attempt in range(_UNKNOWN_RETRIES):
             try:

@@ -1,8 +1,9 @@
 """The manifest `holdfast.checkpoint/1`: WHAT a state is.
 
 Per component its skeleton and its tensors (dtype, shape, chunk digests). A component's digest is
-that of its canonical JSON, the checkpoint's id is that of the manifest with every component replaced
-by its digest. No location, run, step or time stands in it, so equal states have equal ids anywhere.
+that of its canonical JSON, the checkpoint's id is that of the manifest with every component
+replaced by its digest. No location, run, step or time stands in it, so equal states have equal ids
+anywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_AXES = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a component. Exactly one of `inline`, `chunks` and `chunk_list` holds its bytes.
+    """One tensor of a component; one of `inline`, `chunks` and `chunk_list` tells its bytes.
 
     Attributes:
         dtype: Name in `registry.dtypes`.
@@ -266,7 +267,7 @@ def _tensor(entry: Any) -> TensorEntry:
         return TensorEntry(dtype, shape, chunk_list=Digest.parse(entry["list"]))
     if fields != {"chunks"}:
         raise ValueError(f"a tensor has keys {sorted(entry)}")
-    if len(entry["chunks"]) != cut.count or not INLINE_BYTES < cut.nbytes:
+    if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
         raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
     return TensorEntry(dtype, shape, chunks=tuple(Digest.parse(text) for text in entry["chunks"]))
 

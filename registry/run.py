@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -52,8 +52,8 @@ class Restored:
 class Run:
     """A run of a registry. One handle trains; any number of others read and annotate.
 
-    As a context manager it sets the run's status: `completed` at the end of the block, `interrupted`
-    when it is left by a signal or `sys.exit`, `failed` by any other exception.
+    As a context manager it sets the run's status: `completed` at the end of the block,
+    `interrupted` when it is left by a signal or `sys.exit`, `failed` by any other exception.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from backends import Buffer
 from registry.actions import Place
 from registry.chunking import INLINE_BYTES, grid
 from registry.digest import Digest
@@ -176,7 +177,7 @@ class _StateWriter:
         for entry in table.entries:
             self._fresh[entry.digest] = (name, entry.offset, entry.stored_bytes)
         size = sum(len(view) for view in fresh.values()) + len(encoded) + TRAILER_BYTES
-        body = [*fresh.values(), encoded, trailer(encoded)]
+        body: list[Buffer] = [*fresh.values(), encoded, trailer(encoded)]
         while len(self._in_flight) >= _PACKS_IN_FLIGHT:
             self._in_flight.popleft().result()
         future = self._store.bulk.submit(self._writer.put_pack, name, body, size)

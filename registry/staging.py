@@ -25,7 +25,7 @@ class Staging:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def copy(self, state: FlatState, pool: Executor) -> FlatState:
-        """Return the same state with its bytes in this buffer; what it held before is overwritten."""
+        """Return the same state with its bytes here; what was here before is overwritten."""
         leaves = [leaf for part in state.components for leaf in part.leaves]
         offsets, total = _layout(leaves)
         if total > self._memory.nbytes:
@@ -34,7 +34,7 @@ class Staging:
         done = [pool.submit(self._copy_share, share) for share in _shares(jobs, total)]
         for future in done:
             future.result()
-        memory = memoryview(self._memory)
+        memory = self._memory.data
         moved = iter([leaf.moved(memory[start : start + leaf.nbytes]) for leaf, start in jobs])
         components = tuple(
             replace(part, leaves=tuple(next(moved) for _ in part.leaves))

@@ -1,8 +1,8 @@
 """What a run is now: the replay of its log by pure functions.
 
 `RunManifest` is the result, a frozen value; `advance` folds further slots into it. The rules that
-make a history legal are checked here and nowhere else, so that writers, readers, `verify` and `sync`
-agree on them. Reading slots is the business of `registry.log`.
+make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
+`sync` agree on them. Reading slots is the business of `registry.log`.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ class _Draft:
         self.base = state
         self.fields: dict[str, Any] = {}
         self.where = ""
+        self.time_ms = 0
         self.next_slot = state.next_slot
         self.commits = state.commits
         self.head = state.head
@@ -235,6 +236,7 @@ class _Draft:
         self.next_slot += 1
 
     def commit(self, raw: bytes, commit: Commit) -> None:
+        self.time_ms = commit.time_ms
         self.require(commit.run == self.base.run_id, f"a commit of run {commit.run}")
         self.require(commit.n == self.commits, f"commit {commit.n} where {self.commits} is due")
         self.require(
@@ -243,7 +245,7 @@ class _Draft:
         begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
         self.require(begins == (commit.n == 0), "a run is begun by commit 0 and by no other")
         for action in commit.actions:
-            _APPLY[type(action)](self, commit, action)
+            _APPLY[type(action)](self, action)
         self.commits += 1
         self.head = line_digest(raw)
 
@@ -279,23 +281,23 @@ class _Draft:
         )
 
 
-def _create(draft: _Draft, commit: Commit, action: CreateRun) -> None:
+def _create(draft: _Draft, action: CreateRun) -> None:
     draft.require(draft.created is None, "the run is begun twice")
     draft.created = action
-    draft.fields["created_ms"] = commit.time_ms
+    draft.fields["created_ms"] = draft.time_ms
 
 
-def _status(draft: _Draft, commit: Commit, action: SetStatus) -> None:
+def _status(draft: _Draft, action: SetStatus) -> None:
     draft.fields["status"] = action.status
 
 
-def _take_over(draft: _Draft, commit: Commit, action: TakeOver) -> None:
+def _take_over(draft: _Draft, action: TakeOver) -> None:
     draft.fields["writer"] = WriterRecord(
-        token=action.token, host=action.host, time_ms=commit.time_ms
+        token=action.token, host=action.host, time_ms=draft.time_ms
     )
 
 
-def _rewind(draft: _Draft, commit: Commit, action: Rewind) -> None:
+def _rewind(draft: _Draft, action: Rewind) -> None:
     if action.to is not None:
         draft.known(action.to)
     for n, checkpoint in draft.checkpoints.items():
@@ -303,32 +305,33 @@ def _rewind(draft: _Draft, commit: Commit, action: Rewind) -> None:
             draft.checkpoints[n] = checkpoint.model_copy(update={"superseded": True})
 
 
-def _add(draft: _Draft, commit: Commit, action: AddCheckpoint) -> None:
-    draft.require(commit.n > 0, "commit 0 references a manifest")
-    draft.require(commit.n not in draft.checkpoints, "two checkpoints in one commit")
-    draft.checkpoints[commit.n] = CheckpointRecord(
-        n=commit.n,
+def _add(draft: _Draft, action: AddCheckpoint) -> None:
+    n = draft.commits
+    draft.require(n > 0, "commit 0 references a manifest")
+    draft.require(n not in draft.checkpoints, "two checkpoints in one commit")
+    draft.checkpoints[n] = CheckpointRecord(
+        n=n,
         manifest=action.manifest,
         phase=action.phase,
         step=action.step,
         metrics=action.metrics,
         meta=action.meta,
         size_bytes=action.size_bytes,
-        time_ms=commit.time_ms,
+        time_ms=draft.time_ms,
     )
 
 
-def _report(draft: _Draft, commit: Commit, action: ReportMetrics) -> None:
+def _report(draft: _Draft, action: ReportMetrics) -> None:
     checkpoint = draft.known(action.checkpoint)
     merged = {**checkpoint.metrics, **action.metrics}
     draft.checkpoints[checkpoint.n] = checkpoint.model_copy(update={"metrics": merged})
 
 
-def _tag(draft: _Draft, commit: Commit, action: SetTag) -> None:
+def _tag(draft: _Draft, action: SetTag) -> None:
     draft.tags[action.name] = draft.known(action.checkpoint).n
 
 
-_APPLY: dict[type, Callable[[_Draft, Commit, Any], None]] = {
+_APPLY: dict[type, Callable[[_Draft, Any], None]] = {
     CreateRun: _create,
     SetStatus: _status,
     TakeOver: _take_over,

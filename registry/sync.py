@@ -1,8 +1,8 @@
 """Copying runs between registries: a writer at its destination, fast-forward only.
 
-History is copied byte for byte; places are the destination's own. Everything that a destination lacks
-of a run becomes visible in one slot, so a checkpoint is never seen there before its objects are.
-Packs that are there already are not sent again, which is also what makes a sync resumable.
+History is copied byte for byte; places are the destination's own. Everything that a destination
+lacks of a run becomes visible in one slot, so a checkpoint is never seen there before its objects
+are. Packs that are there already are not sent again, which is also what makes a sync resumable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from registry.actions import Commit, Line, Place, line_digest
-from registry.digest import Digest
 from registry.errors import Conflict, Diverged, InvalidInput, MissingObject, NotFound
 from registry.keys import ObjectKey
 from registry.log import RunLog

@@ -47,8 +47,8 @@ class Choice:
 
     Attributes:
         keys: Each of them.
-        covered_by: For a key that a manifest of this run used when it was chosen: the places of such
-            manifests. While one of them still stands, the key needs no check (W2a).
+        covered_by: For a key that manifests of this run used when it was chosen: their places.
+            While one of them still stands, the key needs no check (W2a).
     """
 
     keys: frozenset[ObjectKey] = frozenset()
