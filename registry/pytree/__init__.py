@@ -1,0 +1,67 @@
+"""States: nested Python values taken apart into JSON and arrays, and put together bit for bit.
+
+A component's skeleton is one node. None, true, false, strings and integers within 2^53 are
+themselves and a list is a JSON array of nodes; everything else is an object with one key, its tag.
+N is a node, P a list of pairs [N, N] in order, A the number of an array (each component counts its
+own from 0, in the order of the skeleton), H 16 hexadecimal digits of a double's bits, I an integer
+as a node.
+
+    tag                        payload                       value
+    t  n                       A                             torch tensor, numpy array
+    nt                         [A, "datetime64[ns]"]         numpy array of times, as int64
+    B  BA  S                   A                             bytes, bytearray over 4096 bytes, str
+                                                             over 64 KiB of UTF-8: uint8 arrays
+    b  ba                      base64                        bytes, bytearray
+    i                          "-1f..."                      int beyond 2^53, hexadecimal
+    f  c                       H  [H, H]                     float, complex
+    d  od  counter             P                             dict, OrderedDict, Counter
+    sd                         [P, N]                        OrderedDict and its `_metadata`
+    dd                         [factory or null, P]          defaultdict of bool, bytes, dict,
+                                                             float, int, list, set, str, tuple
+    tu                         [N, ...]                      tuple
+    set  fset                  [N, ...]                      set, frozenset; ascending by the items'
+                                                             canonical bytes
+    deque                      [maxlen I or null, [N, ...]]  deque
+    range  slice               [I, I, I]  [N, N, N]          range, slice
+    ellipsis                   true                          ...
+    decimal  fraction          string  [I, I]                Decimal, Fraction (reduced, 16384 bits)
+    uuid                       32 hexadecimal digits         UUID
+    datetime  time             [ISO, fold, Z]                datetime, time; ISO without a zone
+    date  td                   ISO  [days, s, us]            date, timedelta
+    tz                         Z                             timezone, ZoneInfo; Z is null, "utc",
+                                                             ["offset", days, s, us, name or null]
+                                                             or ["zone", key]
+    path                       [flavour, text]               posix, windows, pureposix, purewindows
+    ns  nd                     [dtype, hex bytes]  dtype     numpy scalar (little-endian), dtype
+    ts  tt  tv                 [I, ...]  "float32"  "cuda:0" torch Size, dtype, device
+    coo                        [shape, coalesced, N, N]      sparse: indices, values
+    csr  csc  bsr  bsc         [shape, N, N, N]              sparse: compressed, plain, values
+    ad                         [name, N]                     what the named adapter makes of N
+
+Keys, items of sets, parts of slices and `_metadata` hold no arrays. At most 100 containers nest.
+Each value has one spelling; another one is malformed.
+"""
+
+from __future__ import annotations
+
+from registry.pytree.adapters import register_adapter
+from registry.pytree.arrays import allocate, describe, view_of
+from registry.pytree.flatten import FlatComponent, FlatState, flatten
+from registry.pytree.leaves import ArrayLeaf
+from registry.pytree.survey import leaf_kinds, leaf_paths
+from registry.pytree.unflatten import unflatten, unflatten_component
+
+__all__ = [
+    "ArrayLeaf",
+    "FlatComponent",
+    "FlatState",
+    "allocate",
+    "describe",
+    "flatten",
+    "leaf_kinds",
+    "leaf_paths",
+    "register_adapter",
+    "unflatten",
+    "unflatten_component",
+    "view_of",
+]

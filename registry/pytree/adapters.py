@@ -1,0 +1,41 @@
+"""Adapters: how a caller's own types enter a state and come back.
+
+An adapter names a type; the name is stored, the type never is. Loading looks the name up among
+those that this process has registered and runs nothing else, so a checkpoint cannot choose code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from registry.errors import InvalidInput
+from registry.pytree import containers, libraries, plain, stamps
+from registry.pytree.adapter_table import ADAPTERS, Adapter
+from registry.pytree.encoding import HANDLERS
+
+# Imported for the codecs that they register.
+__all__ = ["containers", "plain", "register_adapter", "stamps"]
+
+
+def register_adapter(
+    name: str, cls: type, *, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]
+) -> None:
+    """Teach this process to store and load a type, such as a named tuple, enum or dataclass.
+
+    Args:
+        name: What is stored in place of the type; keep it for ever, for example `myproject.Config`.
+        cls: The exact type; subclasses are not included.
+        to_plain: Returns a storable value for an instance; arrays may be in it.
+        from_plain: Undoes `to_plain`.
+
+    Raises:
+        InvalidInput: The name belongs to another type, or the type to another name, or the type
+            is built in.
+    """
+    if type(name) is not str or not name or not isinstance(cls, type):
+        raise InvalidInput("an adapter needs a name and a type", found=f"{name!r}, {cls!r}")
+    libraries.load_seen()
+    if cls in HANDLERS or cls.__module__ == "builtins":
+        raise InvalidInput("type is stored by itself, or never", where=cls.__name__)
+    ADAPTERS.add(Adapter(name, cls, to_plain, from_plain))

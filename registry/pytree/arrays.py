@@ -1,0 +1,83 @@
+"""Destinations of loading: new memory for an array, or the memory of one that exists."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from registry.dtypes import item_size
+from registry.errors import InvalidInput, UnsupportedValue
+from registry.pytree import libraries, refusals
+
+Destination = tuple[object, memoryview]
+
+
+def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
+    """Return a new array and its flat, writable bytes, not cleared.
+
+    Args:
+        dtype: A name of `registry.dtypes.ITEM_SIZES`.
+        shape: Lengths of the axes, in elements.
+        kind: `torch`, `numpy`, `bytes` or `str`, as `leaf_kinds` gives it.
+
+    Raises:
+        UnsupportedValue: The library has no such element type.
+        IncompatibleState: The library cannot be imported.
+        InvalidInput: Unknown kind, or byte string of another type than uint8.
+    """
+    allocator = _ALLOCATORS.get(kind)
+    if allocator is None:
+        allocator = _allocator(kind)
+    return allocator(dtype, shape)
+
+
+def view_of(target: object) -> memoryview | None:
+    """Return the writable bytes of a tensor or array, or None if they cannot be viewed."""
+    if refusals.is_tensor_like(target):
+        return libraries.torch_wrapper().view_of(target)  # type: ignore[no-any-return]
+    if _is_array(target):
+        return libraries.numpy_wrapper().view_of(target)  # type: ignore[no-any-return]
+    return None
+
+
+def describe(target: object) -> tuple[str, tuple[int, ...]]:
+    """Return element type and shape of a tensor or array.
+
+    Raises:
+        UnsupportedValue: It is neither, or of a type that cannot be stored.
+    """
+    if refusals.is_tensor_like(target):
+        return libraries.torch_wrapper().describe(target)  # type: ignore[no-any-return]
+    if _is_array(target):
+        return libraries.numpy_wrapper().describe(target)  # type: ignore[no-any-return]
+    raise UnsupportedValue("not a tensor or array", found=type(target).__name__)
+
+
+def _allocator(kind: str) -> Callable[[str, tuple[int, ...]], Destination]:
+    if kind == "torch":
+        found: Any = libraries.torch_wrapper().allocate
+    elif kind == "numpy":
+        found = libraries.numpy_wrapper().allocate
+    elif kind in ("bytes", "str"):
+        found = _allocate_bytes
+    else:
+        raise InvalidInput("unknown kind of array", found=kind)
+    _ALLOCATORS[kind] = found
+    return found  # type: ignore[no-any-return]
+
+
+def _allocate_bytes(dtype: str, shape: tuple[int, ...]) -> Destination:
+    if dtype != "uint8":
+        raise InvalidInput("a byte string is of uint8", found=dtype)
+    data = bytearray(math.prod(shape) * item_size(dtype))
+    return data, memoryview(data)
+
+
+_ALLOCATORS: dict[str, Callable[[str, tuple[int, ...]], Destination]] = {}
+
+
+def _is_array(target: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(target, numpy.ndarray)

@@ -1,0 +1,163 @@
+"""`Decoder`: one walk over one stored skeleton, node by node, into values.
+
+The skeleton is foreign and may be hostile: every node is checked, no name is imported, and whatever
+is wrong raises `Malformed` with the place. The codec modules fill `DECODERS` and `ATOMS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from registry import canonical
+from registry.canonical import MAX_INTEGER, Json
+from registry.errors import IncompatibleState, Malformed
+from registry.pytree import libraries
+from registry.pytree.adapter_table import ADAPTERS
+from registry.pytree.encoding import MAX_DEPTH
+from registry.pytree.paths import Link, OddKey, clip, where
+
+DecodeNode = Callable[["Decoder", Any, Link, int], Any]
+DecodeAtom = Callable[[Any], Any]
+
+#: Tag -> how a node with other nodes or arrays in it is rebuilt.
+DECODERS: dict[str, DecodeNode] = {}
+#: Tag -> (payload to value, value to payload); the second proves that the spelling is the one.
+ATOMS: dict[str, tuple[DecodeAtom, Callable[[Any], Json]]] = {}
+
+
+class Decoder:
+    """Rebuilds the values of one component from its skeleton and its arrays."""
+
+    __slots__ = ("_arrays", "_next", "_plain")
+
+    def __init__(self, arrays: Sequence[object]) -> None:
+        self._arrays = arrays
+        self._next = 0
+        self._plain = False
+
+    def node(self, node: Any, link: Link, depth: int) -> Any:
+        """Decode a node.
+
+        Raises:
+            Malformed: The node breaks a rule of the format.
+            IncompatibleState: It needs a library or an adapter that is not here.
+        """
+        kind = type(node)
+        if kind is dict:
+            if len(node) != 1:
+                self.malformed(link, "a node is not one tag", "one key", f"{len(node)} keys")
+            [(tag, payload)] = node.items()
+            decode = DECODERS.get(tag)
+            if decode is not None:
+                return decode(self, payload, link, depth)
+            return self._atom(tag, payload, link, depth)
+        if kind is str or kind is bool or node is None:
+            return node
+        if kind is int:
+            if -MAX_INTEGER <= node <= MAX_INTEGER:
+                return node
+            self.malformed(link, "an integer beyond 2^53", "tag 'i'", clip(node))
+        if kind is list:
+            return self.nodes(node, link, depth)
+        return self.malformed(link, "not a node of a skeleton", "canonical JSON", kind.__name__)
+
+    def nodes(self, payload: Any, link: Link, depth: int) -> list[Any]:
+        """Decode a JSON array of nodes."""
+        self.check_list(payload, link, depth)
+        depth += 1
+        node = self.node
+        return [node(item, (link, index), depth) for index, item in enumerate(payload)]
+
+    def key(self, node: Any, link: Link, depth: int) -> tuple[Any, Any]:
+        """Decode a key of a dict; return it and its step in a path."""
+        value = self.plain(node, link, depth)
+        if type(node) is str or type(node) is int:
+            return value, node
+        return value, OddKey(canonical.encode(node).decode(), f"[{clip(value)}]")
+
+    def plain(self, node: Any, link: Link, depth: int) -> Any:
+        """Decode a node in which no array may stand."""
+        outer, self._plain = self._plain, True
+        value = self.node(node, link, depth)
+        self._plain = outer
+        return value
+
+    def array(self, index: Any, link: Link) -> Any:
+        """Return the next array, which must be the one that a node names."""
+        following = self._next
+        if type(index) is not int or index != following:
+            self.malformed(link, "arrays out of order", f"array {following}", clip(index))
+        if following >= len(self._arrays):
+            self.malformed(
+                link, "no such array", f"an index below {len(self._arrays)}", clip(index)
+            )
+        if self._plain:
+            self.malformed(link, "an array in a key or set", "a plain value", f"array {index}")
+        self._next = following + 1
+        return self._arrays[following]
+
+    def finish(self, link: Link) -> None:
+        """Check that every array was used."""
+        if self._next != len(self._arrays):
+            self.malformed(
+                link, "arrays left over", f"{self._next} arrays", f"{len(self._arrays)} arrays"
+            )
+
+    def check_list(self, payload: Any, link: Link, depth: int, length: int | None = None) -> None:
+        """Check that a payload is a JSON array, of a length if given, and not too deep."""
+        if type(payload) is not list or (length is not None and len(payload) != length):
+            expected = "a list" if length is None else f"a list of {length}"
+            self.malformed(link, "wrong payload", expected, clip(payload))
+        if depth >= MAX_DEPTH:
+            self.malformed(link, "nested too deeply", f"at most {MAX_DEPTH} levels", "more")
+
+    def malformed(self, link: Link, what: str, expected: object, found: object) -> NoReturn:
+        """Raise the error that names the place."""
+        raise Malformed(f"{what} in a skeleton", where=where(link), expected=expected, found=found)
+
+    def _atom(self, tag: Any, payload: Any, link: Link, depth: int) -> Any:
+        codec = ATOMS.get(tag)
+        if codec is None:
+            if libraries.load_for_tag(tag):
+                return self.node({tag: payload}, link, depth)
+            self.malformed(link, "an unknown tag", "a tag of the format", clip(tag))
+        unpack, pack = codec
+        try:
+            value = unpack(payload)
+            if canonical.encode(pack(value)) == canonical.encode(payload):
+                return value
+        except Exception as error:  # Foreign bytes: whatever a constructor dislikes is malformed.
+            raise Malformed(
+                f"bad value under tag {tag!r} in a skeleton",
+                where=where(link),
+                found=clip(payload),
+            ) from error
+        return self.malformed(
+            link, f"another spelling under tag {tag!r}", "the canonical one", clip(payload)
+        )
+
+
+def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:
+    """Rebuild a value of a type that the caller registered."""
+    decoder.check_list(payload, link, depth, 2)
+    name, node = payload
+    if type(name) is not str:
+        decoder.malformed(link, "an adapter without a name", "a string", clip(name))
+    adapter = ADAPTERS.of_name(name)
+    if adapter is None:
+        raise IncompatibleState(
+            f"no adapter named {name!r} is registered",
+            where=where(link),
+            hint="Call registry.pytree.register_adapter with this name before loading.",
+        )
+    plain = decoder.node(node, link, depth + 1)
+    try:
+        return adapter.from_plain(plain)
+    except Exception as error:  # The caller's code met a stored value that it cannot take.
+        raise Malformed(
+            f"the adapter {name!r} refused its stored value", where=where(link), found=error
+        ) from error
+
+
+DECODERS["ad"] = decode_adapted

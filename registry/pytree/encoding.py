@@ -1,0 +1,157 @@
+"""`Encoder`: one walk over one component, value by value, into skeleton and leaves.
+
+Which values there are is the business of the codec modules, which fill `HANDLERS`; this module owns
+the dispatch by exact type, the path, the depth limit and the search for circles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from registry import canonical
+from registry.canonical import Json
+from registry.errors import UnsupportedValue
+from registry.pytree import refusals
+from registry.pytree.adapter_table import ADAPTERS
+from registry.pytree.leaves import ArrayLeaf
+from registry.pytree.paths import Link, OddKey, clip, shown
+
+#: Containers within containers, in a state and in a skeleton.
+MAX_DEPTH = 100
+
+Handler = Callable[["Encoder", Any, Link, int], Json]
+
+#: Exact type -> handler. Tensor and array types join when their library is seen to be loaded.
+HANDLERS: dict[type, Handler] = {}
+
+
+class Encoder:
+    """Turns the values of one component into nodes of its skeleton.
+
+    Attributes:
+        leaves: The arrays met so far, in order of their index.
+        role: What the walk is in that can hold no array ("a set"), or empty.
+        active: Identities of the containers around the walk.
+    """
+
+    __slots__ = ("active", "leaves", "role")
+
+    def __init__(self) -> None:
+        self.leaves: list[ArrayLeaf] = []
+        self.role = ""
+        self.active: set[int] = set()
+
+    def node(self, value: Any, link: Link, depth: int) -> Json:
+        """Encode a value.
+
+        Args:
+            value: Anything.
+            link: Where it stands.
+            depth: Containers around it.
+
+        Raises:
+            UnsupportedValue: It, or something in it, cannot be stored; the message names its path.
+        """
+        handler = HANDLERS.get(type(value))
+        if handler is not None:
+            return handler(self, value, link, depth)
+        return self._other(value, link, depth)
+
+    def key(self, key: Any, link: Link, depth: int) -> tuple[Json, Any]:
+        """Encode a key of a dict at `link`; return its node and its step in a path."""
+        with self.plain("a key of a dict"):
+            node = self.node(key, link, depth)
+        if type(node) is str or type(node) is int:
+            return node, node
+        return node, OddKey(canonical.encode(node).decode(), f"[{clip(key)}]")
+
+    @contextmanager
+    def plain(self, role: str) -> Iterator[None]:
+        """Allow only values that stand in the skeleton whole: no leaves."""
+        outer, self.role = self.role, role
+        try:
+            yield
+        finally:
+            self.role = outer
+
+    def add(self, leaf: ArrayLeaf, link: Link) -> int:
+        """Take a leaf and return its index."""
+        if self.role:
+            self.refuse_array(link)
+        self.leaves.append(leaf)
+        return len(self.leaves) - 1
+
+    def refuse_array(self, link: Link) -> NoReturn:
+        """Raise the error for an array where none can be."""
+        self.refuse(link, f"an array cannot be part of {self.role}", "Store it as a value.")
+
+    @contextmanager
+    def inside(self, container: object, link: Link, depth: int) -> Iterator[None]:
+        """Guard the walk through a container against circles and depth."""
+        self.enter(container, link, depth)
+        try:
+            yield
+        finally:
+            self.active.discard(id(container))
+
+    def enter(self, container: object, link: Link, depth: int) -> None:
+        """Begin a container; `leave` must follow unless an error ends the walk."""
+        if id(container) in self.active:
+            self.refuse(
+                link,
+                "a circular reference: this container holds itself",
+                "Break the circle before saving.",
+            )
+        if depth >= MAX_DEPTH:
+            self.refuse(link, f"nested more than {MAX_DEPTH} levels deep", "Flatten the structure.")
+        self.active.add(id(container))
+
+    def leave(self, container: object) -> None:
+        """End a container."""
+        self.active.discard(id(container))
+
+    def text(self, value: str, link: Link) -> str:
+        """Return a string that UTF-8 can express, or refuse it."""
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                self.refuse(
+                    link,
+                    f"a string with a lone surrogate at character {error.start}",
+                    "Store the bytes instead (os.fsencode), or repair the string.",
+                )
+        return value
+
+    def refuse(self, link: Link, what: str, hint: str) -> NoReturn:
+        """Raise the error that names the path."""
+        raise UnsupportedValue(what, where=shown(link), hint=hint)
+
+    def _other(self, value: Any, link: Link, depth: int) -> Json:
+        adapter = ADAPTERS.of_type(type(value))
+        if adapter is not None:
+            with self.inside(value, link, depth):
+                return {"ad": [adapter.name, self.node(adapter.to_plain(value), link, depth + 1)]}
+        for kind, handler in FAMILIES.items():
+            if isinstance(value, kind):
+                return handler(self, value, link, depth)
+        if has_state_dict(value):
+            with self.inside(value, link, depth):
+                return self.node(value.state_dict(), link, depth + 1)
+        what, hint = refusals.explain(value)
+        return self.refuse(link, what, hint)
+
+
+#: Base type -> handler, for values whose exact types are many (numpy's dtype classes).
+FAMILIES: dict[type, Handler] = {}
+
+
+def has_state_dict(value: object) -> bool:
+    """Return whether a value is to be replaced by its `state_dict()`."""
+    return (
+        not isinstance(value, type)
+        and not refusals.is_tensor_like(value)
+        and callable(getattr(value, "state_dict", None))
+    )

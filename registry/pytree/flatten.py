@@ -1,0 +1,94 @@
+"""`flatten`: a state taken apart into components, each a skeleton and its array leaves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from registry.canonical import Json
+from registry.errors import UnsupportedValue
+from registry.pytree import containers, libraries, plain, stamps
+from registry.pytree.encoding import Encoder, has_state_dict
+from registry.pytree.leaves import ArrayLeaf
+from registry.pytree.paths import clip, shown
+
+# Imported for the codecs that they register.
+__all__ = ["FlatComponent", "FlatState", "containers", "flatten", "plain", "stamps"]
+
+_BARE_TAGS = frozenset({"t", "n", "nt"})
+
+
+@dataclass(frozen=True, slots=True)
+class FlatComponent:
+    """A top-level entry of a state.
+
+    Attributes:
+        name: Its key.
+        skeleton: Canonical JSON with every value but the arrays, which are numbers.
+        leaves: The arrays, by number.
+        is_bare: Whether the entry is itself an array and not a container.
+    """
+
+    name: str
+    skeleton: Json
+    leaves: tuple[ArrayLeaf, ...]
+    is_bare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """A state taken apart.
+
+    Attributes:
+        kind: `dict` or `odict` (OrderedDict).
+        components: The entries, in their order.
+    """
+
+    kind: str
+    components: tuple[FlatComponent, ...]
+
+
+def flatten(state: object) -> FlatState:
+    """Take a state apart without copying its arrays.
+
+    Parameters come back as plain tensors; tying, strides and requires_grad are not kept, and of a
+    state_dict used as a whole state, not the version metadata that torch hangs on it.
+
+    Args:
+        state: A dict or OrderedDict with string keys, or an object with `state_dict()`.
+
+    Raises:
+        UnsupportedValue: Something in it cannot be stored; the message names its path.
+    """
+    libraries.load_seen()
+    if has_state_dict(state):
+        state = state.state_dict()  # type: ignore[attr-defined]
+    if type(state) is dict:
+        kind = "dict"
+    elif type(state) is OrderedDict:
+        kind = "odict"
+    else:
+        raise UnsupportedValue(
+            "a state must be a dict with string keys, or have state_dict()",
+            where="state",
+            found=type(state).__name__,
+            hint="Wrap it: {'model': ...}.",
+        )
+    return FlatState(kind, tuple(_component(state, name) for name in state))
+
+
+def _component(state: dict[str, object], name: object) -> FlatComponent:
+    if type(name) is not str:
+        raise UnsupportedValue(
+            "the top-level keys of a state must be strings",
+            where=shown((None, name)),
+            found=clip(name),
+            hint="Use str(key), or wrap the dict: {'state': ...}.",
+        )
+    link = (None, name)
+    encoder = Encoder()
+    encoder.text(name, link)
+    encoder.enter(state, (None, name), 0)
+    skeleton = encoder.node(state[name], link, 1)
+    is_bare = type(skeleton) is dict and not _BARE_TAGS.isdisjoint(skeleton)
+    return FlatComponent(name, skeleton, tuple(encoder.leaves), is_bare)

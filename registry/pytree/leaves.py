@@ -1,0 +1,80 @@
+"""`ArrayLeaf`: one run of bytes that a state holds outside its skeleton, viewed without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from registry.pytree.paths import Link, join
+
+
+class ArrayLeaf:
+    """A tensor, array, long string or long byte string of a state.
+
+    It holds what it views, so the memory stays alive as long as the leaf, or a buffer of it, does.
+
+    Attributes:
+        dtype: Element type, a name of `registry.dtypes.ITEM_SIZES`.
+        shape: Lengths of the axes, in elements.
+        nbytes: Length of `buffer()`, in bytes.
+    """
+
+    __slots__ = ("_link", "_open", "_source", "_view", "dtype", "nbytes", "shape")
+
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        nbytes: int,
+        source: Any,
+        opener: Callable[[Any, int], memoryview],
+        link: Link,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = nbytes
+        self._source = source
+        self._open = opener
+        self._link = link
+        self._view: memoryview | None = None
+
+    @property
+    def path(self) -> str:
+        """The name: component and keys joined with `/` (`model/conv1.weight`)."""
+        return join(self._link)
+
+    def buffer(self) -> memoryview:
+        """Return the bytes: flat, format `B`, C order, little-endian.
+
+        The first call views them in place if they lie contiguous in host memory and copies them
+        otherwise; further calls return the same view.
+        """
+        view = self._view
+        if view is None:
+            view = self._view = self._open(self._source, self.nbytes)
+        return view
+
+    @property
+    def source(self) -> Any:
+        """The tensor, array or string itself."""
+        return self._source
+
+    def moved(self, view: memoryview) -> ArrayLeaf:
+        """Return the same leaf with its bytes elsewhere; the tensor itself is let go."""
+        return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link)
+
+    def __repr__(self) -> str:
+        return f"ArrayLeaf({self.path!r}, {self.dtype}, {self.shape})"
+
+
+def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:
+    """Return the leaf of a byte string."""
+    return ArrayLeaf("uint8", (len(data),), len(data), data, _open, link)
+
+
+def _open(data: bytes | bytearray, nbytes: int) -> memoryview:  # noqa: ARG001
+    return memoryview(data)
+
+
+def _given(view: memoryview, nbytes: int) -> memoryview:  # noqa: ARG001
+    return view

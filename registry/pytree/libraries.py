@@ -1,0 +1,74 @@
+"""When torch and numpy come in: with the first of their values or tags, never before.
+
+A state can hold a library's values only if that library is loaded, so flattening looks in
+`sys.modules`; rebuilding imports it. The modules imported here, and theirs, are the only ones
+in this package that import torch or numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from registry.errors import IncompatibleState
+
+#: Module of ours that wraps a library, the library, and the tags it rebuilds.
+_WRAPPERS = {
+    "registry.pytree.torch_arrays": (
+        "torch",
+        frozenset({"t", "ts", "tt", "tv", "coo", "csr", "csc", "bsr", "bsc"}),
+    ),
+    "registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
+}
+_INSTALL = {
+    "torch": "Install it: pip install 'holdfast[torch]'.",
+    "numpy": "Install it: pip install numpy.",
+}
+_loaded: set[str] = set()
+
+
+def load_seen() -> None:
+    """Load the wrapper of every library that this process has imported."""
+    if len(_loaded) == len(_WRAPPERS):
+        return
+    for wrapper, (library, _) in _WRAPPERS.items():
+        if wrapper not in _loaded and sys.modules.get(library) is not None:
+            _load(wrapper)
+
+
+def load_for_tag(tag: str) -> bool:
+    """Load the wrapper that rebuilds a tag; return whether one was loaded just now.
+
+    Raises:
+        IncompatibleState: The library is not installed.
+    """
+    for wrapper, (_, tags) in _WRAPPERS.items():
+        if tag in tags and wrapper not in _loaded:
+            _load(wrapper)
+            return True
+    return False
+
+
+def torch_wrapper() -> ModuleType:
+    """Return the module that wraps torch."""
+    return _load("registry.pytree.torch_arrays")
+
+
+def numpy_wrapper() -> ModuleType:
+    """Return the module that wraps numpy."""
+    return _load("registry.pytree.numpy_arrays")
+
+
+def _load(wrapper: str) -> ModuleType:
+    library = _WRAPPERS[wrapper][0]
+    try:
+        module = importlib.import_module(wrapper)
+    except ImportError as error:
+        raise IncompatibleState(
+            f"this state holds values of {library}, which cannot be imported",
+            found=error,
+            hint=_INSTALL[library],
+        ) from error
+    _loaded.add(wrapper)
+    return module

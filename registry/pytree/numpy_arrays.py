@@ -1,0 +1,224 @@
+"""Codecs of numpy values. The only module of this package that imports numpy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from registry.canonical import Json
+from registry.dtypes import ITEM_SIZES
+from registry.errors import IncompatibleState, UnsupportedValue
+from registry.pytree.decoding import ATOMS, DECODERS, Decoder
+from registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
+from registry.pytree.leaves import ArrayLeaf
+from registry.pytree.paths import Link, clip
+from registry.pytree.plain import atom_handler
+
+_SCALARS = (
+    *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.longlong),
+    *(np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong),
+    *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
+    *(np.datetime64, np.timedelta64),
+)
+#: ml_dtypes' types join when one is asked for.
+_NATIVE: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name) for name in ITEM_SIZES if name in np.sctypeDict
+}
+_TIME = re.compile(r"(datetime64|timedelta64)(\[[0-9]{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+#: dtype objects beyond the element types: other byte orders, strings, raw bytes, objects.
+_OTHER_DTYPE = re.compile(r"[<>|][biufcSUV][0-9]{1,9}|\|O")
+
+
+# Element types
+
+
+def name_of(dtype: np.dtype[Any]) -> str | None:
+    """Return the name under which an element type is stored; datetimes are int64."""
+    if dtype.kind in "Mm":
+        return "int64" if dtype.isnative else None
+    name = str(dtype)
+    if name not in ITEM_SIZES or not dtype.isnative or dtype.fields is not None:
+        return None
+    return name
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the numpy type of a stored name.
+
+    Raises:
+        UnsupportedValue: numpy has no such type.
+        IncompatibleState: It needs ml_dtypes, which cannot be imported.
+    """
+    known = _NATIVE.get(name)
+    if known is not None:
+        return known
+    if name not in ITEM_SIZES:
+        raise UnsupportedValue("numpy has no such element type", found=name)
+    try:
+        import ml_dtypes
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError) as error:
+        raise IncompatibleState(
+            f"numpy arrays of {name} need a newer ml_dtypes than there is, if any",
+            found=error,
+            hint="Install it: pip install -U ml_dtypes.",
+        ) from error
+    _NATIVE[name] = dtype
+    return dtype
+
+
+# Memory
+
+
+def memory_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:  # noqa: ARG001
+    """View the memory of an array; a copy of it if it is not contiguous."""
+    contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    flat: Any = contiguous.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], memoryview]:
+    """Return a new array and its memory, not cleared."""
+    array = np.empty(shape, dtype=dtype_named(dtype))
+    return array, memory_of(array)
+
+
+def view_of(target: np.ndarray[Any, Any]) -> memoryview | None:
+    """Return the writable memory of an array, or None if it is not contiguous and writable."""
+    flags = target.flags
+    if name_of(target.dtype) is None or not flags.c_contiguous or not flags.writeable:
+        return None
+    return memory_of(target.view(np.ndarray))
+
+
+def describe(target: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...]]:
+    """Return the element type and shape of an array."""
+    name = name_of(target.dtype)
+    if name is None:
+        raise UnsupportedValue("element type cannot be stored", found=target.dtype)
+    return name, target.shape
+
+
+# Arrays
+
+
+def encode_array(
+    encoder: Encoder,
+    value: np.ndarray[Any, Any],
+    link: Link,
+    depth: int,  # noqa: ARG001
+) -> Json:
+    """Encode an array as a leaf."""
+    dtype = value.dtype
+    name = name_of(dtype)
+    if name is None:
+        what, hint = _explain(dtype)
+        encoder.refuse(link, what, hint)
+    index = encoder.add(ArrayLeaf(name, value.shape, value.nbytes, value, memory_of, link), link)
+    return {"nt": [index, str(dtype)]} if dtype.kind in "Mm" else {"n": index}
+
+
+def _explain(dtype: np.dtype[Any]) -> tuple[str, str]:
+    if dtype.fields is not None:
+        return "a structured array cannot be stored", (
+            "Store one array per field: {name: x[name] for name in x.dtype.names}."
+        )
+    if dtype.hasobject:
+        return "an object array cannot be stored", (
+            "Convert it to a numeric dtype (.astype), or store x.tolist()."
+        )
+    if not dtype.isnative and dtype.kind in "biufcMm":
+        return f"byte order unsupported: {dtype.str}", (
+            "Convert with .astype(x.dtype.newbyteorder('='))."
+        )
+    if dtype.kind in "SUT":
+        return f"a string array ({dtype}) cannot be stored", "Store x.tolist()."
+    if dtype.kind == "V":
+        return f"an array of {dtype} cannot be stored", "View it as numpy.uint8 (.view)."
+    return f"an array of {dtype} cannot be stored", (
+        "Its bits differ between machines: convert to float64 or complex128."
+    )
+
+
+def decode_array(decoder: Decoder, index: Any, link: Link, _: int) -> np.ndarray[Any, Any]:
+    """Return the array that was loaded."""
+    value = decoder.array(index, link)
+    if not isinstance(value, np.ndarray):
+        decoder.malformed(link, "not an array", "an array", type(value).__name__)
+    return value
+
+
+def decode_time_array(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:
+    """Rebuild an array of dates or durations from its int64."""
+    decoder.check_list(payload, link, depth, 2)
+    index, name = payload
+    if type(name) is not str or not _TIME.fullmatch(name):
+        decoder.malformed(link, "a bad unit of time", "datetime64[ns] or its like", clip(name))
+    value = decode_array(decoder, index, link, depth)
+    try:
+        dtype = np.dtype(name)
+        if str(dtype) == name and value.dtype == np.int64:
+            return value.view(dtype)
+    except (TypeError, ValueError):
+        pass
+    return decoder.malformed(
+        link, "a bad array of times", "int64 and a unit", f"{value.dtype}, {name}"
+    )
+
+
+HANDLERS[np.ndarray] = encode_array
+DECODERS["n"] = decode_array
+DECODERS["nt"] = decode_time_array
+
+
+# Scalars and dtype objects
+
+
+def pack_dtype(dtype: np.dtype[Any]) -> str:
+    """Return the one name of a dtype object."""
+    name = str(dtype)
+    if dtype.fields is None and dtype.subdtype is None:
+        if (name in ITEM_SIZES and dtype.isnative) or (dtype.kind in "Mm" and dtype.isnative):
+            return name
+        if _OTHER_DTYPE.fullmatch(dtype.str) and np.dtype(dtype.str) == dtype:
+            return dtype.str
+    raise ValueError("a structured or unknown dtype")
+
+
+def unpack_dtype(name: Any) -> np.dtype[Any]:
+    """Undo `pack_dtype`."""
+    if type(name) is not str:
+        raise ValueError("not a name")
+    if name in ITEM_SIZES:
+        return dtype_named(name)
+    if _TIME.fullmatch(name) or _OTHER_DTYPE.fullmatch(name):
+        return np.dtype(name)
+    raise ValueError("not the name of a dtype")
+
+
+def pack_scalar(value: np.generic) -> Json:
+    """Return type and little-endian bits."""
+    return [pack_dtype(value.dtype), value.tobytes().hex()]
+
+
+def unpack_scalar(payload: Any) -> Any:
+    """Undo `pack_scalar`."""
+    name, digits = payload
+    if name not in ITEM_SIZES and not _TIME.fullmatch(name):
+        raise ValueError("not a type of scalars")
+    dtype = unpack_dtype(name)
+    raw = bytes.fromhex(digits)
+    if len(raw) != dtype.itemsize:
+        raise ValueError("wrong number of bits")
+    return np.frombuffer(raw, dtype)[0]
+
+
+_encode_scalar = atom_handler("ns", pack_scalar)
+for _cls in _SCALARS:
+    HANDLERS[_cls] = _encode_scalar
+ATOMS["ns"] = (unpack_scalar, pack_scalar)
+FAMILIES[np.dtype] = atom_handler("nd", pack_dtype)
+ATOMS["nd"] = (unpack_dtype, pack_dtype)

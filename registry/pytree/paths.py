@@ -1,0 +1,90 @@
+"""Where a value stands in a state, kept as linked pairs and spelled only when somebody asks.
+
+Two spellings: `join` gives the name of a tensor (`optimizer/state/0/exp_avg`), the same for a live
+state and for its stored skeleton; `shown` gives Python (`state['optimizer']['state'][0]`) for
+messages. Distinct places have distinct names: a key is written as it is, unless it could be
+mistaken for something else, and then as JSON.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+from registry import canonical
+from registry.canonical import Json
+from registry.errors import InvalidInput
+
+#: (link of the container or None, key in it); typed loosely because mypy knows no recursive tuples.
+Link = tuple[Any, Any]
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_WORDS = frozenset({"null", "true", "false"})
+
+
+class OddKey:
+    """A step of a path that is neither a plain string nor a small integer."""
+
+    __slots__ = ("shown", "text")
+
+    def __init__(self, text: str, shown: str) -> None:
+        self.text = text
+        self.shown = shown
+
+
+def segment(node: Json) -> str:
+    """Spell one encoded key as a step of a tensor's name."""
+    if type(node) is str:
+        if node and node[0] not in '"{' and "/" not in node and not _looks_like_json(node):
+            return node
+    elif type(node) is int:
+        return str(node)
+    return canonical.encode(node).decode()
+
+
+def component(name: str) -> str:
+    """Spell the name of a component as the first step; only a slash or a quote needs care."""
+    if name and "/" not in name and name[0] != '"':
+        return name
+    return canonical.encode(name).decode()
+
+
+def join(link: Link) -> str:
+    """Spell a place as the name of a tensor."""
+    steps: list[str] = []
+    parent, key = link
+    while parent is not None:
+        steps.append(key.text if type(key) is OddKey else segment(key))
+        parent, key = parent
+    steps.append(component(key))
+    return "/".join(reversed(steps))
+
+
+def shown(link: Link | None) -> str:
+    """Spell a place as Python, for a message."""
+    steps: list[str] = []
+    while link is not None:
+        link, key = link
+        steps.append(key.shown if type(key) is OddKey else f"[{clip(key)}]")
+    return "state" + "".join(reversed(steps))
+
+
+def where(link: Link) -> str:
+    """Spell a place of a stored skeleton, for a message; never fails."""
+    try:
+        return join(link)
+    except InvalidInput:
+        return shown(link)
+
+
+def clip(value: object) -> str:
+    """Return a short `repr`, whatever the value."""
+    try:
+        return _REPR.repr(value)
+    except Exception:  # Of a foreign class, or of an integer too long to print.
+        return f"a {type(value).__name__}"
+
+
+def _looks_like_json(text: str) -> bool:
+    return text in _WORDS or text.removeprefix("-").isdecimal()

@@ -1,0 +1,111 @@
+"""What a stored skeleton says about its arrays, read without rebuilding a single value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from registry.canonical import Json
+from registry.errors import Malformed
+from registry.pytree.encoding import MAX_DEPTH
+from registry.pytree.paths import clip, component, segment
+
+#: Tag of an array -> how it is to be rebuilt.
+_KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
+
+Children = Iterable[tuple[str, Any]]
+
+
+def leaf_kinds(skeleton: Json) -> dict[int, str]:
+    """Return, by number, how each array is to be rebuilt: `torch`, `numpy`, `bytes` or `str`.
+
+    Raises:
+        Malformed: The skeleton breaks a rule of the format.
+    """
+    return {index: kind for index, kind, _ in _walk("", skeleton)}
+
+
+def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
+    """Return, by number, the name of each array of component `name`, as `ArrayLeaf.path` does.
+
+    Raises:
+        Malformed: The skeleton breaks a rule of the format.
+    """
+    return {index: path for index, _, path in _walk(component(name), skeleton)}
+
+
+def _walk(prefix: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
+    """Yield number, kind and name of every array, in order."""
+    following = 0
+    # Children are pushed in reverse, so that arrays are met in the order of their numbers.
+    stack: list[tuple[str, Any, int]] = [(prefix, skeleton, 1)]
+    while stack:
+        path, node, depth = stack.pop()
+        if type(node) is list:
+            tag, payload = "", node
+        elif type(node) is not dict:
+            continue
+        elif len(node) != 1:
+            raise _malformed(path, "one key", f"{len(node)} keys")
+        else:
+            [(tag, payload)] = node.items()
+        kind = _KINDS.get(tag)
+        if kind is not None:
+            index = payload[0] if tag == "nt" and type(payload) is list and payload else payload
+            if type(index) is not int or index != following:
+                raise _malformed(path, f"array {following}", clip(index))
+            following += 1
+            yield index, kind, path
+            continue
+        children = _CHILDREN.get(tag)
+        if children is None:
+            continue
+        if depth >= MAX_DEPTH:
+            raise _malformed(path, f"at most {MAX_DEPTH} levels", "more")
+        try:
+            inner = [(_step(path, step), child, depth + 1) for step, child in children(payload)]
+        except (TypeError, ValueError, LookupError) as error:
+            raise _malformed(path, f"the payload of tag {tag!r}", clip(payload)) from error
+        stack.extend(reversed(inner))
+
+
+def _step(path: str, step: str) -> str:
+    return f"{path}/{step}" if step else path
+
+
+def _malformed(path: str, expected: str, found: str) -> Malformed:
+    return Malformed("bad node in a skeleton", where=path, expected=expected, found=found)
+
+
+def _pairs(payload: Any) -> Children:
+    return [(segment(key), child) for key, child in payload]
+
+
+def _items(payload: Any) -> Children:
+    if type(payload) is not list:
+        raise TypeError("not a list")
+    return [(str(index), child) for index, child in enumerate(payload)]
+
+
+def _parts(*names: str) -> Callable[[Any], Children]:
+    # The parts are the last nodes of the payload, behind shape and flags.
+    return lambda payload: list(zip(names, payload[-len(names) :], strict=True))
+
+
+#: Tag -> the nodes in a payload that may hold arrays, with their steps (none: same place).
+_CHILDREN: dict[str, Callable[[Any], Children]] = {
+    "": _items,
+    "d": _pairs,
+    "od": _pairs,
+    "counter": _pairs,
+    "sd": lambda payload: _pairs(payload[0]),
+    "dd": lambda payload: _pairs(payload[1]),
+    "tu": _items,
+    "deque": lambda payload: _items(payload[1]),
+    "ad": lambda payload: [("", payload[1])],
+    "coo": _parts("indices", "values"),
+    "csr": _parts("crow_indices", "col_indices", "values"),
+    "csc": _parts("ccol_indices", "row_indices", "values"),
+    "bsr": _parts("crow_indices", "col_indices", "values"),
+    "bsc": _parts("ccol_indices", "row_indices", "values"),
+}

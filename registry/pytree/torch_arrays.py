@@ -1,0 +1,201 @@
+"""Codecs of torch values. This module and `torch_memory` are the only ones that import torch."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from registry.canonical import Json
+from registry.pytree.decoding import DECODERS, Decoder
+from registry.pytree.encoding import HANDLERS, Encoder
+from registry.pytree.leaves import ArrayLeaf
+from registry.pytree.paths import Link, clip
+from registry.pytree.plain import atom, pack_int, unpack_int
+from registry.pytree.torch_memory import (
+    ALL_DTYPES,
+    NAMES,
+    PLAIN,
+    allocate,
+    copy_of,
+    describe,
+    has_memory,
+    memory_of,
+    quiet,
+    view_of,
+)
+
+__all__ = ["allocate", "describe", "view_of"]
+
+_DEVICE = re.compile(r"[a-z_]+(:[0-9]{1,4})?")
+
+#: Compressed layout -> its tag, and the accessors of its two index tensors.
+_COMPRESSED: dict[torch.layout, tuple[str, str, str]] = {
+    torch.sparse_csr: ("csr", "crow_indices", "col_indices"),
+    torch.sparse_csc: ("csc", "ccol_indices", "row_indices"),
+    torch.sparse_bsr: ("bsr", "crow_indices", "col_indices"),
+    torch.sparse_bsc: ("bsc", "ccol_indices", "row_indices"),
+}
+
+
+# Tensors
+
+
+def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int) -> Json:
+    """Encode a tensor or parameter as a leaf; a sparse one as its parts."""
+    # Runs once for every tensor of a state: each question put to torch here is paid thousands of
+    # times. Layouts other than strided have no storage or shape to ask for, and raise.
+    name = NAMES.get(value.dtype)
+    if name is None or encoder.role:
+        return _encode_special(encoder, value, link, depth)
+    opener = copy_of
+    try:
+        shape = tuple(value.shape)
+        nbytes = value.nbytes
+        if value.is_cpu:
+            held = value.untyped_storage().nbytes()
+            if value.is_contiguous():
+                if held != nbytes and not has_memory(value, nbytes):
+                    _refuse_without_memory(encoder, link)
+                if not (value.is_neg() or (name[0] == "c" and value.is_conj())):
+                    opener = memory_of
+            elif nbytes and not held:
+                _refuse_without_memory(encoder, link)
+        elif value.is_meta or value.layout is not torch.strided:
+            return _encode_special(encoder, value, link, depth)
+    except (RuntimeError, NotImplementedError):
+        return _encode_special(encoder, value, link, depth)
+    leaves = encoder.leaves
+    node: Json = {"t": len(leaves)}
+    leaves.append(ArrayLeaf(name, shape, nbytes, value, opener, link))
+    return node
+
+
+def _refuse_without_memory(encoder: Encoder, link: Link) -> NoReturn:
+    encoder.refuse(
+        link,
+        "a tensor whose memory has been released",
+        "Its storage was resized; gather or unshard it first.",
+    )
+
+
+def _encode_special(encoder: Encoder, value: torch.Tensor, link: Link, depth: int) -> Json:
+    if encoder.role:
+        encoder.refuse_array(link)
+    if value.is_nested:
+        encoder.refuse(link, "a nested tensor cannot be stored", "Store the list of its .unbind().")
+    if value.is_quantized:
+        encoder.refuse(
+            link,
+            "a quantized tensor cannot be stored",
+            "Store its .int_repr(), scale and zero point.",
+        )
+    if value.is_meta:
+        encoder.refuse(link, "a meta tensor has no data", "Load or initialise the module first.")
+    if value.dtype not in NAMES:
+        encoder.refuse(
+            link, f"a tensor of {value.dtype} cannot be stored", "View it as torch.uint8 (.view)."
+        )
+    if value.layout is torch.strided:
+        encoder.refuse(
+            link,
+            "a tensor without storage of its own cannot be stored",
+            "Save outside torch.func transforms and forward-mode differentiation.",
+        )
+    value = value.detach()
+    shape: list[Json] = list(value.shape)
+    if value.layout is torch.sparse_coo:
+        parts = {"indices": value._indices(), "values": value._values()}
+        nodes = _encode_parts(encoder, parts, link, depth)
+        return {"coo": [shape, value.is_coalesced(), *nodes]}
+    if value.layout in _COMPRESSED:
+        tag, outer, inner = _COMPRESSED[value.layout]
+        parts = {name: getattr(value, name)() for name in (outer, inner, "values")}
+        return {tag: [shape, *_encode_parts(encoder, parts, link, depth)]}
+    return encoder.refuse(
+        link, f"a tensor of layout {value.layout} cannot be stored", "Store its .to_dense()."
+    )
+
+
+def _encode_parts(
+    encoder: Encoder, parts: dict[str, torch.Tensor], link: Link, depth: int
+) -> list[Json]:
+    return [encode_tensor(encoder, part, (link, name), depth) for name, part in parts.items()]
+
+
+def decode_tensor(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:  # noqa: ARG001
+    """Return the tensor that was loaded."""
+    value = decoder.array(payload, link)
+    if not isinstance(value, torch.Tensor):
+        decoder.malformed(link, "not a tensor", "a tensor", type(value).__name__)
+    return value
+
+
+def _decode_sparse(
+    decoder: Decoder, payload: Any, link: Link, depth: int, layout: torch.layout
+) -> Any:
+    is_coo = layout is torch.sparse_coo
+    decoder.check_list(payload, link, depth, 4)
+    shape, *nodes = payload
+    is_coalesced = nodes.pop(0) if is_coo else False
+    if type(shape) is not list or any(type(n) is not int for n in shape):
+        decoder.malformed(link, "a bad shape", "a list of integers", clip(shape))
+    if type(is_coalesced) is not bool:
+        decoder.malformed(link, "a bad flag", "true or false", clip(is_coalesced))
+    names = ("indices", "values") if is_coo else (*_COMPRESSED[layout][1:], "values")
+    parts = [
+        decoder.node(node, (link, name), depth + 1) for name, node in zip(names, nodes, strict=True)
+    ]
+    if any(type(part) not in PLAIN for part in parts):
+        decoder.malformed(link, "a part of a sparse tensor is no tensor", "a tensor", "other")
+    try:
+        with quiet():
+            return _build_sparse(layout, shape, is_coalesced, parts)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        decoder.malformed(
+            link, "inconsistent parts of a sparse tensor", "torch's invariants", error
+        )
+
+
+def _build_sparse(
+    layout: torch.layout, shape: list[int], is_coalesced: bool, parts: list[torch.Tensor]
+) -> torch.Tensor:
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices, values, shape, is_coalesced=is_coalesced, check_invariants=True
+        )
+    outer, inner, values = parts
+    return torch.sparse_compressed_tensor(
+        outer, inner, values, shape, layout=layout, check_invariants=True
+    )
+
+
+for _cls in PLAIN:
+    HANDLERS[_cls] = encode_tensor
+DECODERS["t"] = decode_tensor
+DECODERS["coo"] = partial(_decode_sparse, layout=torch.sparse_coo)
+for _layout, (_tag, _, _) in _COMPRESSED.items():
+    DECODERS[_tag] = partial(_decode_sparse, layout=_layout)
+
+
+# Small values
+
+
+def _unpack_device(text: Any) -> torch.device:
+    if not _DEVICE.fullmatch(text):
+        raise ValueError("not the name of a device")
+    return torch.device(text)
+
+
+def _unpack_size(payload: Any) -> torch.Size:
+    if type(payload) is not list:
+        raise ValueError("not a list")
+    return torch.Size([unpack_int(length) for length in payload])
+
+
+atom(torch.Size, "ts", lambda value: [pack_int(length) for length in value], _unpack_size)
+atom(torch.dtype, "tt", lambda value: str(value).removeprefix("torch."), ALL_DTYPES.__getitem__)
+atom(torch.device, "tv", str, _unpack_device)

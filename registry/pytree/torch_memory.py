@@ -1,0 +1,114 @@
+"""The memory of torch tensors: viewed in place, copied to the host, allocated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import Array, c_char
+from typing import Any
+
+import torch
+
+from registry.dtypes import ITEM_SIZES
+from registry.errors import UnsupportedValue
+
+#: Every element type of torch by its name, and those that can be stored.
+ALL_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+DTYPES: dict[str, torch.dtype] = {
+    name: ALL_DTYPES[name] for name in ITEM_SIZES if name in ALL_DTYPES
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+#: The tensor classes whose memory is what it seems to be.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+_EMPTY = memoryview(bytearray())
+
+#: Size -> ctypes type of so many bytes. Making a type is dear, so they are kept, up to a bound.
+_MEMORY_TYPES: dict[int, type[Array[c_char]]] = {}
+_MAX_MEMORY_TYPES = 4096
+
+
+def _memory_type(nbytes: int) -> type[Array[c_char]]:
+    if len(_MEMORY_TYPES) >= _MAX_MEMORY_TYPES:
+        _MEMORY_TYPES.clear()
+    # The slot spares each view the dict that an attribute would cost.
+    made = type("Memory", (c_char * nbytes,), {"__slots__": ("owner",)})
+    _MEMORY_TYPES[nbytes] = made
+    return made
+
+
+def memory_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
+    """View the memory of a contiguous tensor in host memory; the view keeps the tensor alive."""
+    if not nbytes:
+        return _EMPTY
+    cls = _MEMORY_TYPES.get(nbytes) or _memory_type(nbytes)
+    memory: Any = cls.from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return memoryview(memory).cast("B")
+
+
+@contextmanager
+def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Silence torch's notes that complex32 is experimental and compressed layouts are beta."""
+    if dtype is not None and dtype is not torch.complex32:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def copy_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
+    """Return the bytes of any strided tensor, brought to the host and into C order."""
+    with torch.no_grad(), quiet(tensor.dtype):
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return memory_of(plain, nbytes)
+
+
+def has_memory(tensor: torch.Tensor, nbytes: int) -> bool:
+    """Return whether a contiguous tensor's storage still covers it (storages can be shrunk)."""
+    start = tensor.storage_offset() * tensor.element_size()
+    return not nbytes or tensor.untyped_storage().nbytes() >= start + nbytes
+
+
+def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryview]:
+    """Return a new tensor and its memory, not cleared."""
+    known = DTYPES.get(dtype)
+    if known is None:
+        raise UnsupportedValue("torch has no such element type", found=dtype)
+    if known is torch.complex32:
+        with quiet(known):
+            tensor = torch.empty(shape, dtype=known)
+    else:
+        tensor = torch.empty(shape, dtype=known)
+    return tensor, memory_of(tensor, tensor.nbytes)
+
+
+def view_of(target: torch.Tensor) -> memoryview | None:
+    """Return the writable memory of a tensor, or None if it does not lie contiguous on the host."""
+    if (
+        type(target) in PLAIN
+        and target.layout is torch.strided
+        and target.is_cpu
+        and not target.is_nested
+        and target.dtype in NAMES
+        and target.is_contiguous()
+        and not target.is_neg()
+        and not target.is_conj()
+        and has_memory(target, target.nbytes)
+    ):
+        return memory_of(target, target.nbytes)
+    return None
+
+
+def describe(target: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """Return the element type and shape of a tensor."""
+    name = NAMES.get(target.dtype)
+    if name is None:
+        raise UnsupportedValue("element type cannot be stored", found=target.dtype)
+    return name, tuple(target.shape)

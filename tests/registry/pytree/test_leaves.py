@@ -1,0 +1,133 @@
+"""Leaves view memory in place and keep it alive; destinations are views as well."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from registry.pytree import allocate, describe, flatten, view_of
+
+
+def leaf_of(value):
+    [leaf] = flatten({"x": value}).components[0].leaves
+    return leaf
+
+
+@pytest.mark.parametrize("value", [torch.arange(6.0), torch.arange(6.0)[2:], np.arange(6.0)[1:]])
+def test_contiguous_memory_is_not_copied(value):
+    leaf = leaf_of(value)
+    view = leaf.buffer()
+    value[0] = 42
+    assert np.frombuffer(view, describe(value)[0])[0] == 42
+    assert leaf.buffer() is view
+
+
+@pytest.mark.parametrize("value", [torch.eye(3).T[:, 1:], torch.ones(1).expand(4), np.eye(3)[:, 1]])
+def test_strided_memory_is_copied_once(value):
+    leaf = leaf_of(value)
+    assert leaf.buffer() is leaf.buffer()
+    assert leaf.buffer().nbytes == leaf.nbytes
+
+
+def test_a_view_outlives_leaf_and_tensor():
+    tensor = torch.full((1000,), 7, dtype=torch.uint8)
+    alive = weakref.ref(tensor)
+    view = leaf_of(tensor).buffer()
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    assert bytes(view) == b"\x07" * 1000
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+def test_empty_and_scalar_tensors():
+    assert leaf_of(torch.empty(0, 3)).buffer().nbytes == 0
+    assert leaf_of(torch.tensor(1, dtype=torch.int16)).buffer() == b"\x01\x00"
+    assert leaf_of(np.array(1, dtype=np.int16)).buffer() == b"\x01\x00"
+    assert leaf_of(np.empty((0, 3))).buffer().nbytes == 0
+
+
+def test_conjugate_and_negative_bits_are_resolved():
+    value = torch.tensor([1 + 2j]).conj()
+    assert leaf_of(value).buffer() == bytes(leaf_of(torch.tensor([1 - 2j])).buffer())
+    assert leaf_of(value.imag).buffer() == bytes(leaf_of(torch.tensor([-2.0])).buffer())
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_allocated_memory_is_the_array(kind):
+    array, view = allocate("bfloat16", (2, 3), kind)
+    assert describe(array) == ("bfloat16", (2, 3))
+    view[:] = b"\x80\x3f" * 6
+    assert float(array[1, 2]) == 1.0
+    assert view_of(array) == view
+
+
+def test_byte_strings_are_allocated_as_bytearray():
+    for kind in ("bytes", "str"):
+        data, view = allocate("uint8", (3,), kind)
+        view[:] = b"abc"
+        assert data == b"abc"
+    with pytest.raises(InvalidInput):
+        allocate("int8", (3,), "bytes")
+
+
+def test_views_of_targets():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    view_of(parameter)[:] = np.array([1, 2], np.float32).tobytes()
+    assert parameter.tolist() == [1, 2]
+    times = np.zeros(2, "M8[s]")
+    assert describe(times) == ("int64", (2,))
+    assert view_of(times).nbytes == 16
+    assert view_of(np.zeros(2, ml_dtypes.bfloat16)).nbytes == 4
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.eye(3).T[:, 1:],
+        torch.empty(2, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.tensor([1j]).conj(),
+        np.eye(3)[:, 1],
+        np.frombuffer(b"ab", np.uint8),
+        np.zeros(2, ">i4"),
+        [1, 2],
+    ],
+)
+def test_targets_without_a_view(target):
+    assert view_of(target) is None
+
+
+def test_a_target_whose_memory_was_released_has_no_view():
+    tensor = torch.zeros(8)
+    tail = tensor[4:]
+    tensor.untyped_storage().resize_(0)
+    assert view_of(tail) is None
+
+
+def test_what_cannot_be_described_or_allocated():
+    with pytest.raises(UnsupportedValue):
+        describe([1])
+    with pytest.raises(UnsupportedValue):
+        describe(np.array(["a"]))
+    with pytest.raises(UnsupportedValue):
+        allocate("float4", (1,), "numpy")
+    with pytest.raises(UnsupportedValue):
+        allocate("float4", (1,), "torch")
+    with pytest.raises(InvalidInput):
+        allocate("int8", (1,), "jax")
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    monkeypatch.setattr("registry.pytree.numpy_arrays._NATIVE", {})
+    with pytest.raises(IncompatibleState, match="pip install -U ml_dtypes"):
+        allocate("bfloat16", (1,), "numpy")

@@ -1,0 +1,67 @@
+"""Neither torch nor numpy is imported before a value or tag of theirs turns up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import registry
+import registry.pytree
+
+#: Imports registry.pytree without the rest of the registry.
+ALONE = (
+    "import sys, types; alone = sys.modules['registry'] = types.ModuleType('registry')\n"
+    f"alone.__path__ = {list(registry.__path__)!r}\n"
+)
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_and_plain_states_need_neither():
+    run(
+        ALONE + "from registry.pytree import *\n"
+        "flat = flatten({'a': {'x': 1.5, 'b': b'x' * 9999}})\n"
+        "[c] = flat.components; data = bytearray(c.leaves[0].buffer())\n"
+        "assert unflatten('dict', [('a', c.skeleton, [data])])['a']['b'] == b'x' * 9999\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+
+
+def test_numpy_states_need_no_torch():
+    run(
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np; from registry.pytree import *\n"
+        "[c] = flatten({'a': [np.arange(3), np.float32(2)]}).components\n"
+        "array, view = allocate('int64', (3,), 'numpy'); view[:] = c.leaves[0].buffer()\n"
+        "value = unflatten_component(c.skeleton, [array])\n"
+        "assert value[0].tolist() == [0, 1, 2] and type(value[1]) is np.float32"
+    )
+
+
+def test_torch_states_without_torch_name_the_remedy():
+    run(
+        "import sys; sys.modules['torch'] = None\n"
+        "from registry.pytree import *; from registry.errors import IncompatibleState\n"
+        "assert leaf_kinds({'t': 0}) == {0: 'torch'}\n"
+        "for act in (lambda: unflatten_component({'t': 0}, [0]),\n"
+        "            lambda: allocate('int8', (1,), 'torch')):\n"
+        "    try: act()\n"
+        "    except IncompatibleState as error: assert 'holdfast[torch]' in str(error)\n"
+        "    else: raise SystemExit(1)"
+    )
+
+
+def test_a_library_imported_later_is_noticed():
+    run(
+        "from registry.pytree import *; flatten({'a': 1})\n"
+        "import torch; assert flatten({'a': torch.ones(1)}).components[0].is_bare"
+    )
+
+
+def test_exports():
+    names = registry.pytree.__all__
+    assert names == sorted(names)
+    assert all(hasattr(registry.pytree, name) for name in names)

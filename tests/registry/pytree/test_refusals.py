@@ -1,0 +1,222 @@
+"""What cannot be stored is refused with the path and with what to do instead."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import contextlib
+import dataclasses
+import datetime as dt
+import enum
+import fractions
+import io
+import random
+import re
+import threading
+import types
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from registry.errors import UnsupportedValue
+from registry.pytree import flatten
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float = 0.1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Local(dt.tzinfo):
+    def utcoffset(self, when):
+        return dt.timedelta(0)
+
+
+class Plain:
+    pass
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def _generator():
+    yield 1
+
+
+ONE = torch.zeros(1)
+SLOTTED = Plain()
+REFUSED = {
+    "function": (lambda: 0, "a function cannot be stored"),
+    "builtin": (len, "a function"),
+    "method": ([].append, "a function"),
+    "module": (random, "a module"),
+    "class": (np.float32, "a class"),
+    "generator": (_generator(), "a generator"),
+    "iterator": (iter([1]), "an iterator"),
+    "lock": (threading.Lock(), "a lock or thread"),
+    "rlock": (threading.RLock(), "a lock or thread"),
+    "event": (threading.Event(), "a lock or thread"),
+    "file": (io.BytesIO(), "an open file"),
+    "torch generator": (torch.Generator(), ".get_state()"),
+    "numpy generator": (np.random.default_rng(1), ".bit_generator.state"),
+    "bit generator": (np.random.PCG64(1), "its .state"),
+    "legacy generator": (np.random.RandomState(1), ".get_state()"),
+    "random": (random.Random(1), ".getstate()"),
+    "named tuple": (Point(1, 2), "a named tuple"),
+    "enum": (Colour.RED, "an enum member"),
+    "int enum": (Level.LOW, "an enum member"),
+    "dataclass": (Config(), "dataclasses.asdict"),
+    "str subclass": (Text("x"), "a subclass of str"),
+    "np.str_": (np.str_("x"), "str(x)"),
+    "np.bytes_": (np.bytes_(b"x"), "bytes(x)"),
+    "longdouble": (np.longdouble(1), "differ between machines"),
+    "void": (np.void(b"ab"), "cannot be stored"),
+    "weakref": (weakref.ref(SLOTTED), "a weak reference"),
+    "namespace": (argparse.Namespace(a=1), "vars(x)"),
+    "simple namespace": (types.SimpleNamespace(a=1), "vars(x)"),
+    "array.array": (array.array("d", [1.0]), "numpy.asarray"),
+    "memoryview": (memoryview(b"x"), "bytes(x)"),
+    "mapping": (types.MappingProxyType({}), "dict(x)"),
+    "dict subclass": (type("Sub", (dict,), {})(), "a subclass of dict"),
+    "object": (Plain(), "Register an adapter"),
+    "callable": (contextlib.nullcontext, "a class"),
+    "surrogate": ("a\ud800", "lone surrogate at character 1"),
+    "default factory": (collections.defaultdict(lambda: 0), "a defaultdict of"),
+    "fraction": (fractions.Fraction(1, 2**20000), "16384 bits"),
+    "time zone": (dt.datetime(2026, 1, 1, tzinfo=Local()), "its time zone is a Local"),
+    "object array": (np.array([None]), "an object array"),
+    "structured": (np.zeros(1, "i4,f4"), "a structured array"),
+    "string array": (np.array(["a"]), ".tolist()"),
+    "void array": (np.zeros(1, "V3"), "numpy.uint8"),
+    "big endian": (np.zeros(1, ">f4"), "byte order unsupported"),
+    "long double array": (np.zeros(1, np.longdouble), "differ between machines"),
+    "memmap": (np.zeros(1).view(np.memmap), "numpy.array(x)"),
+    "matrix": (np.zeros((1, 1)).view(np.matrix), "numpy.asarray(x)"),
+    "masked": (np.ma.masked_array([1]), "numpy.asarray(x)"),
+    "structured dtype": (np.dtype("i4,f4"), "cannot be stored"),
+    "meta tensor": (torch.empty(1, device="meta"), "has no data"),
+    "tensor subclass": (Tagged([1.0]), "as_subclass(torch.Tensor)"),
+    "uninitialised": (torch.nn.UninitializedParameter(), "one forward pass"),
+    "storage": (ONE.untyped_storage(), "a tensor over it"),
+    "bits": (torch.zeros(1, dtype=torch.uint8).view(torch.bits8), "torch.uint8"),
+    "mkldnn": (ONE.to_mkldnn(), ".to_dense()"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_message_names_path_kind_and_remedy(name):
+    value, text = REFUSED[name]
+    state = {"a": 1, "scheduler": {"lr_lambdas": [0, (value,)], 3: {}}}
+    with pytest.raises(UnsupportedValue) as caught:
+        flatten(state)
+    message = str(caught.value)
+    assert message.startswith("state['scheduler']['lr_lambdas'][1][0]: ")
+    assert text in message
+    assert caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_and_quantized_tensors():
+    for value, text in [
+        (torch.nested.nested_tensor([ONE, ONE]), "nested tensor"),
+        (torch.nested.nested_tensor([ONE, ONE], layout=torch.jagged), "NestedTensor"),
+        (torch.quantize_per_tensor(ONE, 0.1, 0, torch.qint8), "quantized tensor"),
+    ]:
+        with pytest.raises(UnsupportedValue, match=re.escape("state['x']") + ".*" + text):
+            flatten({"x": value})
+
+
+def test_released_storage():
+    tensor = torch.zeros(8)
+    tail = tensor[4:]
+    spread = tensor[::2]
+    tensor.untyped_storage().resize_(0)
+    for value in (tensor, tail, spread):
+        with pytest.raises(UnsupportedValue, match="memory has been released"):
+            flatten({"x": value})
+
+
+def test_example_of_the_design():
+    with pytest.raises(UnsupportedValue) as caught:
+        flatten({"scheduler": {"lr_lambdas": [lambda epoch: 1.0]}})
+    assert str(caught.value).startswith(
+        "state['scheduler']['lr_lambdas'][0]: a function cannot be stored"
+    )
+
+
+@pytest.mark.parametrize("state", [[1], None, {1: 2}, {b"a": 1}, ONE, {"a\ud800": 1}])
+def test_what_is_not_a_state(state):
+    with pytest.raises(UnsupportedValue, match="state"):
+        flatten(state)
+
+
+def test_circles_are_named_where_they_close():
+    inner: dict = {}
+    inner["again"] = [inner]
+    with pytest.raises(UnsupportedValue, match=r"state\['x'\]\['again'\]\[0\]: a circular"):
+        flatten({"x": inner})
+    state: dict = {}
+    state["me"] = {"state": state}
+    with pytest.raises(UnsupportedValue, match=r"state\['me'\]\['state'\]: a circular"):
+        flatten(state)
+
+
+def test_the_same_list_twice_is_no_circle():
+    shared = [1]
+    assert flatten({"x": [shared, shared]}).components[0].skeleton == [[1], [1]]
+
+
+def test_depth():
+    value: object = 0
+    for _ in range(100):
+        value = [value]
+    with pytest.raises(UnsupportedValue, match="more than 100 levels"):
+        flatten({"x": value})
+
+
+def test_arrays_in_sets_and_keys():
+    for value in ({ONE}, {ONE: 1}, {(1, ONE): 1}, frozenset([ONE])):
+        with pytest.raises(UnsupportedValue, match=r"state\['x'\].*an array cannot be part of"):
+            flatten({"x": value})
+
+
+def test_odd_keys_are_shown_as_python():
+    with pytest.raises(UnsupportedValue) as caught:
+        flatten({"x": {(1, b"a"): {None: len}}})
+    assert str(caught.value).startswith("state['x'][(1, b'a')][None]: ")
+    with pytest.raises(UnsupportedValue, match=r"state\['x'\]: a string with a lone surrogate"):
+        flatten({"x": {"\udc80": 1}})
+
+
+def test_state_dict_metadata_that_cannot_be_stored():
+    value = collections.OrderedDict()
+    value._metadata = {"f": len}
+    with pytest.raises(UnsupportedValue, match=r"state\['x'\]\._metadata\['f'\]"):
+        flatten({"x": value})
+    value = collections.OrderedDict()
+    value.note = 1
+    with pytest.raises(UnsupportedValue, match="attribute"):
+        flatten({"x": value})
