@@ -38,8 +38,9 @@ as a node.
     csr  csc  bsr  bsc         [shape, N, N, N]              sparse: compressed, plain, values
     ad                         [name, N]                     what the named adapter makes of N
 
-Keys, items of sets, parts of slices and `_metadata` hold no arrays. At most 100 containers nest.
-Each value has one spelling; another one is malformed.
+Keys, items of sets, parts of slices and `_metadata` hold no arrays, and strings of any length stand
+inline there. At most 100 containers nest. A payload without nodes has one spelling for each value;
+any other is malformed.
 """
 
 from __future__ import annotations

@@ -127,6 +127,8 @@ class Decoder:
             value = unpack(payload)
             if canonical.encode(pack(value)) == canonical.encode(payload):
                 return value
+        except IncompatibleState:
+            raise
         except Exception as error:  # Foreign bytes: whatever a constructor dislikes is malformed.
             raise Malformed(
                 f"bad value under tag {tag!r} in a skeleton",

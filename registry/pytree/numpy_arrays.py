@@ -10,6 +10,7 @@ import numpy as np
 from registry.canonical import Json
 from registry.dtypes import ITEM_SIZES
 from registry.errors import IncompatibleState, UnsupportedValue
+from registry.pytree import refusals
 from registry.pytree.decoding import ATOMS, DECODERS, Decoder
 from registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
 from registry.pytree.leaves import ArrayLeaf
@@ -216,7 +217,15 @@ def unpack_scalar(payload: Any) -> Any:
     return np.frombuffer(raw, dtype)[0]
 
 
+def encode_other_scalar(encoder: Encoder, value: Any, link: Link, depth: int) -> Json:
+    """Encode a scalar of ml_dtypes; refuse the other scalars of numpy."""
+    if type(value) is value.dtype.type and str(value.dtype) in ITEM_SIZES:
+        return _encode_scalar(encoder, value, link, depth)
+    return encoder.refuse(link, *refusals.explain(value))
+
+
 _encode_scalar = atom_handler("ns", pack_scalar)
+FAMILIES[np.generic] = encode_other_scalar
 for _cls in _SCALARS:
     HANDLERS[_cls] = _encode_scalar
 ATOMS["ns"] = (unpack_scalar, pack_scalar)

@@ -39,8 +39,9 @@ def pack_zone(zone: tzinfo | None) -> Json:
         raise ValueError(f"its time zone is a {type(zone).__name__}; use timezone or ZoneInfo")
     offset = zone.utcoffset(None)
     default = timezone(offset)
-    named = zone != default or zone.tzname(None) != default.tzname(None) or default is timezone.utc  # noqa: UP017
-    name = zone.tzname(None) if named else None
+    # An unnamed zone of offset zero is UTC itself, so this one has a name.
+    has_name = default is timezone.utc or zone.tzname(None) != default.tzname(None)  # noqa: UP017
+    name = zone.tzname(None) if has_name else None
     if name is not None:
         name.encode()
     return ["offset", offset.days, offset.seconds, offset.microseconds, name]

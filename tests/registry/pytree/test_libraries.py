@@ -54,6 +54,16 @@ def test_torch_states_without_torch_name_the_remedy():
     )
 
 
+def test_ml_dtypes_scalars_without_ml_dtypes_name_the_remedy():
+    run(
+        "import sys; sys.modules['ml_dtypes'] = None\n"
+        "from registry.pytree import *; from registry.errors import IncompatibleState\n"
+        "try: unflatten_component({'ns': ['bfloat16', '803f']}, [])\n"
+        "except IncompatibleState as error: assert 'ml_dtypes' in str(error)\n"
+        "else: raise SystemExit(1)"
+    )
+
+
 def test_a_library_imported_later_is_noticed():
     run(
         "from registry.pytree import *; flatten({'a': 1})\n"

@@ -154,8 +154,8 @@ def test_an_object_with_state_dict_is_a_state():
 
 def test_scalars_of_ml_dtypes_arrays():
     array = np.arange(6, dtype=ml_dtypes.bfloat16).reshape(2, 3)
-    loaded = through({"x": array, "d": array.dtype})
-    assert_same({"x": array, "d": array.dtype}, loaded)
+    state = {"x": array, "d": array.dtype, "s": array[1, 2], "f": ml_dtypes.float8_e5m2(2)}
+    assert_same(state, through(state))
 
 
 def test_depth_of_one_hundred_levels():
