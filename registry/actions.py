@@ -47,13 +47,13 @@ class CreateRun(Record):
         config: The training configuration.
         config_hash: SHA-256 of its canonical encoding.
         input_hash: SHA-256 of the input data, where the caller gives one.
-        seed: The master seed, 64 bits in hexadecimal: beyond 2^53 other readers' numbers lose digits.
+        seed: The master seed, 64 bits in hexadecimal: beyond 2^53 other readers' numbers round.
         environment: Git commit, versions, device, host.
         monitors: What decides `best`; the first one is `best` itself.
     """
 
     action: Literal["run.create"] = "run.create"
-    config: Plain
+    config: Plain = None
     config_hash: DigestField
     input_hash: str | None = None
     seed: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -108,7 +108,7 @@ class AddCheckpoint(Record):
     manifest: DigestField
     phase: PhaseName
     step: Step
-    metrics: Metrics = {}
+    metrics: Metrics = Field(default={})
     meta: Plain = None
     size_bytes: Annotated[int, Field(ge=0)]
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from registry import pytree
 from registry.actions import Place, ReportMetrics
+from registry.bursts import allocation_burst
 from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
@@ -156,23 +157,8 @@ class Checkpoint:
             NotFound: A component in `only` does not exist.
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
-        manifest = self.manifest
-        wanted = self._select(manifest, only)
-        targets: list[Target] = []
-        arrays: dict[str, list[object]] = {}
-        for name, part in wanted.items():
-            kinds = pytree.leaf_kinds(part.skeleton)
-            made = [
-                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
-                for index, tensor in enumerate(part.tensors)
-            ]
-            arrays[name] = [value for value, _ in made]
-            targets += zip(part.tensors, [view for _, view in made], strict=True)
-        self._read(manifest, targets)
-        if str(map_location) != "cpu":
-            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
-        parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
-        return pytree.unflatten(manifest.kind, parts)
+        with allocation_burst():
+            return self._load(only, map_location)
 
     def load_into(
         self, target: object, *, component: str | None = None, strict: bool = True
@@ -193,6 +179,45 @@ class Checkpoint:
             NotFound: There is no such component.
             IntegrityError: Something is damaged; the target's tensors are then not to be used.
         """
+        with allocation_burst():
+            return self._load_into(target, component, strict=strict)
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return every tensor by path, from the manifest alone."""
+        return {
+            path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
+            for path, entry in self._tensors_by_path(self.manifest.components).items()
+        }
+
+    def report(self, metrics: Mapping[str, object]) -> None:
+        """Add metrics, or replace their values. Needs no writer token.
+
+        Raises:
+            InvalidInput: A value is not a number.
+        """
+        action = ReportMetrics(checkpoint=self._n, metrics=check_metrics(metrics))
+        self._log.append(lambda state: [commit_line(state, [action])])
+
+    def _load(self, only: Iterable[str] | None, map_location: object) -> Any:
+        manifest = self.manifest
+        wanted = self._select(manifest, only)
+        targets: list[Target] = []
+        arrays: dict[str, list[object]] = {}
+        for name, part in wanted.items():
+            kinds = pytree.leaf_kinds(part.skeleton)
+            made = [
+                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
+                for index, tensor in enumerate(part.tensors)
+            ]
+            arrays[name] = [value for value, _ in made]
+            targets += zip(part.tensors, [view for _, view in made], strict=True)
+        self._read(manifest, targets)
+        if str(map_location) != "cpu":
+            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
+        parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+        return pytree.unflatten(manifest.kind, parts)
+
+    def _load_into(self, target: object, component: str | None, *, strict: bool) -> LoadReport:
         manifest = self.manifest
         named = {component: target} if component is not None else target
         sources = self._tensors_by_path(self._select(manifest, component and [component]))
@@ -216,22 +241,6 @@ class Checkpoint:
         for into in destinations:
             into.settle()
         return report
-
-    def tensors(self) -> dict[str, TensorInfo]:
-        """Return every tensor by path, from the manifest alone."""
-        return {
-            path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
-            for path, entry in self._tensors_by_path(self.manifest.components).items()
-        }
-
-    def report(self, metrics: Mapping[str, object]) -> None:
-        """Add metrics, or replace their values. Needs no writer token.
-
-        Raises:
-            InvalidInput: A value is not a number.
-        """
-        action = ReportMetrics(checkpoint=self._n, metrics=check_metrics(metrics))
-        self._log.append(lambda state: [commit_line(state, [action])])
 
     def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
         names = list(manifest.components) if only is None else list(only)

@@ -1,7 +1,8 @@
 r"""The pack `holdfast.pack/1`: a file of encoded chunks and its own table of contents.
 
 Layout: the encoded chunks one after another from offset 0; the table, canonical JSON; then a
-trailer of 48 bytes: length of the table (u64, little-endian), SHA-256 of the table, 8 bytes `HFPACK1\n`.
+trailer of 48 bytes: length of the table (u64, little-endian), SHA-256 of the table, the 8 bytes
+`HFPACK1\n`.
 A pack is named by the digest of its table, the table names every chunk's digest, and offsets are
 running sums of stored lengths: no byte of the file is outside what its name covers.
 """

@@ -134,7 +134,7 @@ class Run:
             The checkpoint; the one that exists where the same state was saved at this step already.
 
         Raises:
-            InvalidInput: Something cannot be stored; the message names its path. Nothing is written.
+            InvalidInput: Something cannot be stored; the message names its path.
             Fenced: Another trainer has taken the run over.
             Conflict: The step holds another state already, or the run is completed.
             StorageError: The store failed; nothing is visible and the save can be repeated.
@@ -152,8 +152,8 @@ class Run:
     ) -> PendingSave:
         """Keep a state in the background; return once it has been copied.
 
-        The copy goes to host memory that is used again from save to save. One save is under way at a
-        time: the next one waits for it, and raises what it failed with.
+        The copy goes to host memory that is used again from save to save. One save is under way
+        at a time: the next one waits for it, and raises what it failed with.
 
         Args and errors are those of `save`.
         """

@@ -144,7 +144,7 @@ class RunManifest(Record):
     status: RunStatus = "running"
     writer: WriterRecord | None = None
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    tags: dict[str, int] = {}
+    tags: dict[str, int] = Field(default={})
     places: tuple[Place, ...] = ()
     epoch: int = 0
 

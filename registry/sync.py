@@ -193,7 +193,7 @@ class _RunCopy:
             where=f"{self._run_id}: commit {n}",
             expected=f"the source's, by {ours.author}",
             found="another one at the destination",
-            hint="Nothing was copied. Keep one side as the run, and write results on that side only.",
+            hint="Nothing was copied. Keep one side as the run and write results there only.",
         )
 
     def _copy_missing(self) -> RunSync:

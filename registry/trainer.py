@@ -18,6 +18,7 @@ from typing import Any
 
 from registry import pytree
 from registry.actions import Action, AddCheckpoint, Line, Place, Rewind, SetStatus, TakeOver
+from registry.bursts import allocation_burst
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.environment import require_first_rank
@@ -105,12 +106,14 @@ class Trainer:
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         self.settle()
-        return self._store_and_commit(pytree.flatten(state), request)
+        with allocation_burst():
+            return self._store_and_commit(pytree.flatten(state), request)
 
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
         self.settle()
-        copied = self._staging.copy(pytree.flatten(state), self._store.hashing)
+        with allocation_burst():
+            copied = self._staging.copy(pytree.flatten(state), self._store.hashing)
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "holdfast-save")
         self._pending = self._background.submit(self._store_and_commit, copied, request)

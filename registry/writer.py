@@ -25,7 +25,7 @@ from registry.state import RunManifest
 from registry.store import Store
 
 
-class Condemned(Exception):  # noqa: N818 - not an error: the plan is made anew
+class Condemned(Exception):
     """Objects that were chosen may not be named any more; choose again.
 
     Attributes:

@@ -1,0 +1,232 @@
+"""Two checkpoints compared, from their manifests alone: no tensor is read.
+
+Tensors are told apart by the identity of their content, plain values by their encoding; both are
+exact to the bit. Owns the comparison, not its display.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from registry import canonical
+from registry.canonical import Json
+from registry.checkpoint import Checkpoint, TensorInfo
+from registry.digest import Digest
+from registry.errors import RegistryError
+from registry.plain import decode_plain
+from registry.pytree import leaf_kinds
+from registry.pytree.paths import component, segment
+
+#: `reshaped` is another shape or element type, `moved` the same content under another path.
+Kind = Literal["same", "changed", "reshaped", "moved", "added", "removed"]
+KINDS: tuple[Kind, ...] = ("same", "changed", "reshaped", "moved", "added", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """A tensor of either checkpoint.
+
+    Attributes:
+        kind: What became of it.
+        before: The tensor in the first checkpoint; `None` where it was added.
+        after: The tensor in the second; `None` where it was removed.
+    """
+
+    kind: Kind
+    before: TensorInfo | None
+    after: TensorInfo | None
+
+    @property
+    def path(self) -> str:
+        """Where it is, or was if it was removed."""
+        found = self.after or self.before
+        return found.path if found else ""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the second checkpoint, or in the first if it was removed."""
+        found = self.after or self.before
+        return found.nbytes if found else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDiff:
+    """A plain value that is not the same in both.
+
+    Attributes:
+        kind: `changed`, `added` or `removed`.
+        path: Where it is.
+        before: Its value in the first checkpoint.
+        after: Its value in the second.
+    """
+
+    kind: Kind
+    path: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentDiff:
+    """A component of either checkpoint.
+
+    Attributes:
+        name: Its name.
+        kind: `same`, `changed`, `added` or `removed`.
+        tensors: Number of tensors by what became of them.
+        nbytes: Bytes of those tensors.
+        values: Number of plain values that differ.
+    """
+
+    name: str
+    kind: Kind
+    tensors: Mapping[Kind, int]
+    nbytes: Mapping[Kind, int]
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What differs between two checkpoints.
+
+    Attributes:
+        components: Every component of either, in order.
+        tensors: Every tensor of either, same ones included.
+        values: The plain values that differ.
+    """
+
+    components: tuple[ComponentDiff, ...]
+    tensors: tuple[TensorDiff, ...]
+    values: tuple[ValueDiff, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both are the same state."""
+        return all(part.kind == "same" for part in self.components)
+
+    def count(self, kind: Kind) -> int:
+        """Return the number of tensors of which that became."""
+        return sum(part.tensors.get(kind, 0) for part in self.components)
+
+    def nbytes(self, kind: Kind) -> int:
+        """Return the bytes of those tensors."""
+        return sum(part.nbytes.get(kind, 0) for part in self.components)
+
+
+def diff(before: Checkpoint, after: Checkpoint) -> Diff:
+    """Compare two checkpoints, of any run and registry.
+
+    Raises:
+        IntegrityError: A manifest is damaged or gone.
+    """
+    tensors = compare_tensors(before.tensors(), after.tensors())
+    values = compare_values(_values(before), _values(after))
+    old, new = before.components, after.components
+    names = [*new, *(name for name in old if name not in new)]
+    parts = [_component(name, old.get(name), new.get(name), tensors, values) for name in names]
+    return Diff(tuple(parts), tensors, values)
+
+
+def compare_tensors(
+    before: Mapping[str, TensorInfo], after: Mapping[str, TensorInfo]
+) -> tuple[TensorDiff, ...]:
+    """Compare tensors by path, and those that only one side has by content."""
+    gone: dict[Digest, list[TensorInfo]] = {}
+    for path, old in before.items():
+        if path not in after:
+            gone.setdefault(old.content, []).append(old)
+    found = []
+    for path, new in after.items():
+        if path in before:
+            found.append(TensorDiff(_kind(before[path], new), before[path], new))
+        elif gone.get(new.content):
+            found.append(TensorDiff("moved", gone[new.content].pop(0), new))
+        else:
+            found.append(TensorDiff("added", None, new))
+    left = {old.path for same in gone.values() for old in same}
+    removed = [TensorDiff("removed", old, None) for path, old in before.items() if path in left]
+    return (*found, *removed)
+
+
+def compare_values(before: Mapping[str, Json], after: Mapping[str, Json]) -> tuple[ValueDiff, ...]:
+    """Return the encoded plain values that differ, decoded."""
+    return tuple(_differing(before, after))
+
+
+def _differing(before: Mapping[str, Json], after: Mapping[str, Json]) -> Iterator[ValueDiff]:
+    for path, new in after.items():
+        if path not in before:
+            yield ValueDiff("added", path, None, _decode(new))
+        elif canonical.encode(before[path]) != canonical.encode(new):
+            yield ValueDiff("changed", path, _decode(before[path]), _decode(new))
+    for path, old in before.items():
+        if path not in after:
+            yield ValueDiff("removed", path, _decode(old), None)
+
+
+def _kind(old: TensorInfo, new: TensorInfo) -> Kind:
+    if old.content == new.content:
+        return "same"
+    return "changed" if (old.dtype, old.shape) == (new.dtype, new.shape) else "reshaped"
+
+
+def _component(
+    name: str,
+    old: Digest | None,
+    new: Digest | None,
+    tensors: Iterable[TensorDiff],
+    values: Iterable[ValueDiff],
+) -> ComponentDiff:
+    counts: Counter[Kind] = Counter()
+    sizes: Counter[Kind] = Counter()
+    for tensor in tensors:
+        if _is_within(tensor.path, name):
+            counts[tensor.kind] += 1
+            sizes[tensor.kind] += tensor.nbytes
+    kind: Kind = "same" if old == new else "changed"
+    if old is None or new is None:
+        kind = "added" if old is None else "removed"
+    differing = sum(_is_within(value.path, name) for value in values)
+    return ComponentDiff(name, kind, counts, sizes, differing)
+
+
+def _is_within(path: str, name: str) -> bool:
+    prefix = component(name)
+    return path == prefix or path.startswith(f"{prefix}/")
+
+
+# Plain values
+
+
+def _values(checkpoint: Checkpoint) -> dict[str, Json]:
+    """Return every plain value by path, as it stands in the manifest."""
+    found: dict[str, Json] = {}
+    for name, part in checkpoint.manifest.components.items():
+        _collect(component(name), part.skeleton, found)
+    return found
+
+
+def _collect(path: str, node: Any, found: dict[str, Json]) -> None:
+    match node:
+        case {"t": _} | {"n": _} | {"nt": _} | {"B": _} | {"BA": _} | {"S": _}:
+            return  # an array: compared as a tensor
+        case {"d": [_, *_] as pairs} | {"od": [_, *_] as pairs}:
+            for key, child in pairs:
+                _collect(f"{path}/{segment(key)}", child, found)
+        case {"tu": [_, *_] as items} | [*_] as items if items:
+            for index, child in enumerate(items):
+                _collect(f"{path}/{index}", child, found)
+        case _:
+            found[path] = node
+
+
+def _decode(node: Json) -> Any:
+    try:
+        if not leaf_kinds(node):
+            return decode_plain(node)
+    except RegistryError:
+        pass  # a container whose arrays are numbered from elsewhere
+    return "(a container with tensors in it)"
