@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry import canonical
 from registry.digest import Digest
@@ -189,7 +189,9 @@ class Mark(Record):
 
 Line = Commit | Place | Mark
 
-_LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+_LINE: TypeAdapter[Line] = TypeAdapter(
+    Annotated[Line, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
+)
 _KINDS = {"commit", "place", "mark"}
 
 

@@ -6,6 +6,7 @@ exact to the bit. Owns the comparison, not its display.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -126,7 +127,14 @@ def diff(before: Checkpoint, after: Checkpoint) -> Diff:
     values = compare_values(_values(before), _values(after))
     old, new = before.components, after.components
     names = [*new, *(name for name in old if name not in new)]
-    parts = [_component(name, old.get(name), new.get(name), tensors, values) for name in names]
+    owned: dict[str, list[TensorDiff]] = {name: [] for name in names}
+    for tensor in tensors:
+        owned[_owner(tensor.path)].append(tensor)
+    differing = Counter(_owner(value.path) for value in values)
+    parts = [
+        _component(name, old.get(name), new.get(name), owned[name], differing[name])
+        for name in names
+    ]
     return Diff(tuple(parts), tensors, values)
 
 
@@ -178,24 +186,25 @@ def _component(
     old: Digest | None,
     new: Digest | None,
     tensors: Iterable[TensorDiff],
-    values: Iterable[ValueDiff],
+    values: int,
 ) -> ComponentDiff:
     counts: Counter[Kind] = Counter()
     sizes: Counter[Kind] = Counter()
     for tensor in tensors:
-        if _is_within(tensor.path, name):
-            counts[tensor.kind] += 1
-            sizes[tensor.kind] += tensor.nbytes
+        counts[tensor.kind] += 1
+        sizes[tensor.kind] += tensor.nbytes
     kind: Kind = "same" if old == new else "changed"
     if old is None or new is None:
         kind = "added" if old is None else "removed"
-    differing = sum(_is_within(value.path, name) for value in values)
-    return ComponentDiff(name, kind, counts, sizes, differing)
+    return ComponentDiff(name, kind, counts, sizes, values)
 
 
-def _is_within(path: str, name: str) -> bool:
-    prefix = component(name)
-    return path == prefix or path.startswith(f"{prefix}/")
+def _owner(path: str) -> str:
+    """Return the component that a path lies in; a name with a slash stands in it as JSON."""
+    if path.startswith('"'):
+        name, _ = json.JSONDecoder().raw_decode(path)
+        return str(name)
+    return path.partition("/")[0]
 
 
 # Plain values
@@ -216,8 +225,13 @@ def _collect(path: str, node: Any, found: dict[str, Json]) -> None:
         case {"d": [_, *_] as pairs} | {"od": [_, *_] as pairs}:
             for key, child in pairs:
                 _collect(f"{path}/{segment(key)}", child, found)
-        case {"tu": [_, *_] as items} | [*_] as items if items:
-            for index, child in enumerate(items):
+        case {"sd": [[*pairs], metadata]}:
+            _collect(path, {"od": pairs}, found)
+            _collect(f"{path}/_metadata", metadata, found)
+        case {"tu": [_, *_] as items}:
+            _collect(path, items, found)
+        case [_, *_]:
+            for index, child in enumerate(node):
                 _collect(f"{path}/{index}", child, found)
         case _:
             found[path] = node

@@ -35,8 +35,13 @@ FloatField = Annotated[
 class Record(BaseModel):
     """A frozen value with one canonical byte string. Unknown fields are refused."""
 
+    # Validators are built at first use: importing the package must stay light.
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        arbitrary_types_allowed=True,
+        defer_build=True,
     )
 
     def to_json(self) -> dict[str, Any]:
