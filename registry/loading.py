@@ -124,7 +124,7 @@ def _fetch(store: Store, placement: Placement, wanted: Sequence[_Wanted]) -> Non
     jobs = _jobs(placement, wanted)
     if len(jobs) == 1:
         return _read(store, jobs[0])
-    futures = [store.bulk.submit(_read, store, job) for job in jobs]
+    futures = [store.pools.bulk.submit(_read, store, job) for job in jobs]
     try:
         for future in futures:
             future.result()

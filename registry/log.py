@@ -188,7 +188,9 @@ class RunLog:
 
     def _fetch(self, numbers: Sequence[int]) -> list[Slot]:
         slots = []
-        for number, slot in zip(numbers, self._store.small.map(self._get, numbers), strict=True):
+        for number, slot in zip(
+            numbers, self._store.pools.small.map(self._get, numbers), strict=True
+        ):
             if slot is None:
                 raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
             slots.append(slot)
@@ -204,7 +206,7 @@ class RunLog:
 
     def _open_from(self, slot: int) -> RunManifest | None:
         """Return the run by way of a snapshot, or `None` where the snapshot cannot be trusted."""
-        reading = self._store.small.submit(self._read_snapshot, slot)
+        reading = self._store.pools.small.submit(self._read_snapshot, slot)
         slots = self._read_listed(slot)
         state = reading.result()
         if state is None or not slots or not slots[0].commits:

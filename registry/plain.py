@@ -14,6 +14,10 @@ from registry.digest import Digest
 from registry.errors import InvalidInput, UnsupportedValue
 
 MAX_STEP = 2**53
+#: Segments that stand behind a run in a ref.
+RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
+_LIKE_A_NUMBER = re.compile(r"phase\d+")
+_LIKE_A_DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -101,7 +105,14 @@ def check_phase(phase: object) -> str:
         return str(phase)
     if isinstance(phase, str) and phase.isdigit() and phase != str(int(phase)):
         raise InvalidInput("a phase number has no leading zeros", where=repr(phase))
-    return check_name(phase, "a phase")
+    name = check_name(phase, "a phase")
+    if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
+        raise InvalidInput(
+            "a phase of this name would read as another ref",
+            where=repr(name),
+            expected=f"not {', '.join(sorted(RESERVED))}, 'phase' and digits, or 8 hex digits",
+        )
+    return name
 
 
 def format_time(time_ms: int) -> str:

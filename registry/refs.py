@@ -92,23 +92,23 @@ def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
     where = "/".join([run.id, *([phase_segment(phase)] if phase else []), *segments])
     match segments:
         case ["latest"]:
-            found = run.latest(phase)
+            found = run.manifest.latest(phase)
         case ["best"]:
-            found = run.best(phase)
+            found = run.manifest.best(run.monitor(), phase)
         case ["best", metric]:
             monitors = {monitor.metric: monitor for monitor in run.manifest.monitors}
             if metric not in monitors:
                 raise NotFound("no such monitor", where=where, hint=near(metric, monitors))
-            found = run.best(phase, monitor=monitors[metric])
+            found = run.manifest.best(monitors[metric], phase)
         case [text] if phase is not None and (step := _STEP.fullmatch(text)):
             return _at_step(run, phase, int(step[1]), where)
         case _:
             raise InvalidInput("not a ref", where=where, expected=FORMS)
     if found is None:
-        saved = len(run.checkpoints(phase))
+        saved = len(run.manifest.live(phase))
         why = f"{saved} checkpoints, none with the monitored metric" if saved else "no checkpoints"
         raise NotFound("there is none yet", where=where, found=why)
-    return found
+    return run.find(found.n)
 
 
 def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:

@@ -180,6 +180,8 @@ class Registry:
             IntegrityError: Its log is damaged.
         """
         name = run_id or os.environ.get("HOLDFAST_RUN", "")
+        if not name:
+            raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = RunLog(self._store, check_run_id(name))
         log.open()
         if log.state.commits == 0:

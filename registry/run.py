@@ -162,19 +162,19 @@ class Run:
     # Finding
 
     def checkpoints(self, phase: int | str | None = None) -> list[Checkpoint]:
-        """Return the checkpoints of the current line of training, oldest first."""
-        records = self.manifest.live(None if phase is None else check_phase(phase))
+        """Return the checkpoints of the current line of training as of now, oldest first."""
+        records = self._log.refresh().live(None if phase is None else check_phase(phase))
         return [self._checkpoint(record) for record in records]
 
     def latest(self, phase: int | str | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint in log order, or `None` before the first."""
-        record = self.manifest.latest(None if phase is None else check_phase(phase))
+        """Return the newest checkpoint as of now, or `None` before the first."""
+        record = self._log.refresh().latest(None if phase is None else check_phase(phase))
         return None if record is None else self._checkpoint(record)
 
     def best(
         self, phase: int | str | None = None, *, monitor: Monitor | None = None
     ) -> Checkpoint | None:
-        """Return the checkpoint with the best value; `None` while none has one.
+        """Return the checkpoint with the best value as of now; `None` while none has one.
 
         Args:
             phase: Only checkpoints of this phase.
@@ -183,15 +183,24 @@ class Run:
         Raises:
             InvalidInput: The run was created without a monitor, and none is given.
         """
-        chosen = monitor or next(iter(self.manifest.monitors), None)
-        if chosen is None:
-            raise InvalidInput(
-                "nothing says which checkpoint is best",
-                where=self.id,
-                hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
-            )
-        record = self.manifest.best(chosen, None if phase is None else check_phase(phase))
+        chosen = monitor or self.monitor()
+        state = self._log.refresh()
+        record = state.best(chosen, None if phase is None else check_phase(phase))
         return None if record is None else self._checkpoint(record)
+
+    def monitor(self) -> Monitor:
+        """Return what decides `best`: the run's first monitor.
+
+        Raises:
+            InvalidInput: The run was created without one.
+        """
+        for monitor in self.manifest.monitors:
+            return monitor
+        raise InvalidInput(
+            "nothing says which checkpoint is best",
+            where=self.id,
+            hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+        )
 
     def find(self, n: int) -> Checkpoint:
         """Return the checkpoint that commit `n` added, superseded or not."""
@@ -221,7 +230,6 @@ class Run:
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
         self._trainer.settle()
-        self.refresh()
         candidates = [at] if at is not None else list(reversed(self.checkpoints()))
         passed: list[Attempt] = []
         for checkpoint in candidates:

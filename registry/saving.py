@@ -127,8 +127,7 @@ class _StateWriter:
         try:
             for group in self._hashed(_groups(self._cut(state))):
                 self._pack([(p.digest, p.view) for p in group if p.digest and p.view])
-                for piece in group:
-                    piece.view = None
+                _let_go(group)
             manifest = self._manifest(state)
             self._pack([(digest, memoryview(data)) for digest, data in self._lists.items()])
             return self._place(manifest)
@@ -156,7 +155,7 @@ class _StateWriter:
         """Yield groups in order, each hashed, with a few more under way."""
         ahead: deque[tuple[list[_Piece], list[Future[None]]]] = deque()
         for group in groups:
-            jobs = [self._store.hashing.submit(_hash, batch) for batch in _batches(group)]
+            jobs = [self._store.pools.hashing.submit(_hash, batch) for batch in _batches(group)]
             ahead.append((group, jobs))
             if len(ahead) > _GROUPS_AHEAD:
                 yield _await(*ahead.popleft())
@@ -180,7 +179,7 @@ class _StateWriter:
         body: list[Buffer] = [*fresh.values(), encoded, trailer(encoded)]
         while len(self._in_flight) >= _PACKS_IN_FLIGHT:
             self._in_flight.popleft().result()
-        future = self._store.bulk.submit(self._writer.put_pack, name, body, size)
+        future = self._store.pools.bulk.submit(self._writer.put_pack, name, body, size)
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
@@ -205,7 +204,7 @@ class _StateWriter:
 
     def _place(self, manifest: Manifest) -> Written:
         """Put manifest and placement once every pack is there."""
-        putting = self._store.small.submit(
+        putting = self._store.pools.small.submit(
             self._writer.put_small, "manifests", manifest.digest, manifest.encode(), Manifest
         )
         refs = {
@@ -284,6 +283,7 @@ def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
     cut = grid(leaf.dtype, leaf.shape)
     if cut.count == 1:
         return [_Piece(leaf, 0, cut.nbytes)]
+    leaf.buffer()  # where this copies, from another device, the threads below must not all do it
     pieces, start = [], 0
     for size in cut.sizes():
         pieces.append(_Piece(leaf, start, start + size))
@@ -330,6 +330,14 @@ def _hash(batch: list[_Piece]) -> None:
             view = view[piece.start : piece.stop]
         piece.view = view
         piece.digest = Digest(hashlib.sha256(view).digest())
+
+
+def _let_go(group: list[_Piece]) -> None:
+    """Drop what a packed group holds; copies from other devices live until it is written."""
+    for piece in group:
+        piece.view = None
+        if piece.stop == piece.leaf.nbytes:
+            piece.leaf.release()
 
 
 def _await(group: list[_Piece], jobs: list[Future[None]]) -> list[_Piece]:

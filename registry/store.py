@@ -6,11 +6,9 @@ key a new object gets is the business of `registry.writer`, the logs that of `re
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Annotated, Literal, TypeVar
 
@@ -28,6 +26,7 @@ from registry.framing import join_lines, split_lines
 from registry.keys import CONFIG, ObjectKey
 from registry.manifest import Manifest
 from registry.placement import Placement
+from registry.pools import Pools
 from registry.records import Record
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
@@ -35,8 +34,6 @@ REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 WRITER_VERSION = 1
 #: Manifests and placements kept parsed in a handle, each.
 _KEPT = 32
-#: Small objects are fetched by so many threads, so that the tail of a log is one round trip.
-_SMALL_FETCHES = 64
 
 _T = TypeVar("_T")
 
@@ -64,18 +61,13 @@ class Store:
     Attributes:
         backend: Where the bytes live.
         config: What `registry.json` says.
-        hashing: Threads for SHA-256, one for each core.
-        bulk: Threads that move packs.
-        small: Threads that fetch small objects.
+        pools: The handle's threads.
     """
 
     def __init__(self, backend: Backend, config: RegistryConfig) -> None:
         self.backend = backend
         self.config = config
-        cores = os.cpu_count() or 1
-        self.hashing = ThreadPoolExecutor(cores, "holdfast-hash")
-        self.bulk = ThreadPoolExecutor(max(cores, backend.concurrency), "holdfast-bulk")
-        self.small = ThreadPoolExecutor(_SMALL_FETCHES, "holdfast-small")
+        self.pools = Pools(backend.concurrency)
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._lock = Lock()
@@ -126,8 +118,7 @@ class Store:
 
     def close(self) -> None:
         """Stop the threads and close the backend."""
-        for pool in (self.hashing, self.bulk, self.small):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self.pools.close()
         self.backend.close()
 
     def _recall(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey) -> _T | None:

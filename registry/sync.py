@@ -220,7 +220,9 @@ class _RunCopy:
         copied: dict[ObjectKey, ObjectKey] = {}
         waiting = iter(packs)
         while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
-            jobs = [self._destination.bulk.submit(self._copy_pack, writer, ref) for ref in batch]
+            jobs = [
+                self._destination.pools.bulk.submit(self._copy_pack, writer, ref) for ref in batch
+            ]
             for ref, job in zip(batch, jobs, strict=True):
                 copied[ref.key], sent = job.result()
                 self._count(ref, sent=sent)

@@ -113,7 +113,7 @@ class Trainer:
         """Copy a state, then store and commit it in the background."""
         self.settle()
         with allocation_burst():
-            copied = self._staging.copy(pytree.flatten(state), self._store.hashing)
+            copied = self._staging.copy(pytree.flatten(state), self._store.pools.hashing)
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "holdfast-save")
         self._pending = self._background.submit(self._store_and_commit, copied, request)

@@ -7,7 +7,7 @@ against the tables of the packs that it names. Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -285,14 +285,15 @@ class _Verification:
         read = self._manifests.keys() | self._placements.keys()
         waiting = iter([key for key in self._sizes if key not in read])
         while batch := list(islice(waiting, _IN_FLIGHT)):
-            jobs = [(key, self._store.bulk.submit(self._check_object, key)) for key in batch]
+            jobs = [(key, self._store.pools.bulk.submit(self._check_object, key)) for key in batch]
             for key, job in jobs:
                 with self._faults_of(key):
                     job.result()
                     self._count(self._sizes[key])
+        manifests = {manifest.digest: manifest for manifest in self._manifests.values()}
         for key, placement in self._placements.items():
             with self._faults_of(key):
-                self._check_rows(placement)
+                self._check_rows(placement, manifests)
 
     def _check_object(self, key: ObjectKey) -> None:
         data = self._store.read(key)
@@ -305,11 +306,9 @@ class _Verification:
             verify_pack_chunks(data, table, key)
             self._chunks[key] = {entry.digest: entry for entry in table.entries}
 
-    def _check_rows(self, placement: Placement) -> None:
+    def _check_rows(self, placement: Placement, manifests: Mapping[Digest, Manifest]) -> None:
         """Hold each row of a placement against the table of the pack that it names."""
-        manifest = next(
-            (m for m in self._manifests.values() if m.digest == placement.manifest), None
-        )
+        manifest = manifests.get(placement.manifest)
         if manifest is None or any(pack.key not in self._chunks for pack in placement.packs):
             return  # told already, by the manifest or the pack
         digests = [*manifest.direct_chunks]

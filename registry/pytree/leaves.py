@@ -54,6 +54,10 @@ class ArrayLeaf:
             view = self._view = self._open(self._source, self.nbytes)
         return view
 
+    def release(self) -> None:
+        """Let go of the view, and of a copy behind it; the next `buffer()` makes it anew."""
+        self._view = None
+
     @property
     def source(self) -> Any:
         """The tensor, array or string itself."""
