@@ -1,0 +1,26 @@
+"""Hypothesis strategies that several tests share: canonical JSON, digests, keys, shapes."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from registry.canonical import MAX_INTEGER
+from registry.digest import Digest
+from registry.dtypes import ITEM_SIZES
+from registry.keys import KINDS, ObjectKey
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+json_integers = st.integers(-MAX_INTEGER, MAX_INTEGER)
+json_values = st.recursive(
+    st.none() | st.booleans() | json_integers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+digests = st.binary(min_size=32, max_size=32).map(Digest)
+generations = st.integers(0, 10**6)
+object_keys = st.builds(ObjectKey, st.sampled_from(KINDS), digests, generations)
+pack_keys = st.builds(ObjectKey, st.just("packs"), digests, generations)
+
+dtypes = st.sampled_from(sorted(ITEM_SIZES))
+shapes = st.lists(st.integers(0, 9) | st.just(1), max_size=5).map(tuple)
