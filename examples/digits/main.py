@@ -1,0 +1,331 @@
+"""Train, kill, resume, compare, evaluate, mirror: what Holdfast promises, seen at work.
+
+    python examples/digits/main.py [FOLDER]
+
+Leaves a registry in FOLDER/registry (`holdfast-demo` by default) to look around in. Run it as often
+as you like: every time adds two runs. Ends with exit code 1 when a claim does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import registry
+from registry import Checkpoint, Registry
+
+HERE = Path(__file__).parent
+STEPS = 480
+EVERY = 40
+PATIENCE_S = 300
+BUCKET = "holdfast-demo"
+
+
+class Story:
+    """What is told on the way, and whether it was true."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.broken: list[str] = []
+
+    def chapter(self, title: str) -> None:
+        """Begin a part."""
+        print(f"\n[{time.monotonic() - self.began:5.1f} s] {title}", flush=True)
+
+    def say(self, text: str) -> None:
+        """Tell what happened."""
+        print(f"          {text}", flush=True)
+
+    def claim(self, text: str, holds: bool) -> None:
+        """Tell what must be so."""
+        print(f"  {'ok  ' if holds else 'FAIL'}    {text}", flush=True)
+        if not holds:
+            self.broken.append(text)
+
+
+class Program:
+    """One of the example's programs, run as a process of its own."""
+
+    def __init__(self, log: Path, *command: str) -> None:
+        self.log = log
+        with log.open("a") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(HERE / command[0]), *command[1:]],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self) -> int:
+        """End it without a warning; return its exit status."""
+        self._process.kill()
+        return self._process.wait()
+
+    def wait(self) -> None:
+        """Return when it has ended well.
+
+        Raises:
+            SystemExit: It has not.
+        """
+        if self._process.wait(PATIENCE_S) != 0:
+            sys.exit(f"{self.log}:\n{self.log.read_text()}")
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+
+def main() -> int:
+    """Tell the whole story; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("holdfast-demo"))
+    folder = parser.parse_args().folder
+    story = Story()
+    with ExitStack() as stack:
+        reg = stack.enter_context(make_registry(story, folder))
+        killed, straight = train_twice(story, reg, folder)
+        compare(story, reg, folder, killed, straight)
+        here = evaluate(story, reg.url, f"{killed}/best")
+        endpoint = stack.enter_context(s3_server())
+        far = mirror(story, reg, endpoint)
+        there = evaluate(story, far, f"{straight}/best")
+        story.claim("the same id has the same score", there["score"] == here["score"])
+        bring_home(story, reg, far, straight)
+        story.chapter("Every byte of both registries is read and checked against its digest")
+        for url in (reg.url, far):
+            verify(story, url)
+    story.chapter("Done")
+    if story.broken:
+        story.say(f"{len(story.broken)} claims did not hold: {'; '.join(story.broken)}")
+        return 1
+    story.say("every claim held; look around:")
+    holdfast = shown(Path(sys.executable).with_name("holdfast"))
+    story.say(f"  export HOLDFAST_REGISTRY={shown(folder / 'registry')}")
+    for command in ("run ls", f"ls {killed}", f"log {killed}", f"diff {killed} {killed}/best"):
+        story.say(f"  {holdfast} {command}")
+    return 0
+
+
+def make_registry(story: Story, folder: Path) -> Registry:
+    """Make the registry, or open the one of the last time."""
+    story.chapter("A registry is a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+    place = folder / "registry"
+    there = (place / "registry.json").exists()
+    reg = registry.open(place) if there else registry.init(place)
+    story.say(f"{place}: {'opened' if there else 'made'}, {len(reg.runs())} runs, id {reg.id[:12]}")
+    return reg
+
+
+def train_twice(story: Story, reg: Registry, folder: Path) -> tuple[str, str]:
+    """Train one run that is killed and resumed, and the same without a kill beside it."""
+    taken = {name.partition("-")[0] for name in reg.runs()}
+    name = next(name for name in map("demo{}".format, count(1)) if name not in taken)
+    killed, straight = f"{name}-killed", f"{name}-straight"
+    story.chapter(f"Two runs train side by side; {killed} will not live long")
+
+    def start(run_id: str) -> Program:
+        sizes = ["--steps", str(STEPS), "--every", str(EVERY)]
+        log = folder / f"{run_id}.log"
+        return Program(log, "train.py", "--registry", reg.url, "--run", run_id, *sizes)
+
+    undisturbed, victim = start(straight), start(killed)
+    wait_for_checkpoints(reg, killed, victim)
+    status = victim.kill()
+    seen = reg.run(killed).checkpoints()
+    for ck in seen:
+        story.say(f"{killed}: {describe(ck)}")
+    story.claim(f"SIGKILL at a random instant ended {killed}", status == -signal.SIGKILL)
+    story.claim(f"{len(seen)} checkpoints are there, of {STEPS // EVERY}", len(seen) >= 2)
+    story.chapter("The same command again")
+    again = start(killed)
+    again.wait()
+    for line in again.log.read_text().splitlines():
+        if "resumed" in line or "passed over" in line:
+            story.say(line)
+    story.claim(f"{killed} came to its end", reg.run(killed).status == "completed")
+    undisturbed.wait()
+    story.claim(f"{straight} came to its end", reg.run(straight).status == "completed")
+    return killed, straight
+
+
+def wait_for_checkpoints(reg: Registry, run_id: str, trainer: Program) -> None:
+    """Return at some instant after the second checkpoint and, as a rule, long before the last."""
+    wanted = random.randint(2, STEPS // EVERY // 2)
+    deadline = time.monotonic() + PATIENCE_S
+    run = None
+    saved: list[float] = []
+    while len(saved) < wanted:
+        if not trainer.running or time.monotonic() > deadline:
+            sys.exit(f"{trainer.log}: no {wanted} checkpoints:\n{trainer.log.read_text()}")
+        time.sleep(0.01)
+        if run is None and run_id in reg.runs():
+            run = reg.run(run_id)
+        if run is not None:
+            found = len(run.refresh().checkpoints())
+            saved += [time.monotonic()] * (found - len(saved))
+    # Anywhere in the time that the next checkpoint takes, the save of it included.
+    time.sleep(random.random() * (saved[-1] - saved[0]) / (wanted - 1))
+
+
+def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: str) -> None:
+    """Show that a kill and a resume left no trace in what was trained."""
+    story.chapter("Does the kill show in the result?")
+    ours, theirs = reg.run(killed).checkpoints(), reg.run(straight).checkpoints()
+    for ck in (ours[-1], theirs[-1]):
+        story.say(f"{ck.run_id}: {describe(ck)}")
+    story.claim(
+        f"step {STEPS} has the same id in both runs: the same bits in weights, optimizer, "
+        "scheduler and generators",
+        ours[-1].step == theirs[-1].step == STEPS and ours[-1].digest == theirs[-1].digest,
+    )
+    same = [a.digest == b.digest for a, b in zip(ours, theirs, strict=False)]
+    expected = STEPS // EVERY
+    story.claim(f"so have all {expected} steps", sum(same) == len(ours) == len(theirs) == expected)
+    told = sum(ck.size_bytes for run in reg.runs() for ck in reg.run(run).checkpoints())
+    files = [file for file in (folder / "registry").rglob("*") if file.is_file()]
+    kept = sum(file.stat().st_size for file in files)
+    story.claim(
+        f"what is equal is stored once: {megabytes(told)} of checkpoints lie in {megabytes(kept)}",
+        kept < 0.6 * told,
+    )
+
+
+def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
+    """Let another process score a checkpoint and report what it found."""
+    story.chapter(f"Another process pulls {ref} from {url}")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "evaluate.py"), "--registry", url, ref],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    if done.returncode != 0:
+        sys.exit(f"the evaluator ended with exit code {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    accuracy = found["score"]["test_accuracy"]
+    story.say(f"step {found['step']}, {found['id'][:19]}, test accuracy {accuracy:.4f}")
+    with registry.open(url, read_only=True) as reg:
+        ck = reg.checkpoint(ref)
+        run = reg.run(ck.run_id)
+        lowest = min(other.metrics["validation_loss"] for other in run.checkpoints())
+        story.claim("best has the lowest validation loss", ck.metrics["validation_loss"] == lowest)
+        reported = ck.metrics.get("test_accuracy")
+        story.claim("the evaluator's report stands in the registry", reported == accuracy)
+    return found
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Serve S3 on this machine and lead every AWS client of this process and its children there."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(HERE / "s3_server.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        endpoint = process.stdout.readline().strip()
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            del os.environ[name]
+        os.environ |= {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "demo",
+            "AWS_SECRET_ACCESS_KEY": "demo",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "NO_PROXY": "127.0.0.1",
+        }
+        try:
+            yield endpoint
+        finally:
+            process.kill()
+
+
+def mirror(story: Story, reg: Registry, endpoint: str) -> str:
+    """Copy the registry to a bucket; return its URL there."""
+    import boto3
+
+    far = f"s3://{BUCKET}/team"
+    story.chapter(f"A prefix of a bucket is a registry, too: {far} at {endpoint}")
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+    with registry.init(far) as there:
+        began = time.monotonic()
+        report = registry.sync(reg, there)
+        took_s = time.monotonic() - began
+        story.say(
+            f"synced {len(report.runs)} runs: {megabytes(report.bytes_copied)}, {took_s:.1f} s"
+        )
+        heads = [
+            (side.checkpoint(name).digest, len(side.run(name).checkpoints()))
+            for side in (reg, there)
+            for name in reg.runs()
+        ]
+        story.claim(
+            "it holds the same runs, with the same ids",
+            there.runs() == reg.runs() and heads[: len(heads) // 2] == heads[len(heads) // 2 :],
+        )
+    return far
+
+
+def bring_home(story: Story, reg: Registry, far: str, run_id: str) -> None:
+    """Copy back what the evaluator reported at the mirror."""
+    before = reg.checkpoint(f"{run_id}/best").metrics
+    report = registry.sync(far, reg, [run_id])
+    after = reg.checkpoint(f"{run_id}/best").metrics
+    story.claim(
+        f"a sync back brings its report home: {report.runs[0].commits} commit, "
+        f"{report.bytes_copied} bytes of data",
+        "test_accuracy" not in before and "test_accuracy" in after and not report.bytes_copied,
+    )
+
+
+def verify(story: Story, url: str) -> None:
+    """Verify a registry whole."""
+    with registry.open(url, read_only=True) as reg:
+        began = time.monotonic()
+        report = reg.verify(deep=True)
+        took_s = time.monotonic() - began
+        read = (
+            f"{report.checkpoints} checkpoints, {megabytes(report.bytes_checked)}, {took_s:.1f} s"
+        )
+        story.claim(f"{url} is sound ({read})", report.ok)
+        for finding in report.findings:
+            story.say(f"{finding.severity}: {finding.message}")
+
+
+def describe(ck: Checkpoint) -> str:
+    """Return a checkpoint in one line."""
+    loss = ck.metrics["validation_loss"]
+    return f"step {ck.step:4}  validation loss {loss:.4f}  {ck.size_bytes:,} B  {ck.digest.short}"
+
+
+def megabytes(size_bytes: int) -> str:
+    """Return a number of bytes for people."""
+    return f"{size_bytes / 1e6:.1f} MB"
+
+
+def shown(path: Path) -> str:
+    """Return a path as it can be typed here, the short way where there is one."""
+    here = Path.cwd()
+    path = here / path
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
