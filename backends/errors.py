@@ -4,7 +4,6 @@ The whole tree is drawn atop `registry/errors.py`. Root and storage branch live 
 run downwards: a backend raises them, and everything above catches them.
 """
 
-# ruff: noqa: N818 - the names say what happened; that they are errors their base says.
 from __future__ import annotations
 
 from typing import ClassVar

@@ -114,7 +114,7 @@ class S3Backend(Backend):
                         return False
                     if error_code(error) not in ("ConditionalRequestConflict", "409"):
                         raise
-                    time.sleep(random.uniform(0, 0.05 * 2**attempt))  # noqa: S311 - jitter
+                    time.sleep(random.uniform(0, 0.05 * 2**attempt))
                 else:
                     return True
         raise StoreUnavailable(

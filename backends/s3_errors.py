@@ -205,7 +205,7 @@ def _of_sdk(error: BotoCoreError, where: str) -> StorageError:
         return AccessDenied("no usable credentials", where=where, found=error, hint=_HOW_TO_LOG_IN)
     if isinstance(error, (sdk.NoRegionError, sdk.InvalidRegionError, sdk.ParamValidationError)):
         return InvalidLocation("not a location of S3", where=where, found=error)
-    if isinstance(error, (sdk.HTTPClientError, sdk.IncompleteReadError)):
+    if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError, sdk.IncompleteReadError)):
         return _no_answer(error, where)
     return StorageError("the S3 client failed", where=where, found=error)
 

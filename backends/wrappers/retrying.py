@@ -34,9 +34,7 @@ class Patience:
     def pause_s(self, failures: int) -> float:
         """Return a random pause after so many failures: all of it is jitter, so writers part."""
         # The exponent is bounded because a float overflows beyond 2 ** 1023.
-        return random.uniform(  # noqa: S311 - not for secrets
-            0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32))
-        )
+        return random.uniform(0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32)))
 
 
 class Retrying(Wrapper):

@@ -18,12 +18,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.servers.process import stop, wait_for_http
 from tests.servers.radosgw import Gateway, missing_programs, start_gateway
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 _ROOT = Path(__file__).parents[2]
 # Whatever of these the developer has set would lead a test to a real account.
@@ -118,13 +123,23 @@ def s3_url(moto_url: Callable[[], str]) -> Callable[[], str]:
 
 
 def _fresh_url() -> str:
+    bucket = f"test-{secrets.token_hex(6)}"
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    _client(*(os.environ[name] for name in names)).create_bucket(Bucket=bucket)
+    return f"s3://{bucket}/some/prefix"
+
+
+@cache
+def _client(endpoint_url: str, access_key: str, secret_key: str) -> S3Client:
     import boto3
 
-    bucket = f"test-{secrets.token_hex(6)}"
-    client = boto3.session.Session().client("s3")
-    client.create_bucket(Bucket=bucket)
-    client.close()
-    return f"s3://{bucket}/some/prefix"
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint_url,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name="us-east-1",
+    )
 
 
 @contextmanager

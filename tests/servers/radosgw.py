@@ -63,7 +63,10 @@ rgw frontends = beast endpoint=127.0.0.1:{http} tcp_nodelay=1
 rgw data = {folder}/rgw
 rgw thread pool size = 32
 rgw enable usage log = false
-rgw enable gc threads = false
+# What is replaced or deleted would else fill the memory within hours: a full OSD stalls every put.
+rgw gc obj min wait = 5
+rgw gc processor period = 5
+rgw gc processor max time = 60
 rgw enable lc threads = false
 """
 

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backends import (
+    AccessDenied,
+    ByteRange,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    ReadOnlyStore,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+    disk,
+    mounts,
+    open_backend,
+)
+from backends.local import LocalBackend
+from backends.testing import keys_of
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> LocalBackend:
+    return LocalBackend(tmp_path / "root")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+def failing(code: int) -> Callable[..., None]:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(p.relative_to(root)) for p in root.rglob("*") if not p.is_dir())
+
+
+WRITES = {
+    "put": lambda b: b.put("a/b", b"12345"),
+    "put_if_absent": lambda b: b.put_if_absent("a/b", b"12345"),
+}
+both_writes = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+
+
+# What is on the disk
+
+
+def test_reader_creates_nothing(backend: LocalBackend, root: Path) -> None:
+    assert keys_of(backend) == []
+    with pytest.raises(ObjectNotFound):
+        backend.get("a")
+    backend.delete("a")
+    assert not root.exists()
+
+
+@both_writes
+def test_nothing_unfinished_stays(
+    backend: LocalBackend, root: Path, write: Callable[[LocalBackend], object]
+) -> None:
+    write(backend)
+    write(backend)
+    assert files(root) == ["a/b"]
+    assert list((root / ".tmp").iterdir()) == []
+
+
+def test_leftovers_of_a_dead_process_are_invisible(backend: LocalBackend, root: Path) -> None:
+    backend.put("a", b"x")
+    (root / ".tmp" / "1-dead").write_bytes(b"half")
+    assert keys_of(backend) == ["a"]
+    assert keys_of(backend, delimiter=True) == ["a"]
+    assert keys_of(backend, ".tmp/") == keys_of(backend, ".t") == []
+
+
+@pytest.mark.parametrize("method", ["get", "stat", "delete"])
+def test_key_among_the_unfinished_is_refused(backend: LocalBackend, method: str) -> None:
+    with pytest.raises(InvalidLocation, match="reserved"):
+        getattr(backend, method)(".tmp/x")
+
+
+def test_mode_follows_the_umask(backend: LocalBackend, root: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        backend.put("a", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((root / "a").stat().st_mode) == 0o640
+
+
+def test_every_new_folder_is_synced_into_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = disk.sync_folder
+    monkeypatch.setattr(disk, "sync_folder", lambda path: (synced.append(path), real(path)))
+    backend = LocalBackend(tmp_path / "p" / "root")
+    backend.put_if_absent("a/b/c", b"x")
+    assert set(map(Path, synced)) == {
+        tmp_path, *(tmp_path / "p" / name for name in ("", "root", "root/a", "root/a/b"))
+    }  # fmt: skip
+    synced.clear()
+    backend.put_if_absent("a/b/d", b"x")
+    assert synced == [str(tmp_path / "p/root/a/b")]
+
+
+def test_data_is_synced_before_it_gets_its_name(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for module, name in ((os, "writev"), (os, "fsync"), (os, "link"), (os, "unlink")):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, _n=name, _r=real: (calls.append(_n), _r(*a))[1]
+        )
+    backend.put_if_absent("a", b"x")
+    calls.clear()
+    backend.put_if_absent("b", b"x")
+    assert calls == ["writev", "fsync", "link", "unlink", "fsync"]
+
+
+def test_short_writes_and_reads_are_continued(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writev, preadv, pread = os.writev, os.preadv, os.pread
+    data = bytes(range(256)) * 40
+    parts = [memoryview(data)[i : i + 100] for i in range(0, len(data), 100)]
+    monkeypatch.setattr(os, "writev", lambda fd, views: writev(fd, [views[0][:7]]))
+    backend.put("a", parts)
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:9]], at))
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 11), at))
+    assert backend.get("a") == data
+    target = bytearray(5000)
+    views = [memoryview(target)[i : i + 30] for i in range(0, 5000, 30)]
+    backend.get("a", ByteRange(1, 5001), into=views)
+    assert target == data[1:5001]
+
+
+def test_file_that_shrinks_under_the_reader_is_truncated(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a", b"12345")
+    monkeypatch.setattr(disk, "check_size", lambda *_: None)
+    with pytest.raises(ObjectTruncated, match="found 5 bytes"):
+        backend.get("a", ByteRange(0, 6))
+    with pytest.raises(ObjectTruncated):
+        backend.get("a", ByteRange(0, 6), into=[memoryview(bytearray(6))])
+
+
+def test_removed_folder_is_made_again(backend: LocalBackend, root: Path) -> None:
+    backend.put("a/b/c", b"x")
+    for path in (root / "a/b/c", root / "a/b", root / "a", root / ".tmp"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert backend.put_if_absent("a/b/c", b"y")
+    assert backend.get("a/b/c") == b"y"
+
+
+# Listing
+
+
+def test_illegal_names_are_listed_all_the_same(backend: LocalBackend, root: Path) -> None:
+    backend.put("b", b"x")
+    (root / "a b").write_bytes(b"123")
+    (root / os.fsdecode(b"c\xff")).write_bytes(b"")
+    (root / "é").mkdir()
+    (root / "é" / "x").write_bytes(b"")
+    assert [os.fsencode(key) for key in keys_of(backend)] == [
+        b"a b", b"b", b"c\xff", "é/x".encode()
+    ]  # fmt: skip
+
+
+def test_file_that_vanishes_while_listing_is_passed_over(backend: LocalBackend, root: Path) -> None:
+    for key in ("a", "b", "c"):
+        backend.put(key, b"x")
+    listing = backend.list()
+    assert next(listing).key == "a"
+    (root / "b").unlink()
+    assert [info.key for info in listing] == ["c"]
+
+
+def test_listing_reads_only_folders_that_matter(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("a/x/1", "b/x/1", "b/y/1", "b/y/2", "c/x/1"):
+        backend.put(key, b"")
+    read: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (read.append(path), scandir(path))[1])
+    assert keys_of(backend, "b/y") == ["b/y/1", "b/y/2"]
+    assert [path[-4:] for path in read] == ["t/b/", "b/y/"]
+    read.clear()
+    assert keys_of(backend, start_after="b/y/1", limit=1) == ["b/y/2"]
+    assert [path[-4:] for path in read] == ["oot/", "t/b/", "b/y/"]
+
+
+def test_linked_folder_is_followed_and_a_loop_is_refused(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    backend.put("a/b", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c").write_bytes(b"y")
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    assert keys_of(backend) == ["a/b", "linked/c"]
+    assert backend.get("linked/c") == b"y"
+    (root / "a" / "loop").symlink_to(root)
+    with pytest.raises(StoreUnsuitable, match="loop"):
+        keys_of(backend)
+
+
+def test_pipe_is_no_object_and_does_not_block(backend: LocalBackend, root: Path) -> None:
+    backend.put("a", b"x")
+    os.mkfifo(root / "pipe")
+    with pytest.raises(ObjectNotFound, match="something else"):
+        backend.get("pipe")
+
+
+# Failures
+
+
+@both_writes
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (errno.ENOSPC, StoreFull, r"5 bytes to write.*\d+ bytes free"),
+        (errno.EDQUOT, StoreFull, "5 bytes to write"),
+        (errno.EACCES, AccessDenied, f"user id {os.geteuid()}"),
+        (errno.EPERM, AccessDenied, "user id"),
+        (errno.EROFS, ReadOnlyStore, "[Rr]ead-only"),
+        (errno.EMFILE, StoreUnavailable, "ulimit"),
+        (errno.EIO, StorageError, "file system failed"),
+    ],
+)
+def test_failed_write_is_typed_and_leaves_nothing(
+    backend: LocalBackend,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[LocalBackend], object],
+    code: int,
+    kind: type[StorageError],
+    said: str,
+) -> None:
+    backend.put("other", b"x")
+    monkeypatch.setattr(os, "writev", failing(code))
+    with pytest.raises(kind, match=said) as caught:
+        write(backend)
+    assert type(caught.value) is kind
+    assert str(root) in str(caught.value)
+    assert files(root) == ["other"]
+
+
+@both_writes
+def test_failed_fsync_fails_the_write_and_is_not_tried_again(
+    backend: LocalBackend,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[LocalBackend], object],
+) -> None:
+    backend.put("a/other", b"x")
+    tried: list[int] = []
+    real = os.fsync
+
+    def once(fd: int) -> None:
+        tried.append(fd)
+        if len(tried) == 1:
+            raise OSError(errno.EIO, "I/O error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", once)
+    with pytest.raises(StorageError) as caught:
+        write(backend)
+    assert not isinstance(caught.value, StoreUnavailable), "which a wrapper would try again"
+    assert len(tried) == 1
+    assert files(root) == ["a/other"]
+
+
+@both_writes
+def test_failed_fsync_of_the_folder_fails_the_write(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, write: Callable[[LocalBackend], object]
+) -> None:
+    backend.put("a/other", b"x")
+    monkeypatch.setattr(disk, "sync_folder", failing(errno.EIO))
+    with pytest.raises(StorageError, match="file system failed"):
+        write(backend)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV])
+def test_file_system_without_links_is_unsuitable(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", failing(code))
+    with pytest.raises(StoreUnsuitable, match="hard links"):
+        backend.put_if_absent("a", b"x")
+    assert files(root) == []
+
+
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.EIO])
+def test_link_whose_answer_was_lost_counts(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = os.link
+
+    def link(source: str, target: str) -> None:
+        real(source, target)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    assert backend.put_if_absent("a", b"x") is True
+
+
+def test_interrupt_leaves_nothing(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    backend.put("other", b"x")
+    monkeypatch.setattr(os, "link", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        backend.put_if_absent("a", b"x")
+    assert files(root) == ["other"]
+
+
+def test_collector_that_removes_an_unfinished_file_is_survived(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.link
+
+    def link(source: str, target: str) -> None:
+        Path(source).unlink()
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreUnavailable, match="removed during the write"):
+        backend.put_if_absent("a", b"x")
+
+
+@both_writes
+def test_key_below_an_object_is_refused(
+    backend: LocalBackend, write: Callable[[LocalBackend], object]
+) -> None:
+    backend.put("a", b"x")
+    with pytest.raises(InvalidLocation, match="a file stands where"):
+        write(backend)
+
+
+@pytest.mark.parametrize("method", ["put", "put_if_absent"])
+def test_object_above_a_key_is_refused(backend: LocalBackend, method: str) -> None:
+    backend.put("a/b", b"x")
+    with pytest.raises(InvalidLocation, match="folder"):
+        getattr(backend, method)("a", b"x")
+    assert keys_of(backend) == ["a/b"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+def test_folder_without_permission_is_denied(backend: LocalBackend, root: Path) -> None:
+    backend.put("a", b"x")
+    (root / "a").chmod(0)
+    with pytest.raises(AccessDenied):
+        backend.get("a")
+
+
+def test_file_as_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    with pytest.raises(InvalidLocation, match="not a folder"):
+        open_backend(tmp_path / "f")
+
+
+# File systems
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/x /mnt/nfs nfs4 rw 0 0
+//server/x /mnt/my\\040share cifs rw 0 0
+host: /mnt/ssh fuse.sshfs rw 0 0
+/dev/sdb1 /mnt/nfs/disk xfs rw 0 0
+"""
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.delenv(mounts.ALLOW, raising=False)
+
+
+@pytest.mark.usefixtures("mounted")
+def test_network_file_system_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts.check_file_system("/home/x")
+    mounts.check_file_system("/mnt/nfs/disk/x")
+    mounts.check_file_system("/mnt/nfs2")
+    for folder in ("/mnt/nfs/x", "/mnt/ssh"):
+        with pytest.raises(StoreUnsuitable, match="HOLDFAST_ALLOW_NETWORK_FS=1"):
+            mounts.check_file_system(folder)
+    monkeypatch.setenv(mounts.ALLOW, "1")
+    mounts.check_file_system("/mnt/nfs/x")
+
+
+@pytest.mark.usefixtures("mounted")
+def test_file_system_without_links_is_always_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(mounts.ALLOW, "1")
+    with pytest.raises(StoreUnsuitable, match="hard links"):
+        mounts.check_file_system("/mnt/my share/x")
+
+
+@pytest.mark.usefixtures("mounted")
+def test_open_asks_for_the_file_system_of_the_nearest_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(disk, "nearest", lambda _: "/mnt/nfs")
+    with pytest.raises(StoreUnsuitable):
+        LocalBackend("/mnt/nfs/not/there")
+
+
+def test_unknown_table_of_mounts_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "MOUNTS", Path("/nonexistent"))
+    mounts.check_file_system("/")
+
+
+# Processes
+
+
+def test_forked_child_writes_on(backend: LocalBackend) -> None:
+    backend.put("a", b"x")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            backend.put("b/c", b"y")
+            code = 0 if not backend.put_if_absent("a", b"z") else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert keys_of(backend) == ["a", "b/c"]
+
+
+def test_two_processes_race_for_a_key(backend: LocalBackend) -> None:
+    rounds, children = 50, 3
+    start = threading.Event()
+    pids = []
+    for number in range(children):
+        pid = os.fork()
+        if pid == 0:
+            won = 0
+            try:
+                won = sum(backend.put_if_absent(f"race/{n}", b"%d" % number) for n in range(rounds))
+            finally:
+                os._exit(won)
+        pids.append(pid)
+    start.set()
+    wins = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert sum(wins) == rounds

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import backends
+from backends import InvalidLocation, Location, open_backend, parse
+from backends.location import redact
+from backends.memory import MemoryBackend
+
+
+def test_plain_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert parse("a/../b").path == str(tmp_path / "b")
+    assert parse(Path("b")).path == str(tmp_path / "b")
+    assert parse("~/x").path == "/home/somebody/x"
+    assert parse("/a?b#c@d").path == "/a?b#c@d"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("file:///a/b%20c", Location("file", path="/a/b c")),
+        ("file://localhost/a", Location("file", path="/a")),
+        ("memory://x", Location("memory", "x")),
+        ("s3://bucket", Location("s3", "bucket")),
+        ("S3://bucket/", Location("s3", "bucket")),
+        ("s3://bucket/a/b/", Location("s3", "bucket", "a/b")),
+        (
+            "s3://bucket/a?endpoint_url=http://127.0.0.1:9000&region=eu-1",
+            Location("s3", "bucket", "a", "http://127.0.0.1:9000", "eu-1"),
+        ),
+    ],
+)
+def test_url_is_read_and_written(url: str, expected: Location) -> None:
+    assert parse(url) == expected
+    assert parse(expected.url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "empty"),
+        ("a\0b", "control"),
+        ("gs://bucket/x", "s3://"),
+        ("http://host/x", "unknown scheme"),
+        ("s3:/bucket", "neither a URL"),
+        ("s3://", "no bucket"),
+        ("s3:///prefix", "no bucket"),
+        ("s3://b", "not a bucket name"),
+        ("s3://bucket:9000/x", "not a bucket name"),
+        ("s3://bucket/a//b", "segment"),
+        ("s3://bucket/../b", "segment"),
+        ("s3://bucket/a#b", "'#'"),
+        ("s3://bucket/a?profile=x", "endpoint_url and region"),
+        ("s3://bucket/a?region=", "empty"),
+        ("s3://bucket/a?region=a&region=b", "twice"),
+        ("s3://bucket/a?endpoint_url=ftp://x", "address of a server"),
+        ("file://host/a", "this machine"),
+        ("file:///a?x=1", "no options"),
+        ("file:///a%00b", "NUL"),
+        ("memory://", "needs a name"),
+        ("memory://a b", "legal key"),
+    ],
+)
+def test_what_names_no_place_is_refused(url: str, said: str) -> None:
+    with pytest.raises(InvalidLocation, match=said.replace("?", r"\?")) as caught:
+        open_backend(url)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAKEY:SECRET@bucket/x",
+        "s3://SECRET@bucket/x",
+        "s3://AKIAKEY:se/SECRET/cret@bucket/x",
+        "file://user:SECRET@host/x",
+        "https://user:SECRET@host/x",
+        "s3://bucket/x?aws_secret_access_key=SECRET",
+        "s3://bucket/x?endpoint_url=http://u:SECRET@host",
+        "gs://u:SECRET@bucket/x",
+    ],
+)
+def test_secrets_are_refused_and_never_repeated(url: str) -> None:
+    with pytest.raises(InvalidLocation) as caught:
+        open_backend(url)
+    error = caught.value
+    assert "SECRET" not in f"{error!s} {error!r} {error.where} {error.found} {error.__cause__}"
+    assert "SECRET" not in redact(f"could not open {url}, sorry")
+
+
+def test_redaction_leaves_harmless_text_alone() -> None:
+    text = "s3://bucket/a?region=x&endpoint_url=http://h:1 and me@example.org"
+    assert redact(text) == text
+
+
+def test_memory_stores_of_one_name_are_one() -> None:
+    open_backend("memory://shared").put("a", b"x")
+    assert open_backend("memory://shared").get("a") == b"x"
+    assert list(open_backend("memory://other").list()) == []
+    assert list(MemoryBackend().list()) == []
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, backends; "
+        "print({'boto3', 'botocore', 'fsspec', 's3fs', 'pydantic', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_missing_sdk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.delitem(sys.modules, "backends.s3", raising=False)
+    with pytest.raises(backends.StoreUnsuitable, match=r"boto3.*holdfast\[s3\]"):
+        open_backend("s3://bucket")
+
+
+def test_exported_names_are_sorted_and_exist() -> None:
+    assert backends.__all__ == sorted(backends.__all__)
+    assert len(backends.__all__) <= 20
+    assert all(hasattr(backends, name) for name in backends.__all__)

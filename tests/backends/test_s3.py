@@ -1,0 +1,513 @@
+"""What the S3 backend makes of answers that moto and radosgw do not give on demand.
+
+A small server answers each request from a script, so that the SDK's own machinery (signing,
+repeats, streams) is part of what is tested.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+
+import pytest
+from botocore.awsrequest import AWSHTTPConnection
+
+from backends import (
+    AccessDenied,
+    ByteRange,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    StorageError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsuitable,
+    open_backend,
+    s3,
+)
+from backends.s3 import S3Backend
+from backends.s3_body import SendBody, fill
+from backends.testing import keys_of
+from backends.wrappers import Metered, Retrying
+from backends.wrappers.retrying import Patience
+from tests.servers.fixtures import S3Server
+
+
+@dataclass
+class Answer:
+    """One answer of the scripted server.
+
+    Attributes:
+        status: HTTP status; 0 hangs up without an answer.
+        code: Code of an S3 error body.
+        body: Body, if it is no error.
+        headers: Further headers; a Content-Length here overrides the true one.
+        extra: Further members of the error body.
+    """
+
+    status: int
+    code: str = ""
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    extra: str = ""
+
+    def payload(self) -> bytes:
+        if not self.code:
+            return self.body
+        return (
+            f"<?xml version='1.0'?><Error><Code>{self.code}</Code>"
+            f"<Message>server's words</Message>{self.extra}</Error>"
+        ).encode()
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Script:
+    """A server that gives the answers of a script, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[Request] = []
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                script.requests.append(Request(self.command, self.path, headers, body))
+                given = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                if not given.status:
+                    self.close_connection = True
+                    return
+                self.send_response(given.status)
+                payload = given.payload()
+                headers = {"Content-Length": str(len(payload)), **given.headers}
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(payload)
+                self.close_connection = "Content-Length" in given.headers
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+# One server and one client for the module: to make a client takes the SDK a tenth of a second.
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Script, S3Backend]]:
+    script = Script()
+    with pytest.MonkeyPatch.context() as patch:
+        # The SDK pauses before each repeat; the pauses are its own business.
+        patch.setattr("botocore.endpoint.time.sleep", lambda _: None)
+        patch.setattr(s3.time, "sleep", lambda _: None)
+        S3Server(script.url, "key", "secret").set_environment(patch)
+        patch.delenv("AWS_ENDPOINT_URL")
+        opened = open_backend(f"s3://bucket/pre/fix?endpoint_url={script.url}")
+        assert isinstance(opened, S3Backend)
+        yield script, opened
+        opened.close()
+    script.stop()
+
+
+@pytest.fixture
+def script(served: tuple[Script, S3Backend]) -> Script:
+    served[0].answers.clear()
+    served[0].requests.clear()
+    return served[0]
+
+
+@pytest.fixture
+def backend(served: tuple[Script, S3Backend]) -> S3Backend:
+    served[1]._bucket_seen = False
+    return served[1]
+
+
+CALLS: dict[str, Callable[[S3Backend], object]] = {
+    "get": lambda b: b.get("a"),
+    "put": lambda b: b.put("a", b"x"),
+    "put_if_absent": lambda b: b.put_if_absent("a", b"x"),
+    "list": keys_of,
+    "delete": lambda b: b.delete("a"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (Answer(403, "AccessDenied"), AccessDenied, "s3:ListBucket"),
+        (Answer(404, "NoSuchBucket"), InvalidLocation, "s3://bucket/.*no such bucket"),
+        (Answer(400, "ExpiredToken"), AccessDenied, "expired.*log in again"),
+        (Answer(403, "InvalidAccessKeyId"), AccessDenied, "access key is not known"),
+        (Answer(403, "SignatureDoesNotMatch"), AccessDenied, "secret key"),
+        (Answer(400, "KMS.DisabledException"), AccessDenied, "kms:Decrypt"),
+        (Answer(503, "SlowDown"), StoreUnavailable, "SlowDown.*not known"),
+        (Answer(500, "InternalError"), StoreUnavailable, "InternalError"),
+        (Answer(502), StoreUnavailable, "502"),
+        (Answer(429, "TooManyRequests"), StoreUnavailable, "429"),
+        (Answer(0), StoreUnavailable, "ConnectionClosed|Connection was closed"),
+        (Answer(507, "Odd"), StoreFull, "full"),
+        (Answer(403, "QuotaExceeded"), StoreFull, "quota"),
+        (Answer(400, "EntityTooLarge"), StoreFull, "larger"),
+        (Answer(501, "NotImplemented"), StoreUnsuitable, "condition"),
+        (Answer(418, "Odd"), StorageError, "Odd: server's words"),
+    ],
+    ids=lambda value: f"{value.status}-{value.code}" if isinstance(value, Answer) else "",
+)
+def test_error_of_the_server(
+    backend: S3Backend,
+    script: Script,
+    call: Callable[[S3Backend], object],
+    answer: Answer,
+    kind: type[StorageError],
+    said: str,
+) -> None:
+    script.answers = [answer]
+    with pytest.raises(kind, match=said) as caught:
+        call(backend)
+    assert type(caught.value) is kind
+    assert "s3://bucket/pre/fix/" in str(caught.value)
+    assert len(script.requests) <= 5, "the SDK's repeats are bounded"
+
+
+# Absence
+
+
+def test_only_404_means_absent(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(404, "NoSuchKey")]
+    with pytest.raises(ObjectNotFound, match="s3://bucket/pre/fix/a"):
+        backend.get("a")
+    script.answers = [Answer(403)]
+    with pytest.raises(AccessDenied, match="looks forbidden"):
+        backend.stat("a")
+
+
+def test_head_of_an_absent_bucket_is_not_an_absent_object(
+    backend: S3Backend, script: Script
+) -> None:
+    script.answers = [Answer(404)]
+    with pytest.raises(InvalidLocation, match="no such bucket"):
+        backend.stat("a")
+    script.answers = [Answer(404), Answer(200)]
+    with pytest.raises(ObjectNotFound):
+        backend.stat("a")
+    script.requests.clear()
+    script.answers = [Answer(404)]
+    with pytest.raises(ObjectNotFound):
+        backend.stat("a")
+    assert len(script.requests) == 1, "a bucket that was seen is not asked for again"
+
+
+def test_head_refused_without_words_speaks_of_credentials(
+    backend: S3Backend, script: Script
+) -> None:
+    script.answers = [Answer(400)]
+    with pytest.raises(AccessDenied, match="expired"):
+        backend.stat("a")
+
+
+def test_delete_of_an_absent_object_is_no_error(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(404, "NoSuchKey")]
+    backend.delete("a")
+
+
+# Exclusive create
+
+
+def test_create_sends_the_condition_and_a_checksum(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(200)]
+    big = os.urandom(300_000)
+    assert backend.put_if_absent("a", [big[:1000], big[1000:]])
+    (sent,) = script.requests
+    assert sent.path == "/bucket/pre/fix/a"
+    assert sent.headers["if-none-match"] == "*"
+    assert sent.body == big
+    checksum = base64.b64encode(zlib.crc32(big).to_bytes(4, "big")).decode()
+    assert sent.headers["x-amz-checksum-crc32"] == checksum
+    assert sent.headers["x-amz-content-sha256"] != "UNSIGNED-PAYLOAD", "without TLS"
+    assert "x-amz-trailer" not in sent.headers
+
+
+def test_refused_condition_means_exists(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(412, "PreconditionFailed")]
+    assert backend.put_if_absent("a", b"x") is False
+    assert len(script.requests) == 1
+
+
+def test_conflict_is_tried_again_and_bounded(backend: S3Backend, script: Script) -> None:
+    conflict = Answer(409, "ConditionalRequestConflict")
+    script.answers = [conflict, conflict, Answer(200)]
+    assert backend.put_if_absent("a", bytes(100_000)) is True
+    assert [len(request.body) for request in script.requests] == [100_000] * 3
+    script.answers = [conflict]
+    with pytest.raises(StoreUnavailable, match="under way"):
+        backend.put_if_absent("a", b"x")
+
+
+def test_repeat_after_a_lost_answer_is_refused_by_ones_own_object(
+    backend: S3Backend, script: Script
+) -> None:
+    script.answers = [Answer(0), Answer(412, "PreconditionFailed")]
+    assert backend.put_if_absent("a", b"x") is False
+    assert len(script.requests) == 2
+
+
+def test_repeat_sends_the_whole_body_again(backend: S3Backend, script: Script) -> None:
+    data = os.urandom(200_000)
+    script.answers = [Answer(500, "InternalError"), Answer(0), Answer(200)]
+    backend.put("a", [data[:70_000], data[70_000:]])
+    assert [request.body for request in script.requests] == [data] * 3
+
+
+# Bodies of answers
+
+
+def test_body_that_breaks_off_is_unavailable(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(206, body=b"1234", headers={"Content-Length": "10"})]
+    for byte_range, into in (
+        (None, None),
+        (ByteRange(0, 10), None),
+        (ByteRange(0, 10), [memoryview(bytearray(10))]),
+    ):
+        with pytest.raises(StoreUnavailable):
+            backend.get("a", byte_range, into=into)
+
+
+def test_broken_read_is_tried_again_by_the_wrapper(backend: S3Backend, script: Script) -> None:
+    broken = Answer(206, body=b"1234", headers={"Content-Length": "10"})
+    script.answers = [broken, broken, Answer(206, body=b"0123456789")]
+    target = bytearray(10)
+    patient = Retrying(backend, Patience(), sleep=lambda _: None)
+    patient.get("a", ByteRange(0, 10), into=[memoryview(target)])
+    assert target == b"0123456789"
+
+
+def test_short_and_long_answers_to_a_range(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(206, body=b"1234")]
+    with pytest.raises(ObjectTruncated, match="found 7 bytes"):
+        backend.get("a", ByteRange(3, 10))
+    script.answers = [Answer(200, body=b"0123456789")]
+    with pytest.raises(StoreUnavailable, match="more than the range"):
+        backend.get("a", ByteRange(3, 5))
+    script.answers = [Answer(416, "InvalidRange")]
+    with pytest.raises(ObjectTruncated):
+        backend.get("a", ByteRange(3, 5))
+
+
+# Clocks, credentials, owners
+
+
+@pytest.mark.parametrize(("ahead_s", "word"), [(7200, "ahead"), (-7200, "behind")])
+def test_clock_skew_says_by_how_much(
+    backend: S3Backend, script: Script, ahead_s: int, word: str
+) -> None:
+    theirs = datetime.now(UTC) - timedelta(seconds=ahead_s)
+    server_time = f"<ServerTime>{theirs:%Y-%m-%dT%H:%M:%SZ}</ServerTime>"
+    script.answers = [Answer(403, "RequestTimeTooSkewed", extra=server_time)]
+    with pytest.raises(AccessDenied, match=rf"differ by (7199|720[01]) s; ours is {word}.*NTP"):
+        backend.get("a")
+
+
+def test_missing_credentials(
+    backend: S3Backend, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.close()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AccessDenied, match="AWS_PROFILE"):
+        backend.get("a")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    backend.close()
+    with pytest.raises(AccessDenied, match="nobody"):
+        backend.get("a")
+    backend.close()
+    assert script.requests == []
+
+
+def test_expected_owner_goes_with_every_request(
+    script: Script, backend: S3Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_S3_BUCKET_OWNER", "123456789012")
+    owned = open_backend(backend.url)
+    script.answers = [Answer(403, "AccessDenied")]
+    for call in (*CALLS.values(), lambda b: b.stat("a")):
+        with pytest.raises(AccessDenied):
+            call(owned)
+    for request in script.requests:
+        assert request.headers["x-amz-expected-bucket-owner"] == "123456789012"
+    with pytest.raises(AccessDenied, match="must belong to 123456789012"):
+        owned.get("a")
+    owned.close()
+
+
+def test_server_that_is_not_there(backend: S3Backend, script: Script) -> None:
+    nowhere = open_backend("s3://bucket/x?endpoint_url=http://127.0.0.1:1")
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
+        nowhere.get("a")
+
+
+# Listing
+
+
+def page(keys: list[str], token: str = "") -> Answer:
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    entries = "".join(
+        f"<Contents><Key>pre/fix/{key}</Key><Size>1</Size>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    truncated = "true" if token else "false"
+    return Answer(
+        200,
+        body=f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}{entries}"
+        "</ListBucketResult>".encode(),
+    )
+
+
+def test_pages_that_repeat_or_are_empty(backend: S3Backend, script: Script) -> None:
+    script.answers = [page(["", "a"], "1"), page(["a", "b"], "2"), page([], "3"), page(["c"])]
+    assert keys_of(backend) == ["a", "b", "c"]
+    assert "start-after" not in script.requests[0].path
+
+
+def test_listing_that_turns_in_a_circle_is_refused(backend: S3Backend, script: Script) -> None:
+    script.answers = [page(["a"], "1")]
+    with pytest.raises(StoreUnavailable, match="does not go on"):
+        keys_of(backend)
+
+
+def test_limit_asks_for_no_more(backend: S3Backend, script: Script) -> None:
+    script.answers = [page(["xa", "xb"], "1")]
+    assert keys_of(backend, "x", start_after="w", limit=2) == ["xa", "xb"]
+    assert len(script.requests) == 1
+    assert "max-keys=2" in script.requests[0].path
+    assert "prefix=pre%2Ffix%2Fx" in script.requests[0].path
+    assert "start-after=pre%2Ffix%2Fw" in script.requests[0].path
+    script.requests.clear()
+    assert keys_of(backend, limit=0) == []
+    assert script.requests == []
+
+
+# Processes and connections
+
+
+def test_forked_child_opens_connections_of_its_own(
+    moto_url: Callable[[], str],
+) -> None:
+    backend = open_backend(moto_url())
+    backend.put("a", b"x")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert backend._made is None  # type: ignore[attr-defined]
+            code = 0 if backend.get("a") == b"x" else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert backend.get("a") == b"x"
+
+
+def test_connections_are_used_again(
+    backend: S3Backend, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.close()
+    opened: list[object] = []
+    connect = AWSHTTPConnection.connect
+    monkeypatch.setattr(
+        AWSHTTPConnection, "connect", lambda self: (opened.append(self), connect(self))[1]
+    )
+    target = bytearray(400_000)
+    script.answers = [Answer(206, body=bytes(400_000))]
+    for _ in range(3):
+        backend.get("a")
+        backend.get("a", ByteRange(0, 400_000), into=[memoryview(target)])
+    script.answers = [Answer(404, "NoSuchKey")]
+    with pytest.raises(ObjectNotFound):
+        backend.get("b")
+    script.answers = [Answer(200)]
+    backend.put("a", bytes(100_000))
+    assert len(opened) == 1
+
+
+def test_close_and_use_again(moto_url: Callable[[], str]) -> None:
+    backend = Metered(open_backend(moto_url()))
+    backend.put("a", b"x")
+    backend.close()
+    assert backend.get("a") == b"x"
+
+
+# Buffers on their way
+
+
+def test_send_body_hands_out_every_byte_once() -> None:
+    data = os.urandom(700_000)
+    cuts = [0, 5, 6, 300_000, 300_001, 300_100, 700_000]
+    views = [memoryview(data)[a:b] for a, b in pairwise(cuts)]
+    body = SendBody(views)
+    for _ in range(2):
+        assert b"".join(iter(lambda: body.read(16384), b"")) == data
+        assert body.tell() == len(data) == body.seek(0, os.SEEK_END)
+        assert body.seek(0) == 0
+    body.read(1)
+    assert body.seek(body.tell()) == body.tell()
+    with pytest.raises(OSError, match="start"):
+        body.seek(3)
+
+
+def test_large_buffers_are_not_copied() -> None:
+    data = bytearray(1_000_000)
+    body = SendBody([memoryview(data)])
+    pieces = list(iter(lambda: body.read(1), b""))
+    assert all(isinstance(piece, memoryview) for piece in pieces)
+    assert sum(map(len, pieces)) == len(data)
+
+
+class Dribble:
+    def __init__(self, data: bytes, most: int) -> None:
+        self._left, self._most = data, most
+
+    def read(self, amt: int | None = None, /) -> bytes:
+        taken = self._left[: min(amt or self._most, self._most)]
+        self._left = self._left[len(taken) :]
+        return taken
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000, 10**6])
+def test_fill_takes_what_comes(most: int) -> None:
+    data = os.urandom(5000)
+    target = bytearray(5000)
+    fill(Dribble(data, most), [memoryview(target)[a : a + 13] for a in range(0, 5000, 13)])
+    assert target == data
+    with pytest.raises(EOFError, match="1 bytes before"):
+        fill(Dribble(data[1:], most), [memoryview(target)])
