@@ -82,7 +82,7 @@ def contents(backend: Backend, prefix: str = "") -> dict[str, bytes]:
 
 def objects(backend: Backend) -> set[str]:
     """Return the keys of packs, manifests and placements."""
-    return {key for key in contents(backend) if not key.startswith(("runs/", "registry.json"))}
+    return {key for key in contents(backend) if key.startswith(("packs/", "manifests/", "placem"))}
 
 
 def flip(backend: Backend, key: str, bit: int = 100) -> None:
