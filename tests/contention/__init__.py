@@ -1,0 +1,1 @@
+"""Tests of many processes at once."""

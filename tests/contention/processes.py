@@ -1,0 +1,119 @@
+"""Processes that all begin at once, and what each of them does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import registry
+from registry.errors import Conflict, Fenced
+from registry.registry import Registry
+from tests.crash.world import make_state
+
+_PATIENCE_S = 120
+
+#: What a process does: given the registry, its number, the barrier and further arguments.
+Work = Callable[..., Any]
+
+
+def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[Any]:
+    """Let processes work on one registry at once, and return what each of them has to tell."""
+    context = _servers()
+    barrier = context.Barrier(processes)
+    # The server that forks was started earlier, and has another test's environment.
+    environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+    workers, pipes = [], []
+    for number in range(processes):
+        receiving, sending = context.Pipe(duplex=False)
+        call = (sending, environment, url, work, number, barrier, arguments)
+        workers.append(context.Process(target=_work, args=call, daemon=True))
+        workers[-1].start()
+        sending.close()
+        pipes.append(receiving)
+    told = [pipe.recv() for pipe in pipes]
+    for worker in workers:
+        worker.join(_PATIENCE_S)
+        worker.close()
+    for fine, answer in told:
+        assert fine, answer
+    return [answer for _, answer in told]
+
+
+def _servers() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _work(
+    sending: Connection,
+    environment: dict[str, str],
+    url: str,
+    work: Work,
+    number: int,
+    barrier: Barrier,
+    arguments: tuple[Any, ...],
+) -> None:
+    os.environ.update(environment)
+    try:
+        with registry.open(url) as reg:
+            sending.send((True, work(reg, number, barrier, *arguments)))
+    except BaseException:
+        barrier.abort()
+        sending.send((False, traceback.format_exc()))
+
+
+def annotate(
+    reg: Registry, number: int, barrier: Barrier, run_id: str, commits: int
+) -> tuple[set[str], set[str]]:
+    """Report and tag, by turns; return the names of what was acknowledged and what was refused."""
+    run = reg.run(run_id)
+    checkpoint = run.latest()
+    assert checkpoint is not None
+    barrier.wait(_PATIENCE_S)
+    acknowledged, refused = set(), set()
+    for commit in range(commits):
+        name = f"w{number}c{commit}"
+        try:
+            if commit % 2:
+                run.tag(name, checkpoint)
+            else:
+                checkpoint.report({name: float(commit)})
+        except Conflict:
+            refused.add(name)
+        else:
+            acknowledged.add(name)
+    return acknowledged, refused
+
+
+def train(reg: Registry, number: int, barrier: Barrier, run_id: str) -> str:
+    """Save once, and once more when every other trainer has saved; return how that went."""
+    run = reg.run(run_id)
+    barrier.wait(_PATIENCE_S)
+    run.save(make_state(number), step=1, phase=f"of{number}")
+    barrier.wait(_PATIENCE_S)
+    try:
+        run.save(make_state(100 + number), step=2, phase=f"of{number}")
+    except Fenced:
+        return "fenced"
+    return "in charge"
+
+
+def begin(reg: Registry, number: int, barrier: Barrier, run_id: str) -> tuple[str, int]:
+    """Begin the run that all others begin as well; return what it was begun with here."""
+    barrier.wait(_PATIENCE_S)
+    run = reg.run(run_id, create=True, seed=number, config={"begun by": number})
+    return run.id, run.config["begun by"]
+
+
+def save_the_same(reg: Registry, number: int, barrier: Barrier, step: int) -> str:
+    """Save in a run of this process's own what all others save in theirs; return the id."""
+    run = reg.create_run(f"run{number}", seed=number)
+    barrier.wait(_PATIENCE_S)
+    return run.save(make_state(step), step=step).digest.hex()

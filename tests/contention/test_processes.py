@@ -1,0 +1,148 @@
+"""Many processes write at once: each acknowledged commit is there exactly once, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import registry
+from registry.actions import ReportMetrics, SetTag
+from registry.registry import Registry
+from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
+from tests.crash.world import make_state
+from tests.registry.pytree.same import assert_same
+
+_COMMITS = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A registry in a folder."""
+    url = str(tmp_path / "registry")
+    registry.init(url).close()
+    return url
+
+
+@pytest.fixture
+def bucket(radosgw_url: Callable[[], str]) -> str:
+    """A registry on a real S3 server."""
+    url = radosgw_url()
+    registry.init(url).close()
+    return url
+
+
+@pytest.fixture
+def emulated(moto_url: Callable[[], str]) -> str:
+    """A registry on an emulator whose exclusive create is none."""
+    url = moto_url()
+    registry.init(url, skip_race_probe=True).close()
+    return url
+
+
+def _names(reg: Registry) -> Counter[str]:
+    """Return how often each report and tag stands in the history."""
+    names: Counter[str] = Counter()
+    for commit in reg.run("shared").history():
+        for action in commit.actions:
+            if isinstance(action, ReportMetrics):
+                names.update(list(action.metrics))
+            elif isinstance(action, SetTag):
+                names[action.name] += 1
+    return names
+
+
+def _check_annotations(url: str, processes: int) -> None:
+    """Let processes annotate one run, and compare its history with what they were told."""
+    with registry.open(url) as reg:
+        reg.create_run("shared", seed=1).save(make_state(1), step=1)
+    told = all_at_once(url, annotate, processes, "shared", _COMMITS)
+    acknowledged = [name for names, _ in told for name in names]
+    refused = [name for _, names in told for name in names]
+    assert len(acknowledged) + len(refused) == processes * _COMMITS
+    assert acknowledged
+    print(f"{processes} processes: {len(acknowledged)} acknowledged, {len(refused)} lost too often")
+    with registry.open(url) as reg:
+        assert _names(reg) == Counter(acknowledged)
+        numbers = [commit.n for commit in reg.run("shared").history()]
+        assert numbers == list(range(2 + len(acknowledged)))
+        slots = [info.key for info in reg.store.backend.list("runs/shared/log/")]
+        assert [int(key[-20:]) for key in slots] == numbers
+        assert reg.verify(deep=True).findings == ()
+
+
+def test_32_processes_annotate_one_run_in_a_folder(folder: str) -> None:
+    _check_annotations(folder, 32)
+
+
+@pytest.mark.radosgw
+def test_8_processes_annotate_one_run_in_a_bucket(bucket: str) -> None:
+    _check_annotations(bucket, 8)
+
+
+def test_process_annotates_a_run_on_an_emulator(emulated: str) -> None:
+    # One only: two would win the same slot there.
+    _check_annotations(emulated, 1)
+
+
+def _check_trainers(url: str) -> None:
+    with registry.open(url) as reg:
+        reg.create_run("shared", seed=1)
+    assert sorted(all_at_once(url, train, 2, "shared")) == ["fenced", "in charge"]
+    with registry.open(url) as reg:
+        run = reg.run("shared")
+        saved = {(checkpoint.phase, checkpoint.step) for checkpoint in run.checkpoints()}
+        assert {("of0", 1), ("of1", 1)} < saved
+        assert len(saved) == len(run.checkpoints()) == 3
+        assert reg.verify(deep=True).findings == ()
+
+
+def test_one_of_two_trainers_is_fenced_in_a_folder(folder: str) -> None:
+    _check_trainers(folder)
+
+
+@pytest.mark.radosgw
+def test_one_of_two_trainers_is_fenced_in_a_bucket(bucket: str) -> None:
+    _check_trainers(bucket)
+
+
+def _check_beginners(url: str, processes: int) -> None:
+    told = all_at_once(url, begin, processes, "requeued")
+    assert len(set(told)) == 1
+    with registry.open(url) as reg:
+        assert reg.runs() == ["requeued"]
+        assert [commit.n for commit in reg.run("requeued").history()] == [0]
+        assert reg.run("requeued").config == {"begun by": told[0][1]}
+
+
+@pytest.mark.parametrize("processes", [2, 8])
+def test_processes_that_begin_one_run_share_it_in_a_folder(folder: str, processes: int) -> None:
+    _check_beginners(folder, processes)
+
+
+@pytest.mark.radosgw
+def test_processes_that_begin_one_run_share_it_in_a_bucket(bucket: str) -> None:
+    _check_beginners(bucket, 4)
+
+
+def _check_same_content(url: str, processes: int) -> None:
+    assert len(set(all_at_once(url, save_the_same, processes, 5))) == 1
+    with registry.open(url) as reg:
+        for number in range(processes):
+            assert_same(reg.checkpoint(f"run{number}/latest").load(), make_state(5))
+        # The same content has one name, whoever was first.
+        packs = list(reg.store.backend.list("packs/"))
+        manifests = list(reg.store.backend.list("manifests/"))
+        assert (len(packs), len(manifests)) == (2, 1)
+        assert reg.verify(deep=True).findings == ()
+
+
+def test_processes_that_save_the_same_store_it_once_in_a_folder(folder: str) -> None:
+    _check_same_content(folder, 8)
+
+
+@pytest.mark.radosgw
+def test_processes_that_save_the_same_store_it_once_in_a_bucket(bucket: str) -> None:
+    _check_same_content(bucket, 4)

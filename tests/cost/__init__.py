@@ -1,0 +1,1 @@
+"""Tests of what an operation asks of the store."""

@@ -1,0 +1,85 @@
+"""How many round trips depend on one another, which is what a slow network makes felt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from registry.actions import AddCheckpoint, CreateRun, ReportMetrics
+from registry.digest import Digest
+from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
+from registry.registry import Registry, open_on
+from tests.cost.rounds import Clock, Timed, timed
+from tests.crash.inline import without_threads
+from tests.crash.world import Scratch, fresh_store, make_state
+
+_COMMITS = 10_000
+
+
+@cache
+def long_run(commits: int) -> Scratch:
+    """Return a registry with a run of so many commits, a checkpoint at every tenth."""
+    store = fresh_store()
+    with without_threads(open_on(store)) as registry:
+        log = RunLog(registry.store, "long")
+        for n in range(commits):
+            action = _action(n)
+            log.append(lambda state, action=action: [commit_line(state, [action])])
+        assert log.state.commits == commits
+    return store
+
+
+def _action(n: int) -> CreateRun | AddCheckpoint | ReportMetrics:
+    if n == 0:
+        nothing = Digest.of(b"")
+        return CreateRun(config=None, config_hash=nothing, seed="0" * 16, environment={})
+    if n % 100 == 1:
+        return AddCheckpoint(manifest=Digest.of(b"%d" % n), phase="main", step=n, size_bytes=1)
+    return ReportMetrics(checkpoint=n - (n - 1) % 100, metrics={"loss": 1.0 / n})
+
+
+def _rounds(store: Scratch, act: Callable[[Registry], object]) -> int:
+    clock = Clock()
+    with timed(open_on(Timed(store, clock)), clock) as registry:
+        return clock.rounds(lambda: act(registry))
+
+
+def test_clock_counts_what_depends() -> None:
+    store, clock = fresh_store(), Clock()
+    for number in range(2500):
+        store.put(f"runs/{number:04d}", b"")
+    with timed(open_on(Timed(store, clock)), clock) as registry:
+        backend, pools = registry.store.backend, registry.store.pools
+        assert clock.now == 1  # registry.json
+        keys = [f"runs/{number:04d}" for number in range(128)]
+        assert clock.rounds(lambda: [backend.get(key) for key in keys]) == 128
+        assert clock.rounds(lambda: list(pools.small.map(backend.get, keys[:64]))) == 1
+        assert clock.rounds(lambda: list(pools.small.map(backend.get, keys))) == 2
+        assert clock.rounds(lambda: pools.small.submit(backend.get, keys[0])) == 0
+        assert clock.rounds(lambda: list(backend.list("runs/"))) == 3
+
+
+@pytest.mark.parametrize("commits", [1, 63, 64, 65, 1000, _COMMITS])
+def test_run_opens_in_three_rounds_however_long_it_is(commits: int) -> None:
+    assert _rounds(long_run(commits), lambda registry: registry.run("long")) <= 3
+
+
+def test_head_of_a_long_run_is_the_newest_commit() -> None:
+    with without_threads(open_on(long_run(_COMMITS))) as registry:
+        run = registry.run("long")
+        assert run.manifest.commits == _COMMITS
+        assert len(run.checkpoints()) == _COMMITS // 100
+        snapshots = list(registry.store.backend.list("runs/long/snapshots/"))
+        assert len(snapshots) == _COMMITS // SNAPSHOT_EVERY
+
+
+def test_restore_takes_a_round_for_each_thing_that_names_the_next() -> None:
+    store = fresh_store()
+    with without_threads(open_on(store)) as registry:
+        registry.create_run("night", seed=1).save(make_state(1), step=1)
+    opening = _rounds(store, lambda registry: registry.run("night"))
+    whole = _rounds(store, lambda registry: registry.run("night").restore())
+    # Is anything new; manifest; placement; packs.
+    assert whole - opening <= 4

@@ -1,0 +1,1 @@
+"""Tests that kill, and then look."""

@@ -1,0 +1,38 @@
+"""Running work where it is handed over, so that thousands of registries can be opened in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from registry.registry import Registry
+
+
+class Inline(Executor):
+    """An executor without threads."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class InlinePools:
+    """Stands in for `registry.pools.Pools`."""
+
+    def __init__(self) -> None:
+        self.hashing = self.bulk = self.small = Inline()
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to stop."""
+
+
+def without_threads(registry: Registry) -> Registry:
+    """Let a registry do all its work in the caller's thread."""
+    registry.store.pools.close()
+    registry.store.pools = InlinePools()
+    return registry

@@ -1,0 +1,260 @@
+"""A push or a sync breaks off at its k-th call to the store, before or after the effect, for all k.
+
+Whatever the point: the registry is sound, what was acknowledged is there bit for bit, nothing half
+done is visible, and doing the operation again leads where it would have led without the fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from backends import Backend
+from backends.local import LocalBackend
+from backends.wrappers import Fault, Faulty, InjectedCrash
+from registry.errors import RegistryError, StoreUnavailable
+from registry.registry import open_on
+from registry.store import create_config
+from tests.crash.scenarios import PUSHES, SYNCS, Scenario, sources
+from tests.crash.world import (
+    Scratch,
+    contents,
+    fresh_store,
+    make_state,
+    opened,
+    picture,
+    pictures_on_the_way,
+)
+from tests.registry.pytree.same import assert_same
+
+Copies = Callable[[], Backend]
+SCENARIOS = PUSHES + SYNCS
+
+
+@pytest.fixture(params=["memory", "local"])
+def stores(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[Scenario], Copies]]:
+    """A factory of factories: copies of the store in which a scenario begins."""
+
+    def in_memory(scenario: Scenario) -> Copies:
+        template = fresh_store()
+        with opened(template) as registry:
+            scenario.prepare(registry)
+        return template.copy
+
+    def on_disk(scenario: Scenario) -> Copies:
+        template = tmp_path / "template"
+        create_config(LocalBackend(template), "skipped")
+        with opened(LocalBackend(template)) as registry:
+            scenario.prepare(registry)
+
+        def copy() -> Backend:
+            place = tmp_path / "copy"
+            if place.exists():
+                shutil.rmtree(place)
+            shutil.copytree(template, place)
+            return LocalBackend(place)
+
+        return copy
+
+    yield in_memory if request.param == "memory" else on_disk
+
+
+class Attempt:
+    """A scenario's operation over a store that fails as told, in one process."""
+
+    def __init__(
+        self, scenario: Scenario, store: Backend, faults: list[Fault], *, resumed: bool = False
+    ) -> None:
+        self._scenario = scenario
+        failing = sources()[1] if scenario.interrupt_source else store
+        self._faulty = Faulty(failing, faults, count_reads=True)
+        self._registry = open_on(store if scenario.interrupt_source else self._faulty)
+        begin = scenario.resume if resumed and scenario.resume else scenario.begin
+        self._begun = begin(self._registry)
+        if scenario.interrupt_source:
+            self._begun = self._faulty
+        self.begun_at = self._faulty.calls
+
+    def act(self) -> None:
+        self._scenario.act(self._registry, self._begun)
+
+    @property
+    def calls(self) -> int:
+        return self._faulty.calls
+
+    def close(self) -> None:
+        with suppress(InjectedCrash):
+            self._registry.close()
+
+
+def uninterrupted(scenario: Scenario, copies: Copies) -> tuple[range, object, list[object]]:
+    """Return the calls of the operation, the picture it ends in, and those on the way there."""
+    store = copies()
+    attempt = Attempt(scenario, store, [])
+    attempt.act()
+    attempt.close()
+    points = range(attempt.begun_at + 1, attempt.calls + 1)
+    return points, picture(store), pictures_on_the_way(store)
+
+
+def check_sound(scenario: Scenario, store: Backend, on_the_way: list[object]) -> None:
+    """Check what a crash left: sound, nothing acknowledged lost, nothing half done visible."""
+    with opened(store) as registry:
+        assert registry.verify(deep=True).findings == ()
+        for step in scenario.acknowledged:
+            found = [
+                checkpoint
+                for checkpoint in registry.run("night").manifest.checkpoints
+                if checkpoint.step == step
+            ]
+            loaded = registry.run("night").find(found[0].n).load()
+            assert_same(loaded, make_state(step))
+    assert picture(store)["runs"] in on_the_way
+
+
+def check_complete(store: Backend, expected: object) -> None:
+    """Check that a store ended as if nothing had happened."""
+    with opened(store) as registry:
+        assert registry.verify(deep=True).findings == ()
+        for name in registry.runs():
+            for checkpoint in registry.run(name).checkpoints():
+                step = 20 if checkpoint.meta == "second attempt" else checkpoint.step
+                assert_same(checkpoint.load(), make_state(step))
+    assert picture(store) == expected
+
+
+def die(scenario: Scenario, store: Backend, fault: Fault, *, resumed: bool = False) -> None:
+    """Let a process die in the operation."""
+    attempt = Attempt(scenario, store, [fault], resumed=resumed)
+    try:
+        attempt.act()
+    except InjectedCrash:
+        return
+    finally:
+        attempt.close()
+    # A call that fails by itself (a slot that is not there yet) has no answer to lose.
+    assert fault.after
+
+
+def do_again(scenario: Scenario, store: Backend) -> None:
+    """Do the operation from the start, in a new process, over a healthy store."""
+    again = Attempt(scenario, store, [], resumed=True)
+    again.act()
+    again.close()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_death_at_every_call(
+    scenario: Scenario,
+    stores: Callable[[Scenario], Copies],
+    record_property: Callable[[str, object], None],
+) -> None:
+    copies = stores(scenario)
+    points, complete, on_the_way = uninterrupted(scenario, copies)
+    deaths = 0
+    for at in points:
+        for after in (False, True):
+            store = copies()
+            die(scenario, store, Fault(at, after=after))
+            deaths += 1
+            check_sound(scenario, store, on_the_way)
+            do_again(scenario, store)
+            check_complete(store, complete)
+    assert deaths == 2 * len(points) > 0
+    record_property("points", deaths)
+    print(f"{scenario}: died at {deaths} points")
+
+
+# What a lost answer does to the logic is the same on every store, so the folder waits for a soak.
+@pytest.mark.parametrize(
+    "stores", ["memory", pytest.param("local", marks=pytest.mark.soak)], indirect=True
+)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_no_answer_at_every_call(
+    scenario: Scenario,
+    stores: Callable[[Scenario], Copies],
+    record_property: Callable[[str, object], None],
+) -> None:
+    copies = stores(scenario)
+    points, complete, on_the_way = uninterrupted(scenario, copies)
+    faults = refused = 0
+    for at in points:
+        for after in (False, True):
+            store = copies()
+            fault = Fault(at, after=after, error=StoreUnavailable("no answer", where="test"))
+            attempt = Attempt(scenario, store, [fault])
+            faults += 1
+            try:
+                attempt.act()
+            except RegistryError:
+                refused += 1
+                check_sound(scenario, store, on_the_way)
+                attempt.act()  # the same handle goes on
+            attempt.close()
+            check_complete(store, complete)
+    assert faults == 2 * len(points) > 0
+    record_property("points", faults)
+    print(f"{scenario}: no answer at {faults} points, {refused} of them told the caller")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_death_at_every_pair_of_calls(
+    scenario: Scenario, record_property: Callable[[str, object], None]
+) -> None:
+    """The process that comes after a death dies as well, at every call it makes."""
+    template = fresh_store()
+    with opened(template) as registry:
+        scenario.prepare(registry)
+    points, complete, on_the_way = uninterrupted(scenario, template.copy)
+    pairs = 0
+    for first in points:
+        for after in (False, True):
+            broken = template.copy()
+            die(scenario, broken, Fault(first, after=after))
+            pairs += _die_everywhere(scenario, broken, complete, on_the_way)
+    record_property("points", pairs)
+    print(f"{scenario}: died twice at {pairs} pairs of points")
+
+
+def _die_everywhere(
+    scenario: Scenario, broken: Scratch, complete: object, on_the_way: list[object]
+) -> int:
+    healthy = Attempt(scenario, broken.copy(), [], resumed=True)
+    healthy.act()
+    healthy.close()
+    deaths = 0
+    for second in range(healthy.begun_at + 1, healthy.calls + 1):
+        for after in (False, True):
+            store = broken.copy()
+            die(scenario, store, Fault(second, after=after), resumed=True)
+            check_sound(scenario, store, on_the_way)
+            do_again(scenario, store)
+            check_complete(store, complete)
+            deaths += 1
+    return deaths
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fresh", "half"])
+def test_interrupted_sync_ends_with_the_bytes_of_the_source(half: bool) -> None:
+    scenario = SYNCS[half]
+    template = fresh_store()
+    with opened(template) as registry:
+        scenario.prepare(registry)
+    points, _, _ = uninterrupted(scenario, template.copy)
+    for at in points:
+        store = template.copy()
+        die(scenario, store, Fault(at, after=True))
+        do_again(scenario, store)
+        assert _history(store) == _history(sources()[1])
+
+
+def _history(store: Scratch) -> list[bytes]:
+    slots = [data for key, data in contents(store).items() if "/log/" in key]
+    return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]

@@ -1,0 +1,109 @@
+"""What the tests of reliability share: small states, stores that can be copied, and pictures.
+
+A picture is all that a user can see of a registry, and nothing of how it came about: two registries
+with equal pictures hold the same checkpoints, metrics, tags and objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from backends import Backend
+from backends.memory import MemoryBackend
+from registry.keys import KINDS
+from registry.log import RunLog
+from registry.registry import Registry, open_on
+from registry.state import RunManifest, advance
+from registry.store import create_config
+from tests.crash.inline import without_threads
+
+RUN = "night"
+_numbers = itertools.count(1)
+
+
+class Scratch(MemoryBackend):
+    """A store in memory with a URL of its own that can be copied as it stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = next(_numbers)
+
+    @property
+    def url(self) -> str:
+        return f"memory://scratch-{self._number}"
+
+    def copy(self) -> Scratch:
+        other = Scratch()
+        for key, data in contents(self).items():
+            other.put(key, data)
+        return other
+
+
+def contents(backend: Backend) -> dict[str, bytes]:
+    """Return every object of a store."""
+    return {info.key: backend.get(info.key) for info in backend.list()}
+
+
+def make_state(step: int) -> dict[str, Any]:
+    """Return the state of a step: half of the model stays, the rest changes from step to step."""
+    fresh = np.random.default_rng(step)
+    return {
+        "model": {
+            "embedding": np.arange(300, dtype=np.float32).reshape(30, 10),
+            "head": fresh.standard_normal((10, 12)).astype(np.float32),
+            "scale": np.float32([step, 1.5]),  # small enough to lie in the manifest
+        },
+        "optimizer": {"moments": fresh.standard_normal(40), "groups": [{"lr": 0.1 / (step + 1)}]},
+        "step": step,
+    }
+
+
+def fresh_store() -> Scratch:
+    """Return a store with an empty registry."""
+    backend = Scratch()
+    create_config(backend, "skipped")
+    return backend
+
+
+@contextmanager
+def opened(backend: Backend) -> Iterator[Registry]:
+    """Open a registry with nothing remembered from before."""
+    registry = without_threads(open_on(backend))
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def picture_of_run(state: RunManifest) -> Any:
+    """Return what a user sees of a run."""
+    shown = [
+        (ck.phase, ck.step, ck.manifest.hex(), sorted(ck.metrics.items()), ck.superseded)
+        for ck in state.checkpoints
+    ]
+    tags = {name: state.by_n[n].manifest.hex() for name, n in state.tags.items()}
+    return {"checkpoints": shown, "tags": tags, "status": state.status, "begun": state.commits > 0}
+
+
+def picture(backend: Backend) -> Any:
+    """Return what a user sees of a registry, and the objects behind it."""
+    with opened(backend) as registry:
+        runs = {name: picture_of_run(registry.run(name).manifest) for name in registry.runs()}
+        objects = {k: v for k, v in contents(backend).items() if k.startswith(KINDS)}
+    return {"runs": runs, "objects": objects}
+
+
+def pictures_on_the_way(backend: Backend) -> list[Any]:
+    """Return what a user saw of the runs after each slot of the only run, from none at all on."""
+    with opened(backend) as registry:
+        state = RunManifest(run_id=RUN)
+        seen: list[Any] = [{}]
+        for slot in RunLog(registry.store, RUN).slots():
+            state = advance(state, [slot])
+            seen.append({RUN: picture_of_run(state)})
+    return seen

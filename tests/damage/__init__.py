@@ -1,0 +1,1 @@
+"""Tests that damage what is stored, and then look."""
