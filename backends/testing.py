@@ -193,6 +193,7 @@ class BackendContract:
         assert backend.put_if_absent("a/b", b"first") is True
         before = backend.stat("a/b")
         assert backend.put_if_absent("a/b", b"second, longer") is False
+        assert backend.put_if_absent("a/b", b"first") is False
         assert backend.put_if_absent("a/b", bytes(200_000)) is False
         assert backend.get("a/b") == b"first"
         assert backend.stat("a/b") == before

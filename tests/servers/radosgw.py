@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 import uuid
@@ -170,6 +171,8 @@ def main() -> None:
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
+        # `timeout` and a terminal may both pass one on.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop(gateway.pids)
         shutil.rmtree(folder)
 
