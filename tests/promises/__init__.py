@@ -1,0 +1,1 @@
+"""One test for each promise of the README."""

@@ -1,0 +1,47 @@
+"""Promise 7: what comes back is, byte for byte and type for type, the state that went in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import registry
+from backends import Backend
+from tests.crash.world import RUN, opened
+from tests.promises.training import Training
+from tests.registry.pytree.same import assert_same
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_promise_7_resume_is_bit_exact(store: Backend) -> None:
+    training = Training(seed=7)
+    for _ in range(3):
+        training.step()
+    with opened(store) as reg:
+        reg.create_run(RUN, seed=7).save(training, step=3)
+    with opened(store) as reg:
+        restored = reg.run(RUN).restore()
+    assert restored is not None
+    assert_same(restored.state, training.state_dict())
+    other = Training(seed=8)
+    other.load_state_dict(restored.state)
+    assert_same(other.state_dict(), training.state_dict())
+
+
+def test_promise_7_training_that_was_interrupted_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    registry.init(tmp_path, skip_race_probe=True).close()
+    _train(tmp_path, "straight", 8)
+    _train(tmp_path, "resumed", 3)
+    _train(tmp_path, "resumed", 8)
+    with registry.open(tmp_path) as reg:
+        straight, resumed = reg.checkpoint("straight"), reg.checkpoint("resumed")
+        assert (straight.step, resumed.step) == (8, 8)
+        assert straight.digest == resumed.digest
+        assert_same(straight.load(), resumed.load())
+
+
+def _train(place: Path, run_id: str, stop: int) -> None:
+    command = [sys.executable, "-m", "tests.promises.training", str(place), run_id, "7", str(stop)]
+    subprocess.run(command, cwd=_ROOT, check=True)
