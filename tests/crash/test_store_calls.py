@@ -7,7 +7,7 @@ done is visible, and doing the operation again leads where it would have led wit
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,9 +36,7 @@ SCENARIOS = PUSHES + SYNCS
 
 
 @pytest.fixture(params=["memory", "local"])
-def stores(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Callable[[Scenario], Copies]]:
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], Copies]:
     """A factory of factories: copies of the store in which a scenario begins."""
 
     def in_memory(scenario: Scenario) -> Copies:
@@ -62,7 +60,7 @@ def stores(
 
         return copy
 
-    yield in_memory if request.param == "memory" else on_disk
+    return in_memory if request.param == "memory" else on_disk
 
 
 class Attempt:
