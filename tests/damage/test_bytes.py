@@ -79,7 +79,7 @@ def test_file_that_goes_on_too_long(kind: str) -> None:
     for key, data in small().files(kind).items():
         for more in (b"\0", b"\n", b"{}\n", data[-65:], data):
             damage.examine({key: data + more})
-    # A pack is read by its table's offsets: what follows it harms nobody, and is found all the same.
+    # What follows a pack's trailer harms no reader, and is found all the same.
     assert (damage.refused > 0) is (kind not in ("snapshot", "epoch", "pack"))
 
 
