@@ -1,4 +1,4 @@
-"""Many processes write at once: each acknowledged commit is there exactly once, and nothing else."""
+"""Many processes write at once: each acknowledged commit is there once, and nothing else."""
 
 from __future__ import annotations
 
