@@ -1,7 +1,7 @@
 """Counting dependent round trips, without a clock and without threads.
 
-Time is logical. Every call to the store takes one round; work that is handed to a pool begins at the
-round in which it was handed over, or in which one of the pool's threads is free; who waits for a
+Time is logical. Every call to the store takes one round; work that is handed to a pool begins at
+the round in which it was handed over, or in which one of the pool is free; who waits for a
 result goes on at the round in which it came. So many rounds are what a slow network makes felt.
 """
 
