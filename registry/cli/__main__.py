@@ -1,0 +1,5 @@
+"""`python -m registry.cli` is `holdfast`."""
+
+from registry.cli import main
+
+main()

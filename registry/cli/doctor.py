@@ -1,0 +1,63 @@
+"""`init` and `doctor`: making a registry, and telling whether this place can be worked with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from registry.cli import checks, options, output, progress
+from registry.cli.checks import Check
+from registry.errors import StoreUnsuitable
+from registry.registry import init as make_registry
+
+Place = Annotated[
+    str,
+    typer.Argument(envvar="HOLDFAST_REGISTRY", metavar="URL", help="Where: a path or a URL."),
+]
+
+
+def init(
+    url: Place,
+    *,
+    skip_race_probe: Annotated[
+        bool,
+        typer.Option("--skip-race-probe", help="For emulators: do not race the store first."),
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Make a registry.
+
+    The store's exclusive create is raced first; one that lets two writers win is refused.
+    """
+    with (
+        progress.bar("racing the store"),
+        make_registry(url, skip_race_probe=skip_race_probe) as made,
+    ):
+        config = made.store.config
+        shape = {"url": made.url, "id": config.id, "race_probe": config.race_probe}
+    if json:
+        output.document(shape)
+        return
+    output.line(f"made: {shape['url']}  {shape['id']}")
+    if config.race_probe == "passed":
+        output.line("The probe found no race. It cannot prove that there is none.")
+    else:
+        output.note("warning: the race probe was skipped; two writers may both win here.")
+
+
+def doctor(registry: options.Registry, *, json: options.Json = False) -> None:
+    """Check whether a registry can be worked with.
+
+    One line for each check; the exit status is 8 where one fails.
+    """
+    found: list[Check] = []
+    for check in checks.run(registry):
+        found.append(check)
+        if not json:
+            output.hanging(f"{check.status:4}  {check.name:12}  ", check.message)
+    ok = all(check.status != "fail" for check in found)
+    if json:
+        output.document({"ok": ok, "checks": [check.to_json() for check in found]})
+    if not ok:
+        raise typer.Exit(StoreUnsuitable.exit_code)

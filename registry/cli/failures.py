@@ -1,0 +1,108 @@
+"""How a command ends when it does not end well: one place maps errors to words and exit status.
+
+| status | meaning |
+|---|---|
+| 0 | done |
+| 1 | an error that no class below covers, or a fault of Holdfast itself |
+| 2 | the command line is wrong |
+| 3 | an argument, file or URL is wrong |
+| 4 | a name resolves to nothing, or to several things |
+| 5 | somebody else got there first |
+| 6 | bytes are not what was committed |
+| 7 | the store, or a disk, failed |
+| 8 | a store, format or version that cannot be worked with |
+| 130, 143, 141 | interrupted, terminated, or the reader of the output went away: 128 + signal |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from registry.cli.escape import printable
+from registry.errors import RegistryError
+
+DEBUG = "HOLDFAST_DEBUG"
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+class Terminated(BaseException):
+    """A signal asked the process to end; no `Exception`, so that nothing on the way holds it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def told(*, debug: bool = False) -> Iterator[None]:
+    """Turn every failure of the block into words on stderr and an exit status."""
+    try:
+        yield
+        sys.stdout.flush()
+    except RegistryError as error:
+        _tell_error(error, debug=debug)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        _say("interrupted; what was committed before this stays")
+        raise typer.Exit(INTERRUPTED) from error
+    except Terminated as error:
+        _say(f"ended by signal {error.number}; what was committed before this stays")
+        raise typer.Exit(128 + error.number) from error
+    except BrokenPipeError as error:
+        # The interpreter would try to flush, and complain, once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(BROKEN_PIPE) from error
+    except Exception as error:
+        if is_usage(error):
+            raise
+        _tell_fault(error, debug=debug)
+        raise typer.Exit(1) from error
+
+
+def is_usage(error: BaseException) -> bool:
+    """Return whether typer itself has words for an error: a wrong command line, or an exit."""
+    return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM unwind the stack, so that what is half done is left tidy."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    raise Terminated(number)
+
+
+def _tell_error(error: RegistryError, *, debug: bool) -> None:
+    text = str(error)
+    if error.hint is not None:
+        text = text.removesuffix(error.hint).removesuffix(". ")
+    _say(f"error: {text}")
+    for more in getattr(error, "__notes__", ()):
+        _say(f"note: {more}")
+    if error.hint is not None:
+        _say(f"hint: {error.hint}")
+    if debug:
+        traceback.print_exception(error)
+
+
+def _tell_fault(error: Exception, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+        return
+    _say(f"error: a fault of holdfast itself: {type(error).__name__}: {error}")
+    _say(f"hint: Run it again with {DEBUG}=1 and report what it prints.")
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr)

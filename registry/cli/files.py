@@ -1,0 +1,94 @@
+"""`push` and `pull`: one checkpoint from a file, and back into one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from registry import formats
+from registry.cli import describe, options, output
+from registry.cli.opening import watched
+
+_OPAQUE = "stored as an opaque file; nothing in it was read"
+
+
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What to store.")],
+    run: options.Run,
+    registry: options.Registry,
+    *,
+    step: Annotated[
+        int, typer.Option("--step", metavar="N", help="Training step, update or epoch.")
+    ],
+    phase: Annotated[
+        str, typer.Option("--phase", metavar="NAME", help="Phase of the run.")
+    ] = "main",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME=NUMBER", help="A metric; any number of times."),
+    ] = None,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option("--meta", metavar="NAME=TEXT", help="A text to keep beside; any number."),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Begin the run where it does not exist.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Store a file as a checkpoint.
+
+    .pt, .pth, .ckpt and .safetensors are taken apart; any other file is kept byte for byte, unread.
+    """
+    metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
+    found = formats.read(file)
+    with watched(registry, "pushing") as opened:
+        into = opened.run(run, create=create)
+        known = len(into.manifest.checkpoints)
+        saved = into.save(found.state, step=step, phase=phase, metrics=metrics, meta=texts or None)
+        is_new = len(into.manifest.checkpoints) > known
+        pointed = describe.marks(into.manifest).get(saved.record.n, [])
+        shape = describe.checkpoint_json(saved, pointed)
+    if json:
+        output.document({**shape, "format": found.format, "new": is_new})
+        return
+    how = "pushed" if is_new else "there already"
+    output.line(f"{how}: {saved.ref}  {saved.digest.short}  {output.size(saved.size_bytes)}")
+    if found.format == "opaque":
+        output.line(_OPAQUE)
+    if not is_new and (metrics or texts):
+        output.note(f"metrics and meta were left as they are; see holdfast metric add {saved.ref}")
+
+
+def pull(
+    ref: options.Ref,
+    registry: options.Registry,
+    *,
+    to: Annotated[
+        Path, typer.Option("--to", metavar="PATH", help="File to write: .pt or .safetensors.")
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="COMPONENT", help="Only this component; repeatable."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that stands there.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Write a checkpoint to a file.
+
+    The extension decides the format; an opaque file comes back under any name. Every byte is
+    verified, and the file is there whole or not at all.
+    """
+    with watched(registry, "pulling") as opened:
+        checkpoint = opened.checkpoint(ref)
+        written = formats.write(to, checkpoint, only=only or None, force=force)
+    if json:
+        shape = {"ref": checkpoint.ref, "id": checkpoint.digest, "path": str(written.path)}
+        output.document({**shape, "format": written.format, "size_bytes": written.size_bytes})
+        return
+    source = f"{checkpoint.ref}  {checkpoint.digest.short}"
+    output.line(f"pulled: {source}  {output.size(written.size_bytes)} to {written.path}")

@@ -1,0 +1,146 @@
+"""What commands print: tables and fields for people, JSON for programs.
+
+On a terminal rich lays tables out; in a pipe they are plain aligned text, without colour. Every
+string passes through `printable`, since names and metrics come from whoever wrote to the store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from registry.cli.escape import printable
+from registry.plain import json_ready
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        is_number: Whether it is aligned to the right.
+        folds: Whether it may take several lines on a narrow terminal.
+    """
+
+    name: str
+    is_number: bool = False
+    folds: bool = False
+
+
+def is_terminal() -> bool:
+    """Return whether a person reads this, and not a program."""
+    return sys.stdout.isatty()
+
+
+def line(text: str = "") -> None:
+    """Print a line of text."""
+    print("\n".join(printable(part) for part in text.split("\n")))
+
+
+def note(text: str) -> None:
+    """Print a line beside the result: on stderr, so that a pipe gets the result alone."""
+    print(printable(text), file=sys.stderr)
+
+
+def document(value: object) -> None:
+    """Print a value as JSON; NaN and infinities become strings, characters beyond ASCII escapes."""
+    print(json.dumps(json_ready(value), indent=2, allow_nan=False))
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if is_terminal():
+        from registry.cli import terminal
+
+        terminal.print_table(columns, cells)
+        return
+    for text in plain_table(columns, cells):
+        print(text)
+
+
+def plain_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, columns aligned and two spaces apart."""
+    lines = [[column.name for column in columns], *cells]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(columns))]
+    return ["  ".join(_pad(row, columns, widths)).rstrip() for row in lines]
+
+
+def _pad(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    return [
+        text.rjust(width) if column.is_number else text.ljust(width)
+        for text, column, width in zip(row, columns, widths, strict=True)
+    ]
+
+
+def fields(values: Mapping[str, object]) -> None:
+    """Print names and values, one a line; absent and empty values are left out."""
+    shown = {
+        printable(name): printable(value)
+        for name, value in values.items()
+        if value not in (None, "")
+    }
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        hanging(f"{name.ljust(width)}  ", value)
+
+
+def hanging(head: str, text: str) -> None:
+    """Print a text behind its head; on a terminal further lines stand below the text."""
+    text = printable(text)
+    room = shutil.get_terminal_size().columns - len(head)
+    if is_terminal() and len(text) > room:
+        text = f"\n{' ' * len(head)}".join(textwrap.wrap(text, max(room, 20)))
+    print(f"{head}{text}")
+
+
+# Values
+
+
+def size(nbytes: int) -> str:
+    """Return a size for people: three digits and a binary unit."""
+    amount = float(nbytes)
+    for unit in _UNITS:
+        if amount < 1024 or unit == _UNITS[-1]:
+            break
+        amount /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def age(then: datetime) -> str:
+    """Return how long ago something was, in its largest unit."""
+    seconds = int((datetime.now(UTC) - then).total_seconds())
+    for length, unit in _AGES:
+        if abs(seconds) >= length:
+            return f"{seconds // length} {unit}" if seconds > 0 else "in the future"
+    return "now"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Return metrics on one line."""
+    return " ".join(f"{name}={number(value)}" for name, value in values.items())
+
+
+def number(value: float) -> str:
+    """Return a number with at most six digits."""
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural where that is due."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def time(then: datetime) -> str:
+    """Return a time: UTC, to the second."""
+    return f"{then:%Y-%m-%d %H:%M:%S}Z"

@@ -1,0 +1,120 @@
+"""Files of other programs, as states and back; the extension of a name decides the format.
+
+| extension | read as | written |
+|---|---|---|
+| `.pt`, `.pth`, `.ckpt` | `torch.load(weights_only=True)` | `torch.save` of the state |
+| `.safetensors` | tensors as component `model`, the file's metadata as `metadata` | one component |
+| any other | an opaque file: its bytes, unread | an opaque file comes back under any name |
+
+The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Modules of
+formats are imported when a file asks for one, since each wraps a heavy library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from registry.checkpoint import Checkpoint
+from registry.errors import IncompatibleState
+from registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
+from registry.formats.target import check_target
+
+__all__ = ["FORMATS", "FileState", "WrittenFile", "format_of", "opaque_name", "read", "write"]
+
+#: Extension, in lower case -> format.
+FORMATS: dict[str, Format] = {
+    ".ckpt": "torch",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".safetensors": "safetensors",
+}
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Return the format that a file's name asks for."""
+    return FORMATS.get(Path(path).suffix.lower(), "opaque")
+
+
+def read(path: str | os.PathLike[str]) -> FileState:
+    """Read a file as a state for `Run.save`. Nothing in it is ever run.
+
+    Raises:
+        InvalidInput: There is no such file, it breaks its format, or it changed meanwhile.
+        UnsupportedValue: It holds what could only be loaded by running code.
+        IncompatibleState: A library that reads it is not installed.
+    """
+    path = Path(path)
+    match format_of(path):
+        case "torch":
+            return _torch(path).read(path)  # type: ignore[no-any-return]
+        case "safetensors":
+            from registry.formats import safetensors
+
+            return safetensors.read(path)
+        case "opaque":
+            from registry.formats import opaque
+
+            return opaque.read(path)
+
+
+def write(
+    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+    *,
+    only: Iterable[str] | None = None,
+    force: bool = False,
+) -> WrittenFile:
+    """Write a checkpoint as a file, whole or not at all, every byte verified on its way.
+
+    Args:
+        path: The file; its extension decides the format, unless the checkpoint is an opaque file,
+            whose bytes come back under any name.
+        checkpoint: What to write.
+        only: Names of the components that are wanted; all without it.
+        force: Whether a file that stands there is replaced.
+
+    Raises:
+        IncompatibleState: The state does not fit the format; the message names the path in it.
+        InvalidInput: Something stands at `path` already.
+        IntegrityError: Something in the registry is damaged; nothing was written.
+        StoreFull: The disk is full; nothing was written.
+    """
+    path = Path(path)
+    check_target(path, force=force)
+    only = None if only is None else list(only)
+    if opaque_name(checkpoint) is not None and only in (None, [OPAQUE]):
+        from registry.formats import opaque
+
+        return opaque.write(path, checkpoint, force=force)
+    match format_of(path):
+        case "torch":
+            return _torch(path).write(  # type: ignore[no-any-return]
+                path, checkpoint, only=only, force=force
+            )
+        case "safetensors":
+            from registry.formats import safetensors
+
+            return safetensors.write(path, checkpoint, only=only, force=force)
+    raise IncompatibleState(
+        f"a state cannot be written as {path.suffix or 'a file without extension'}",
+        where=checkpoint.ref,
+        expected=", ".join(FORMATS),
+        hint="Choose the format by the extension of the path.",
+    )
+
+
+def _torch(path: Path) -> Any:
+    try:
+        from registry.formats import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise IncompatibleState(
+            "torch is not installed",
+            where=path,
+            hint="Install the extra: pip install 'holdfast[torch]'.",
+        ) from error
+    return torch

@@ -1,0 +1,55 @@
+"""Any file at all, kept byte for byte: nothing in it is read, parsed or run.
+
+Its state is `{"file": {"name": str, "bytes": <uint8 array>}}`; coming back, its bytes go straight
+from the registry into the new file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from registry.checkpoint import Checkpoint
+from registry.errors import InvalidInput
+from registry.formats.source import read_exactly, stable
+from registry.formats.state_file import OPAQUE, FileState, WrittenFile
+from registry.formats.target import new_file
+
+_PATH = f"{OPAQUE}/bytes"
+
+
+def read(path: Path) -> FileState:
+    """Read a file whole, and nothing in it."""
+    with stable(path) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
+        read_exactly(file, data.data, path)
+    try:
+        path.name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("the file's name is not Unicode", where=repr(path.name)) from error
+    return FileState({OPAQUE: {"name": path.name, "bytes": data}}, "opaque", data.nbytes)
+
+
+def write(path: Path, checkpoint: Checkpoint, *, force: bool) -> WrittenFile:
+    """Write the file's bytes, each verified, to a path of any name."""
+    size = checkpoint.tensors()[_PATH].nbytes
+    with new_file(path, size, force=force) as file:
+        if size:
+            _take_space(file.fileno(), size)
+            # Closed when the last view of it goes, which an error's traceback may hold.
+            memory = mmap.mmap(file.fileno(), size)
+            array = np.frombuffer(memory, dtype=np.uint8)
+            checkpoint.load_into({OPAQUE: {"bytes": array}}, strict=False)
+            memory.flush()
+    return WrittenFile(path, "opaque", size)
+
+
+def _take_space(fd: int, size: int) -> None:
+    # A disk that fills up under a mapping would end the process.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:  # macOS
+        os.truncate(fd, size)

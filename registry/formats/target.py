@@ -1,0 +1,146 @@
+"""A file of the user's that is written: whole or not at all, and never over another by accident.
+
+Bytes go to a temporary file in the same folder, are synced, and only then get their name: by a
+link, which fails where something stands, or with `force` by a rename. All calls go through one
+descriptor of the folder, so that nobody can exchange it meanwhile; a symlink in the file's place is
+refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from registry.errors import AccessDenied, InvalidInput, RegistryError, StorageError, StoreFull
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+
+
+def check_target(path: Path, *, force: bool = False) -> None:
+    """Refuse a path that cannot be written to, before anything is fetched for it.
+
+    Raises:
+        InvalidInput: Something stands there, or its folder does not exist.
+    """
+    folder = _open_folder(path)
+    try:
+        _check_free(folder, path, force=force)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[BinaryIO]:
+    """Give a file to write to; it appears at `path` when the block ends well, and only then.
+
+    Args:
+        path: The file; its folder must exist.
+        size_bytes: About how much will be written, for the message of a full disk.
+        force: Whether a file that stands there is replaced.
+
+    Raises:
+        InvalidInput: Something stands there, or its folder does not exist.
+        StoreFull: The disk is full.
+        AccessDenied: The folder may not be written to.
+    """
+    folder = _open_folder(path)
+    temporary = f".{path.name[:100]}.{secrets.token_hex(6)}.part"
+    try:
+        _check_free(folder, path, force=force)
+        fd = os.open(
+            temporary,
+            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o666,
+            dir_fd=folder,
+        )
+        try:
+            with os.fdopen(fd, "r+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _give_name(folder, temporary, path, force=force)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+        os.fsync(folder)
+    except RegistryError:
+        raise
+    except OSError as error:
+        fail(error, path, size_bytes)
+    finally:
+        os.close(folder)
+
+
+def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
+    """Say what the system meant by an error of writing."""
+    if error.errno in _FULL:
+        raise StoreFull(
+            "no space left",
+            where=path,
+            expected=f"{size_bytes} bytes",
+            found=f"{shutil.disk_usage(path.parent).free} bytes free",
+        ) from error
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        raise AccessDenied(
+            "the folder may not be written to",
+            where=path.parent,
+            found=f"user id {os.geteuid()}",
+        ) from error
+    raise StorageError("the file could not be written", where=path, found=error) from error
+
+
+def _open_folder(path: Path) -> int:
+    if path.name in ("", "..") or "\0" in str(path):
+        raise InvalidInput("not the name of a file", where=repr(str(path)))
+    try:
+        return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidInput("no such folder", where=path.parent, hint="Make it first.") from error
+    except OSError as error:
+        fail(error, path, 0)
+
+
+def _check_free(folder: int, path: Path, *, force: bool) -> None:
+    try:
+        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        fail(error, path, 0)
+    if stat.S_ISLNK(found.st_mode):
+        raise InvalidInput(
+            "a symlink stands there", where=path, hint="Name the file that it points to."
+        )
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "something other than a file"
+        raise InvalidInput(f"{kind} stands there", where=path, expected="the path of a new file")
+    if not force:
+        raise InvalidInput(
+            "the file exists", where=path, hint="Use --force to replace it, or another name."
+        )
+
+
+def _give_name(folder: int, temporary: str, path: Path, *, force: bool) -> None:
+    if force:
+        _check_free(folder, path, force=True)
+        os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        return
+    try:
+        os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        _check_free(folder, path, force=False)
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # A file system without links: an exclusive create keeps the name until the rename.
+        os.close(os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=folder))
+        os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)

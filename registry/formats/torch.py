@@ -1,0 +1,212 @@
+"""Files of `torch.save`: the one module that reads and writes them, and runs nothing of them.
+
+Reading is `torch.load(weights_only=True)`, whose unpickler knows tensors and plain values and looks
+up nothing else. The archive around it is checked first: entries are stored uncompressed and once
+each, so that what comes out is no larger than what went in. What is refused never ran.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+
+from registry.checkpoint import Checkpoint
+from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from registry.formats.source import stable
+from registry.formats.state_file import FileState, WrittenFile
+from registry.formats.target import new_file
+
+#: Values that a file may unfold to when each shared list is counted wherever it is used.
+MAX_VALUES = 20_000_000
+#: Views that tensors may be of the bytes in the file, in multiples of its size.
+_MAX_SHARING = 16
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)")
+_KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+
+
+def read(path: Path) -> FileState:
+    """Read a file whole.
+
+    Raises:
+        UnsupportedValue: It names a class or function; nothing of it was run.
+        InvalidInput: It is not an archive of `torch.save`, or a damaged one.
+    """
+    with stable(path) as file:
+        size = _check_archive(file, path)
+        file.seek(0)
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # hostile bytes can provoke anything
+            _refuse(path, error)
+    if not isinstance(state, dict):
+        raise InvalidInput(
+            "the file does not hold a dict",
+            where=path,
+            expected="a dict with string keys at the top",
+            found=type(state).__name__,
+            hint="Save it as {'model': ...} instead.",
+        )
+    _check_extent(state, size, path)
+    return FileState(state, "torch", size)
+
+
+def _check_archive(file: BinaryIO, path: Path) -> int:
+    """Refuse what `torch.save` does not write; return the size of the file."""
+    head = file.read(512)
+    size = file.seek(0, 2)
+    if not head.startswith(b"PK\x03\x04"):
+        _refuse_legacy(head, path)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        _broken(path, "a damaged archive", "a whole zip archive", error)
+    names = [entry.filename for entry in entries]
+    inner = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        raise InvalidInput(
+            "a TorchScript archive: it holds a program",
+            where=path,
+            expected="what torch.save(state_dict, path) writes",
+            hint=f"Save module.state_dict() instead. {_KEEP}",
+        )
+    if "data.pkl" not in inner:
+        _broken(path, "no archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))
+    if len(set(names)) != len(names) or len({name.partition("/")[0] for name in names}) != 1:
+        _broken(path, "ambiguous entries in the archive", "each entry once, in one folder", None)
+    total = sum(entry.file_size for entry in entries)
+    if total > size or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        _broken(path, "the archive is compressed or overlaps itself", f"{size} bytes", total)
+    return size
+
+
+def _refuse_legacy(head: bytes, path: Path) -> NoReturn:
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        kind = "a bare pickle, or torch.save's format before 1.6"
+    elif head[257:262] == b"ustar":
+        kind = "a tar archive: torch.save's format before 0.2"
+    else:
+        kind = "not a file of torch.save" if head else "an empty file"
+    raise InvalidInput(
+        kind,
+        where=path,
+        expected="the zip archive that torch.save writes since 1.6",
+        hint=f"Load it where you trust it, and save it again with today's torch. {_KEEP}",
+    )
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    text = str(error)
+    found = _GLOBAL.search(text)
+    if found is None:
+        # The library's first line; the rest is advice that does not apply here.
+        _broken(path, "it cannot be read as tensors and plain values", None, text.split("\n")[0])
+    name = found[1] or found[2]
+    raise UnsupportedValue(
+        f"the file names {name}, which loading it would look up and call",
+        where=path,
+        expected="tensors and plain values",
+        hint="Nothing of it was run. Save state dicts and plain values only, or call run.save() in "
+        f"the program that has the objects. {_KEEP}",
+    ) from error
+
+
+def _broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
+    raise InvalidInput(
+        f"not a sound torch file: {what}",
+        where=path,
+        expected=expected,
+        found=None if found is None else str(found)[:200],
+        hint=_KEEP,
+    )
+
+
+# Extent
+
+
+def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
+    """Refuse a small file that unfolds to a vast state."""
+    try:
+        values, nbytes = _extent(state, {})
+    except RecursionError as error:
+        _broken(path, "nested too deeply, or within itself", None, error)
+    if values > MAX_VALUES:
+        _broken(path, "it unfolds to too many values", f"at most {MAX_VALUES}", values)
+    if nbytes > size * _MAX_SHARING:
+        raise InvalidInput(
+            "its tensors are views that are far larger than the file",
+            where=path,
+            expected=f"at most {size * _MAX_SHARING} bytes",
+            found=f"{nbytes} bytes",
+            hint="Expanded tensors are stored element by element: save what they expand instead.",
+        )
+
+
+def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return numbers of values and of tensor bytes, shared ones counted wherever they stand."""
+    if isinstance(value, torch.Tensor):
+        return 1, value.numel() * value.element_size() if value.layout is torch.strided else 0
+    if isinstance(value, dict):
+        items: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set):
+        items = value
+    else:
+        return 1, 0
+    if id(value) not in known:
+        parts = [_extent(item, known) for item in items]
+        known[id(value)] = 1 + sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return known[id(value)]
+
+
+# Writing
+
+
+def write(
+    path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None, force: bool
+) -> WrittenFile:
+    """Write a state, or some of its components; equal states give equal files.
+
+    Raises:
+        IncompatibleState: A value in it would make a file that cannot be loaded without running
+            code.
+    """
+    state = checkpoint.load(only=only)
+    with new_file(path, checkpoint.size_bytes, force=force) as file:
+        try:
+            # To a file object, not a path: a path's name would end up in the bytes.
+            torch.save(state, file)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            # The archive's writer wraps errors of the system.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise _unfit(checkpoint, path, error) from error
+        file.flush()
+        size = file.tell()
+        _check_loads(checkpoint, path, file)
+    return WrittenFile(path, "torch", size)
+
+
+def _check_loads(checkpoint: Checkpoint, path: Path, file: BinaryIO) -> None:
+    file.seek(0)
+    try:
+        torch.load(file, map_location="meta", weights_only=True)
+    except Exception as error:  # whatever it is, the file is of no use
+        raise _unfit(checkpoint, path, error) from error
+
+
+def _unfit(checkpoint: Checkpoint, path: Path, error: Exception) -> IncompatibleState:
+    found = _GLOBAL.search(str(error))
+    what = (found[1] or found[2]) if found else str(error).split("\n")[0]
+    return IncompatibleState(
+        "a torch file of this state could only be loaded by running code",
+        where=checkpoint.ref,
+        expected=f"tensors and plain values for {path.name}",
+        found=what,
+        hint="Choose components with `--only`, or load the checkpoint in Python: "
+        "registry.open(URL).checkpoint(REF).load().",
+    )

@@ -1,0 +1,75 @@
+"""Nothing in the source can run what came with a checkpoint: the doors are not there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+#: A test suite that travels with the package; it pickles errors that it made itself.
+EXEMPT = {Path("backends/testing.py")}
+SOURCES = sorted(
+    {
+        path.relative_to(ROOT)
+        for package in ("registry", "backends")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    - EXEMPT
+)
+MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy"}
+BUILTINS = {"eval", "exec", "__import__"}
+#: Attributes, by the name that they are called on: functions that unpickle unless told otherwise.
+LOADERS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("pd", "read_pickle")}
+
+
+def violations(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (n.name for n in names if n.name.partition(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in MODULES:
+                yield module
+            case ast.Name(id=name) if name in BUILTINS:
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)) as call:
+                if (owner, name) in LOADERS and not _is_safe(call):
+                    yield f"{owner}.{name}"
+
+
+def _is_safe(call: ast.Call) -> bool:
+    given = {word.arg: word.value for word in call.keywords}
+    match given.get("weights_only"):
+        case ast.Constant(value=True):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_no_door(path: Path) -> None:
+    assert list(violations((ROOT / path).read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import pickle as p",
+        "from marshal import loads",
+        "from cloudpickle.x import y",
+        "eval('1')",
+        "run = exec",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "torch.load(f, weights_only=flag)",
+        "np.load(f, allow_pickle=True)",
+    ],
+)
+def test_the_test_finds_doors(source: str) -> None:
+    assert list(violations(source))
+
+
+def test_the_test_lets_others_pass() -> None:
+    assert not list(violations("import json\ntorch.load(f, weights_only=True)\nx.eval()"))

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import registry
+from registry.cli import app
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOLDFAST_REGISTRY", "HOLDFAST_RUN", "HOLDFAST_DEBUG", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A registry with a run `demo` of two checkpoints, the second one best and tagged."""
+    with registry.init(tmp_path / "reg", skip_race_probe=True) as opened:
+        run = opened.create_run(
+            "demo",
+            seed=42,
+            monitor=registry.Monitor(metric="loss", mode="min"),
+            config={"lr": 0.1},
+        )
+        weights = np.arange(600, dtype=np.float32)
+        first = {"model": {"w": weights}, "epoch": 1}
+        run.save(first, step=10, metrics={"loss": 0.5, "nan": float("nan")}, meta={"note": "hi"})
+        second = {"model": {"w": weights + 1}, "epoch": 2}
+        run.tag("keeper", run.save(second, step=20, phase=2, metrics={"loss": 0.25}))
+    return str(tmp_path / "reg")
+
+
+@pytest.fixture
+def call(url: str, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command on that registry; fail unless it exits with `status`."""
+    monkeypatch.setenv("HOLDFAST_REGISTRY", url)
+
+    def call(*arguments: object, status: int = 0) -> Result:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == status, result.output
+        return result
+
+    return call
+
+
+@pytest.fixture
+def call_json(call: Call) -> Callable[..., Any]:
+    """Run a command with `--json`; return what it prints."""
+
+    def call_json(*arguments: object, status: int = 0) -> Any:
+        def refuse(name: str) -> Any:
+            raise AssertionError(f"not JSON: {name}")
+
+        return json.loads(call(*arguments, "--json", status=status).stdout, parse_constant=refuse)
+
+    return call_json
+
+
+@pytest.fixture
+def torch_file(tmp_path: Path) -> Path:
+    model = torch.nn.Linear(3, 2)
+    torch.save({"model": model.state_dict(), "epoch": 1}, tmp_path / "model.pt")
+    return tmp_path / "model.pt"

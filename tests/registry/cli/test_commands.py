@@ -1,0 +1,208 @@
+"""Every command, through the front door."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import registry
+from tests.registry.cli.conftest import Call
+
+
+def test_init(call: Call, tmp_path: Path) -> None:
+    result = call("init", tmp_path / "new")
+    assert result.stdout.startswith(f"made: file://{tmp_path}/new  ")
+    assert "cannot prove" in result.stdout
+    assert "skipped" in call("init", tmp_path / "other", "--skip-race-probe").stderr
+
+
+def test_doctor(call: Call, url: str) -> None:
+    lines = call("doctor").stdout.splitlines()
+    assert {line.split()[0] for line in lines} == {"ok", "warn"}  # made without the probe
+    for name in ("versions", "distributed", "file system", "list", "registry", "clock", "race"):
+        assert any(line[6:].startswith(name) for line in lines), name
+    assert call("verify").stdout.startswith("ok: 1 run")
+
+
+def test_doctor_where_there_is_nothing(call: Call, tmp_path: Path) -> None:
+    result = call("doctor", "-r", tmp_path / "absent", status=8)
+    assert "no such folder" in result.stdout
+    assert not (tmp_path / "absent").exists()
+    (tmp_path / "empty").mkdir()
+    assert "holdfast init" in call("doctor", "-r", tmp_path / "empty", status=8).stdout
+
+
+def test_doctor_tells_a_rank_that_may_not_save(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    assert "rank 3 of 8: only rank 0 may save" in call("doctor").stdout
+
+
+def test_run_create(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("lr = 0.5\n[model]\nd = 3\n")
+    options = ["--seed", "0x2a", "--config", tmp_path / "c.toml", "--monitor", "acc:max"]
+    assert call("run", "create", "new", *options).stdout == "new\n"
+    shown = call("run", "show", "new").stdout
+    assert "0x000000000000002a" in shown
+    assert "acc:max" in shown
+    assert "0.5" in shown
+    assert call("run", "create", "--seed", 1).stdout.endswith("_00000001\n")
+
+
+@pytest.mark.parametrize("text", ["acc", "acc:most", ":min"])
+def test_run_create_refuses_a_bad_monitor(text: str, call: Call) -> None:
+    assert "METRIC:min" in call("run", "create", "--monitor", text, status=2).stderr
+
+
+def test_run_create_refuses_a_bad_configuration(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text("{")
+    result = call("run", "create", "new", "--config", tmp_path / "c.json", status=3)
+    assert "configuration cannot be read" in result.stderr
+    assert "new" not in call("run", "ls").stdout
+
+
+def test_run_ls_and_show(call: Call) -> None:
+    listed = call("run", "ls").stdout.splitlines()
+    assert listed[0].split() == ["run", "status", "checkpoints", "latest", "age"]
+    assert listed[1].split()[:4] == ["demo", "running", "2", "phase2/step00000020"]
+    shown = call("run", "show", "demo").stdout
+    assert "tags\n  keeper  demo/phase2/step00000020" in shown
+
+
+def test_ls(call: Call) -> None:
+    header, first, second = call("ls", "demo").stdout.splitlines()
+    assert header.split() == ["phase", "step", "id", "size", "metrics", "age", "marks"]
+    assert "loss=0.5 nan=nan" in first
+    assert second.endswith("latest best tags/keeper")
+    assert call("ls").stdout.splitlines()[1].startswith("demo  main")
+
+
+def test_show(call: Call) -> None:
+    shown = call("show", "demo/main/step10").stdout
+    assert "meta.note  hi" in shown
+    assert "tensor " not in shown
+    assert "model/w  float32  [600]  2.3 KiB" in call("show", "demo", "--tensors").stdout
+
+
+def test_log(call: Call) -> None:
+    header, *lines = call("log", "demo").stdout.splitlines()
+    assert header.split() == ["n", "time", "author", "what"]
+    assert [line.split()[0] for line in lines] == ["3", "2", "1", "0"]
+    assert "tag keeper at phase2/step00000020" in lines[0]
+    assert "begin the run" in lines[-1]
+    assert len(call("log", "demo", "-n", 1).stdout.splitlines()) == 2
+
+
+def test_diff(call: Call) -> None:
+    result = call("diff", "demo/main/step10", "demo/tags/keeper").stdout
+    assert "~ model/w  2.3 KiB" in result
+    assert "~ epoch: 1 -> 2" in result
+    assert call("diff", "demo", "demo/best").stdout.startswith("the same state")
+
+
+def test_metric_and_tag(call: Call) -> None:
+    assert "acc=0.75" in call("metric", "add", "demo/main/step10", "loss=0.1", "acc=0.75").stdout
+    assert call("ls", "demo").stdout.splitlines()[1].endswith("best")
+    call("tag", "demo/best", "keeper")
+    assert call("show", "demo/tags/keeper").stdout.startswith("ref        demo/main/step00000010")
+
+
+@pytest.mark.parametrize("text", ["loss", "=1", "loss=low", "loss="])
+def test_metric_refuses_what_is_no_number(text: str, call: Call) -> None:
+    call("metric", "add", "demo", text, status=2)
+
+
+def test_push_and_pull(call: Call, torch_file: Path, tmp_path: Path) -> None:
+    options = ["--step", 30, "--phase", 2, "--metric", "loss=0.125", "--meta", "note=a b=c"]
+    pushed = call("push", torch_file, "demo", *options).stdout
+    assert pushed.startswith("pushed: demo/phase2/step00000030  ")
+    assert "loss=0.125" in call("show", "demo").stdout
+    assert "a b=c" in call("show", "demo").stdout
+    again = call("push", torch_file, "demo", *options)
+    assert again.stdout.startswith("there already: ")
+    assert "left as they are" in again.stderr
+    call("pull", "demo", "--to", tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(
+        found["model"]["weight"], torch.load(torch_file, weights_only=True)["model"]["weight"]
+    )
+    call("pull", "demo", "--to", tmp_path / "out.safetensors", "--only", "model")
+    assert (
+        "--only model" in call("pull", "demo", "--to", tmp_path / "x.safetensors", status=3).stderr
+    )
+
+
+def test_push_to_a_run_that_is_not_there(call: Call, torch_file: Path) -> None:
+    assert "'demo'" in call("push", torch_file, "demoo", "--step", 1, status=4).stderr
+    assert call("run", "ls").stdout.count("demoo") == 0
+    call("push", torch_file, "demoo", "--step", 1, "--create")
+
+
+def test_the_run_may_come_from_the_environment(
+    call: Call, torch_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RUN", "demo")
+    call("push", torch_file, "--step", 40)
+    assert "step00000040" in call("run", "show").stdout
+
+
+@pytest.mark.parametrize("name", ["x.pkl", "x.h5", "x.joblib"])
+def test_an_opaque_file_comes_back_byte_for_byte(name: str, call: Call, tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    (tmp_path / name).write_bytes(data)
+    pushed = call("push", tmp_path / name, "demo", "--step", 50).stdout
+    assert "stored as an opaque file; nothing in it was read" in pushed
+    assert f"file     {name} (opaque" in call("show", "demo").stdout
+    call("pull", "demo", "--to", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == data
+
+
+def test_pull_never_overwrites_unasked(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"precious")
+    arguments = ["pull", "demo", "--only", "model", "--to", tmp_path / "x.safetensors"]
+    assert "--force" in call(*arguments, status=3).stderr
+    assert (tmp_path / "x.safetensors").read_bytes() == b"precious"
+    call(*arguments, "--force")
+    assert (tmp_path / "x.safetensors").read_bytes() != b"precious"
+
+
+def test_pull_to_a_format_that_is_not_there(call: Call, tmp_path: Path) -> None:
+    result = call("pull", "demo", "--to", tmp_path / "x.h5", status=3)
+    assert "cannot be written as .h5" in result.stderr
+    assert ".safetensors" in result.stderr
+
+
+def test_sync(call: Call, url: str, tmp_path: Path) -> None:
+    registry.init(tmp_path / "mirror", skip_race_probe=True).close()
+    first = call("sync", url, tmp_path / "mirror", "demo").stdout.splitlines()
+    assert first[1].split()[0] == "demo"
+    assert first[1].split()[2] == "2"
+    assert "0 B sent" in call("sync", url, tmp_path / "mirror").stdout
+    assert "keeper" in call("ls", "demo", "-r", tmp_path / "mirror").stdout
+    assert "'demo'" in call("sync", url, tmp_path / "mirror", "dem", status=4).stderr
+    call("sync", url, url, status=3)
+
+
+def test_version_and_help(call: Call) -> None:
+    assert call("--version").stdout.startswith("holdfast ")
+    shown = call("--help").stdout
+    for name in ("init", "doctor", "push", "pull", "ls", "show", "log", "diff", "verify", "sync"):
+        assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "near"),
+    [
+        (["pusj"], 2, "'push'"),
+        (["run", "shwo", "demo"], 2, "'show'"),
+        (["ls", "--jsn"], 2, "--json"),
+        (["run", "show", "dmeo"], 4, "'demo'"),
+        (["show", "demo/phase3/latest"], 4, "'phase2'"),
+        (["show", "demo/tags/keepr"], 4, "'keeper'"),
+    ],
+)
+def test_near_names(arguments: list[str], status: int, near: str, call: Call) -> None:
+    assert near in call(*arguments, status=status).stderr

@@ -1,0 +1,102 @@
+"""The shapes that `--json` prints; `docs/cli.md` promises them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import registry
+
+CallJson = Callable[..., Any]
+RECORD = {
+    *("ref", "id", "run", "phase", "step", "created", "size_bytes", "metrics", "meta", "marks"),
+}
+RUN = {
+    *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
+    *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
+}
+
+
+def test_ls(call_json: CallJson) -> None:
+    first, second = call_json("ls", "demo")
+    assert set(first) == RECORD
+    assert first["metrics"] == {"loss": 0.5, "nan": "nan"}
+    assert (first["phase"], second["phase"]) == ("main", 2)
+    assert first["meta"] == {"note": "hi"}
+    assert second["marks"] == ["latest", "best", "tags/keeper"]
+    assert second["id"].startswith("sha256:")
+    assert second["created"].endswith("Z")
+
+
+def test_show(call_json: CallJson) -> None:
+    shown = call_json("show", "demo", "--tensors")
+    assert set(shown) == RECORD | {"components", "file", "tensors"}
+    assert set(shown["components"][0]) == {"name", "digest", "tensors", "size_bytes"}
+    (tensor,) = shown["tensors"]
+    assert set(tensor) == {"path", "dtype", "shape", "size_bytes", "content"}
+    assert (tensor["path"], tensor["shape"]) == ("model/w", [600])
+    assert "tensors" not in call_json("show", "demo")
+
+
+def test_runs(call_json: CallJson) -> None:
+    (listed,) = call_json("run", "ls")
+    shown = call_json("run", "show", "demo")
+    assert listed == shown
+    assert set(shown) == RUN
+    assert shown["seed"] == "0x000000000000002a"
+    assert shown["config"] == {"lr": 0.1}
+    assert shown["best"] == {"loss": "demo/phase2/step00000020"}
+    assert set(call_json("run", "create", "new")) == RUN
+
+
+def test_log(call_json: CallJson) -> None:
+    commits = call_json("log", "demo")
+    assert [commit["n"] for commit in commits] == [3, 2, 1, 0]
+    assert set(commits[0]) == {"n", "time", "author", "prev", "actions"}
+    assert commits[-1]["prev"] is None
+    assert commits[-1]["actions"][0]["config"] == {"lr": 0.1}
+    added = commits[-2]["actions"][-1]
+    assert added["action"] == "checkpoint.add"
+    assert added["metrics"] == {"loss": 0.5, "nan": "nan"}
+    assert added["meta"] == {"note": "hi"}
+
+
+def test_diff(call_json: CallJson) -> None:
+    found = call_json("diff", "demo/main/step10", "demo")
+    assert set(found) == {"before", "after", "same", "components", "tensors", "values"}
+    assert found["same"] is False
+    (tensor,) = found["tensors"]
+    assert (tensor["kind"], tensor["path"]) == ("changed", "model/w")
+    assert found["values"] == [{"kind": "changed", "path": "epoch", "before": 1, "after": 2}]
+
+
+def test_verify_and_doctor(call_json: CallJson) -> None:
+    report = call_json("verify", "--deep")
+    assert set(report) == {"ok", "runs", "checkpoints", "objects", "bytes_checked", "findings"}
+    assert report["ok"] is True
+    found = call_json("doctor")
+    assert found["ok"] is True
+    assert all(set(check) == {"name", "status", "message"} for check in found["checks"])
+
+
+def test_push_pull_sync_init(
+    call_json: CallJson, torch_file: Path, tmp_path: Path, url: str
+) -> None:
+    pushed = call_json("push", torch_file, "demo", "--step", 30)
+    assert set(pushed) == RECORD | {"components", "format", "new"}
+    assert (pushed["format"], pushed["new"]) == ("torch", True)
+    pulled = call_json("pull", "demo", "--to", tmp_path / "out.pt")
+    assert set(pulled) == {"ref", "id", "path", "format", "size_bytes"}
+    assert pulled["size_bytes"] == (tmp_path / "out.pt").stat().st_size
+    made = call_json("init", tmp_path / "mirror", "--skip-race-probe")
+    assert set(made) == {"url", "id", "race_probe"}
+    synced = call_json("sync", url, tmp_path / "mirror")
+    assert set(synced) == {"runs", "bytes_copied"}
+    assert synced["runs"][0]["run"] == "demo"
+
+
+def test_empty_registry(call_json: CallJson, tmp_path: Path) -> None:
+    registry.init(tmp_path / "empty", skip_race_probe=True).close()
+    for command in (["ls"], ["run", "ls"]):
+        assert call_json(*command, "-r", tmp_path / "empty") == []

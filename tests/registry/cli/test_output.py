@@ -1,0 +1,121 @@
+"""What is printed cannot harm a terminal, and is plain in a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+import registry
+from registry.cli import output
+from registry.cli.escape import printable
+from registry.cli.output import Column
+from tests.registry.cli.conftest import Call
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
+TAMED = r"\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_golden() -> None:
+    assert printable(EVIL) == TAMED
+    assert printable("ordinary text, Ünïcode, 日本語") == "ordinary text, Ünïcode, 日本語"
+    assert printable("\ud800") == r"\ud800"
+    assert printable("a\u200bb") == r"a\u200bb"
+
+
+def test_names_from_the_store_are_tamed(
+    call: Call, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("evil", config={EVIL: EVIL})
+        state: dict[str, Any] = {EVIL: {EVIL: 1}, "x": EVIL}
+        run.save(state, step=1, metrics={EVIL: 1.0}, meta={EVIL: EVIL})
+        run.save({"y": 1}, step=2)
+    for command in (
+        ["ls", "evil"],
+        ["ls"],
+        ["ls", "evil", "--json"],
+        ["show", "evil/main/step1", "--tensors"],
+        ["show", "evil/main/step1", "--json"],
+        ["run", "show", "evil"],
+        ["log", "evil"],
+        ["log", "evil", "--json"],
+        ["diff", "evil/main/step1", "evil/main/step2"],
+        ["verify", "--deep"],
+    ):
+        printed = call(*command).output
+        assert all(char.isprintable() or char == "\n" for char in printed), command
+        assert "\u202e" not in printed
+
+
+def test_a_pipe_gets_plain_text(call: Call) -> None:
+    for command in (["ls"], ["show", "demo"], ["run", "ls"], ["doctor"], ["--help"]):
+        assert "\x1b" not in call(*command).output
+
+
+def test_a_terminal_gets_no_markup_of_the_store_and_no_cut_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    columns = [
+        Column("run"),
+        Column("id"),
+        Column("metrics", folds=True),
+        Column("n", is_number=True),
+    ]
+    name, digest = "20261121_043705_a1b2c3d4_2", "0123456789ab"
+    metrics = "[bold]loss[/bold]=0.5 " * 8
+    output.table(columns, [(name, digest, metrics, 7)])
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert f"{name}  {digest}  [bold]loss" in lines[1]
+    assert "…" not in screen.getvalue()
+
+
+def test_a_long_value_hangs_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    output.fields({"a": "x", "name": "word " * 20, "empty": ""})
+    lines = screen.getvalue().splitlines()
+    assert lines[0] == "a     x"
+    assert lines[2].startswith("      word")
+    assert max(map(len, lines)) <= 40
+
+
+def test_sizes_ages_numbers() -> None:
+    assert [output.size(n) for n in (0, 1023, 1024, 168 * 2**20, 2**60)] == [
+        *("0 B", "1023 B", "1.0 KiB", "168.0 MiB", "1024.0 PiB")
+    ]
+    assert output.counted(1, "run") == "1 run"
+    assert output.counted(1200, "run") == "1,200 runs"
+    assert output.metrics({"a": 0.1 + 0.2, "b": float("inf")}) == "a=0.3 b=inf"
+
+
+def test_the_bar_is_on_stderr_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from registry.cli import progress
+
+    with progress.bar("x") as advance:
+        advance(5)  # no terminal: nothing at all
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.bar("[b]x[/b]", 10) as advance:
+        advance(5)
+    assert "[b]x[/b]" in screen.getvalue()
+
+
+def test_plain_table_is_aligned() -> None:
+    columns = [Column("a"), Column("n", is_number=True)]
+    assert output.plain_table(columns, [["long name", "1"], ["x", "100"]]) == [
+        *("a            n", "long name    1", "x          100")
+    ]

@@ -1,0 +1,100 @@
+"""The command as a process: status, streams, signals, start-up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOLDFAST = [sys.executable, "-m", "registry.cli"]
+_SLOW = """
+import time, registry.cli.files as files
+class Slow:
+    def read(self, path):
+        print("ready", flush=True)
+        time.sleep(60)
+files.formats = Slow()
+from registry.cli import main
+main()
+"""
+
+
+def start(command: list[str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+
+
+def test_status_and_streams(url: str) -> None:
+    with start(HOLDFAST, "ls", "demo", "-r", url) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0
+    assert err == ""
+    assert "\x1b" not in out
+    with start(HOLDFAST, "show", "demo/tags/keepr", "-r", url) as process:
+        out, err = process.communicate()
+    assert (process.returncode, out) == (4, "")
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals(number: signal.Signals, status: int, url: str) -> None:
+    arguments = ["push", "x.pt", "demo", "--step", "1", "-r", url]
+    with start([sys.executable, "-c", _SLOW], *arguments) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "what was committed before this stays" in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away(url: str) -> None:
+    with start(HOLDFAST, "show", "demo", "--tensors", "-r", url) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read()
+    assert process.returncode == 141
+    assert err == ""
+
+
+def test_output_of_another_encoding(url: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    (tmp_path / "ü.bin").write_bytes(b"x")
+    done = subprocess.run(
+        [*HOLDFAST, "push", str(tmp_path / "ü.bin"), "demo", "--step", "9", "-r", url],
+        capture_output=True,
+        env=environment,
+        check=True,
+    )
+    assert b"opaque" in done.stdout
+    done = subprocess.run(
+        [*HOLDFAST, "show", "demo/main/step9", "-r", url],
+        capture_output=True,
+        env=environment,
+        check=True,
+    )
+    assert rb"\xfc.bin" in done.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, registry.cli\n"
+        "try: registry.cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'boto3', 'botocore', 's3fs', 'safetensors', 'rich'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"

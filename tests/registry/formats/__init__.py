@@ -1,0 +1,1 @@
+"""Formats: what goes in by a file comes out by a file."""
