@@ -10,6 +10,7 @@ types above this module; walking every value here once more would cost a save se
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any, NoReturn
 
@@ -19,6 +20,7 @@ Json = None | bool | int | str | list[Any] | dict[str, Any]
 
 #: Beyond this, other readers' doubles round an integer.
 MAX_INTEGER = 2**53
+_DOUBLE = re.compile(r"[0-9a-f]{16}")
 
 
 def encode(value: Json) -> bytes:
@@ -73,7 +75,7 @@ def float_from_hex(text: str) -> float:
     Raises:
         ValueError: Not 16 lower-case hexadecimal digits.
     """
-    if len(text) != 16 or text != text.lower():
+    if not _DOUBLE.fullmatch(text):
         raise ValueError(f"not the 16 hexadecimal digits of a double: {text!r}")
     value: float = struct.unpack(">d", bytes.fromhex(text))[0]
     return value

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from registry import pytree
 from registry.actions import Place, ReportMetrics
 from registry.bursts import allocation_burst
+from registry.canonical import Json
 from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
@@ -222,7 +223,9 @@ class Checkpoint:
         named = {component: target} if component is not None else target
         sources = self._tensors_by_path(self._select(manifest, component and [component]))
         leaves = {
-            leaf.path: leaf for part in pytree.flatten(named).components for leaf in part.leaves
+            part.leaves[index].path: part.leaves[index]
+            for part in pytree.flatten(named).components
+            for index in _arrays(part.skeleton)
         }
         report = LoadReport(
             loaded=tuple(path for path in sources if path in leaves),
@@ -255,11 +258,11 @@ class Checkpoint:
         return {name: part for name, part in manifest.components.items() if name in names}
 
     def _tensors_by_path(self, parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
-        return {
-            path: part.tensors[index]
-            for name, part in parts.items()
-            for index, path in pytree.leaf_paths(name, part.skeleton).items()
-        }
+        found = {}
+        for name, part in parts.items():
+            paths = pytree.leaf_paths(name, part.skeleton)
+            found.update({paths[index]: part.tensors[index] for index in _arrays(part.skeleton)})
+        return found
 
     def _read(self, manifest: Manifest, targets: list[Target]) -> None:
         def read(place: Place) -> None:
@@ -299,6 +302,12 @@ class Checkpoint:
                 where=self.ref,
                 hint="Run `holdfast verify`; a mirror can restore it.",
             ) from None
+
+
+def _arrays(skeleton: Json) -> list[int]:
+    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
+    kinds = pytree.leaf_kinds(skeleton)
+    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
 
 
 class _Leaf(Protocol):

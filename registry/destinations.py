@@ -22,14 +22,20 @@ class Destination:
         if view is None:
             # On another device, or not contiguous.
             dtype, shape = pytree.describe(target)
-            self._staged, view = pytree.allocate(dtype, shape, "torch")
+            # torch tensors know `detach`, NumPy arrays do not.
+            kind = "torch" if hasattr(target, "detach") else "numpy"
+            self._staged, view = pytree.allocate(dtype, shape, kind)
         self.view: memoryview = view
 
     def settle(self) -> None:
         """Move staged bytes into the target."""
-        if self._staged is not None:
+        if self._staged is None:
+            return
+        if hasattr(self._target, "detach"):
             self._target.detach().copy_(self._staged)
-            self._staged = None
+        else:
+            self._target[...] = self._staged
+        self._staged = None
 
 
 def to_device(arrays: Sequence[object], device: object) -> list[object]:

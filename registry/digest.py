@@ -52,6 +52,17 @@ class Digest(bytes):
             )
         return cls(bytes.fromhex(plain))
 
+    @classmethod
+    def from_hex(cls, text: object) -> Self:
+        """Read the one spelling that stands on the store: 64 lower-case hexadecimal digits.
+
+        Raises:
+            ValueError: It is anything else.
+        """
+        if not isinstance(text, str) or not _HEX.fullmatch(text):
+            raise ValueError(f"not 64 hexadecimal digits: {str(text)[:80]!r}")
+        return cls(bytes.fromhex(text))
+
     @property
     def short(self) -> str:
         """The first 12 hexadecimal digits, as tables and messages show it."""

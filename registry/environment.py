@@ -26,7 +26,8 @@ def describe_environment() -> dict[str, str]:
     }
     if found["git_commit"] and _git("status", "--porcelain"):
         found["git_commit"] += "+dirty"
-    return {key: value for key, value in found.items() if value}
+    # Names from the system may hold bytes that are no characters.
+    return {key: value.encode(errors="replace").decode() for key, value in found.items() if value}
 
 
 def require_first_rank() -> None:

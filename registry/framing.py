@@ -79,6 +79,8 @@ def unwrap_frame(data: bytes, *, where: str) -> bytes:
                 found=size,
             )
         # max_output_size bounds the allocation even where the header lies.
-        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=max(size, 1))
+        return zstandard.ZstdDecompressor().decompress(
+            frame, max_output_size=max(size, 1), allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise Malformed("not a zstd frame", where=where, found=error) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from backends import ByteRange
@@ -81,6 +82,13 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
     if not manifest.chunk_lists:
         return {}
     # Rows follow the manifest's own chunks first, so lists can be found before they are read.
+    if len(placement.rows) < len(manifest.direct_chunks):
+        raise Malformed(
+            "placement does not cover its manifest",
+            where=placement.digest,
+            expected=f"at least {len(manifest.direct_chunks)} rows",
+            found=len(placement.rows),
+        )
     rows = dict(zip(manifest.direct_chunks, placement.rows, strict=False))
     buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in manifest.chunk_lists}
     _fetch(store, placement, [_want(d, rows[d], memoryview(data)) for d, data in buffers.items()])
@@ -129,8 +137,10 @@ def _fetch(store: Store, placement: Placement, wanted: Sequence[_Wanted]) -> Non
         for future in futures:
             future.result()
     finally:
+        # A read that goes on after an error would write into memory that is the caller's again.
         for future in futures:
             future.cancel()
+        wait(futures)
     return None
 
 

@@ -253,7 +253,7 @@ def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
 def list_runs(store: Store) -> list[str]:
     """Return the ids of all runs, sorted."""
     folders = store.backend.list(RUNS, delimiter=True)
-    return [info.key.removeprefix(RUNS).removesuffix("/") for info in folders]
+    return sorted(info.key.removeprefix(RUNS).removesuffix("/") for info in folders)
 
 
 def author() -> str:
@@ -262,7 +262,8 @@ def author() -> str:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no entry anywhere
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"
+    # Names from the system may hold bytes that are no characters.
+    return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
 
 
 def _snapshot_header(slot: int) -> bytes:

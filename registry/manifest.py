@@ -264,16 +264,21 @@ def _tensor(entry: Any) -> TensorEntry:
     if fields == {"list"}:
         if cut.count <= LIST_THRESHOLD:
             raise ValueError(f"a digest list for only {cut.count} chunks")
-        return TensorEntry(dtype, shape, chunk_list=Digest.parse(entry["list"]))
+        return TensorEntry(dtype, shape, chunk_list=Digest.from_hex(entry["list"]))
     if fields != {"chunks"}:
         raise ValueError(f"a tensor has keys {sorted(entry)}")
     if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
         raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
-    return TensorEntry(dtype, shape, chunks=tuple(Digest.parse(text) for text in entry["chunks"]))
+    return TensorEntry(
+        dtype, shape, chunks=tuple(Digest.from_hex(text) for text in entry["chunks"])
+    )
 
 
 def _inline(text: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        data = base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"inline data is not base64: {error}") from error
+    if base64.b64encode(data).decode("ascii") != text:
+        raise ValueError("inline data has bits behind its end")
+    return data

@@ -167,11 +167,11 @@ def _entry(row: Any, offset: int, *, where: str) -> PackEntry:
     if codec == RAW and (stored != raw or base is not None or stored_digest is not None):
         raise ValueError("a raw chunk with another stored length, a base or a stored digest")
     return PackEntry(
-        Digest.parse(digest),
+        Digest.from_hex(digest),
         offset,
         stored,
         raw,
         codec,
-        None if base is None else Digest.parse(base),
-        None if stored_digest is None else Digest.parse(stored_digest),
+        None if base is None else Digest.from_hex(base),
+        None if stored_digest is None else Digest.from_hex(stored_digest),
     )

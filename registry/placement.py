@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from registry import canonical
-from registry.codecs import codec_name
+from registry.codecs import RAW, codec_name
 from registry.digest import Digest
 from registry.errors import Malformed, UnsupportedFormat
 from registry.framing import unwrap_frame, wrap_frame
@@ -149,22 +149,29 @@ class Placement:
 def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
     if set(header) != {"format", "manifest", "packs", "rows", "extra"}:
         raise ValueError(f"keys {sorted(header)}")
-    packs = tuple(
-        PackRef(ObjectKey("packs", Digest.parse(digest), generation), size)
-        for digest, generation, size in header["packs"]
-    )
+    packs = tuple(_pack(*row) for row in header["packs"])
     count = header["rows"]
     if type(count) is not int or len(columns) != count * _ROW_BYTES:
         raise ValueError(f"{len(columns)} bytes of columns for {count} rows")
     rows = tuple(ChunkPlace(*row) for row in zip(*_columns(columns, count), strict=True))
     for row in rows:
-        codec_name(row.codec, where=where)
+        if codec_name(row.codec, where=where) == RAW and row.base != NO_BASE:
+            raise ValueError(f"a raw chunk with a base: {row}")
+        if not row.stored_bytes:
+            raise ValueError(f"a chunk of no bytes: {row}")
         if row.offset + row.stored_bytes > packs[_within(row.pack, len(packs))].size_bytes:
             raise ValueError(f"a chunk ends beyond its pack: {row}")
         if row.base != NO_BASE:
             _within(row.base, count)
-    extra = tuple(Digest.parse(text) for text in header["extra"])
-    return Placement(Digest.parse(header["manifest"]), packs, rows, extra)
+    extra = tuple(Digest.from_hex(text) for text in header["extra"])
+    return Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+
+
+def _pack(digest: object, generation: Any, size_bytes: Any) -> PackRef:
+    for number in (generation, size_bytes):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"generation {generation!r}, size {size_bytes!r}")
+    return PackRef(ObjectKey("packs", Digest.from_hex(digest), generation), size_bytes)
 
 
 def _columns(data: bytes, count: int) -> Sequence[tuple[int, ...]]:

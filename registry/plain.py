@@ -53,10 +53,16 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
     Raises:
         InvalidInput: A name is not a string, or a value not a number.
     """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidInput(
+            "metrics are not a mapping", expected="{name: number}", found=type(metrics).__name__
+        )
     checked = {}
-    for name, value in (metrics or {}).items():
-        if not isinstance(name, str) or not name:
-            raise InvalidInput("a metric's name is not a string", where=repr(name))
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise InvalidInput("a metric's name is not a string of characters", where=repr(name))
         checked[name] = _number(name, value)
     return checked
 
@@ -102,10 +108,12 @@ def check_phase(phase: object) -> str:
         InvalidInput: It is neither a name nor a whole number from 0.
     """
     if isinstance(phase, int) and not isinstance(phase, bool) and phase >= 0:
-        return str(phase)
-    if isinstance(phase, str) and phase.isdigit() and phase != str(int(phase)):
-        raise InvalidInput("a phase number has no leading zeros", where=repr(phase))
+        phase = str(check_step(phase))
     name = check_name(phase, "a phase")
+    if name.isdigit() and name != str(int(name)):
+        raise InvalidInput("a phase number has no leading zeros", where=repr(phase))
+    if name.isdigit():
+        return name
     if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
         raise InvalidInput(
             "a phase of this name would read as another ref",
@@ -120,11 +128,19 @@ def format_time(time_ms: int) -> str:
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
 def _number(name: str, value: object) -> float:
     if not isinstance(value, bool | str | bytes):
         try:
             return float(value)  # type: ignore[arg-type]  # that is what is being asked
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise InvalidInput(
         "a metric is not a number",

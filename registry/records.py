@@ -15,11 +15,15 @@ from registry.errors import Malformed
 
 
 def _digest(value: object) -> object:
-    return Digest.parse(value) if isinstance(value, str) else value
+    return Digest.from_hex(value) if isinstance(value, str) else value
 
 
 def _float(value: object) -> object:
-    return canonical.float_from_hex(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return canonical.float_from_hex(value)
+    if not isinstance(value, float):
+        raise ValueError("a double is 16 hexadecimal digits")
+    return value
 
 
 #: A digest; 64 hexadecimal digits in JSON.

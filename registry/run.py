@@ -76,13 +76,12 @@ class Run:
         if kind is None:
             self._trainer.settle()
             self.set_status("completed")
-        elif issubclass(kind, Exception):
-            # The caller's own error must come through, whatever the store says to this.
-            with suppress(RegistryError):
-                self.set_status("failed")
-        else:
-            with suppress(RegistryError):
-                self.set_status("interrupted")
+            return
+        # The caller's own error must come through, whatever the store says to this.
+        with suppress(RegistryError):
+            self._trainer.settle()
+        with suppress(RegistryError):
+            self.set_status("failed" if issubclass(kind, Exception) else "interrupted")
 
     @property
     def id(self) -> str:
@@ -227,8 +226,13 @@ class Run:
             The state, its checkpoint and what was passed over; `None` when nothing was saved yet.
 
         Raises:
+            InvalidInput: `at` is another run's.
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
+        if at is not None and at.run_id != self.id:
+            raise InvalidInput(
+                "a run is restored from a checkpoint of its own", where=self.id, found=at.ref
+            )
         self._trainer.settle()
         candidates = [at] if at is not None else list(reversed(self.checkpoints()))
         passed: list[Attempt] = []

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ParamSpec, TypeVar
 
 from backends import Buffer
 from registry.actions import Place
@@ -32,6 +34,9 @@ _HASH_JOB_BYTES = 4 * 2**20
 _GROUPS_AHEAD = 3
 #: Packs on their way to the store at once; with the groups ahead this bounds bytes in flight.
 _PACKS_IN_FLIGHT = 8
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class _StateWriter:
         self._fresh: dict[Digest, tuple[Digest, int, int]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
+        self._under_way: list[Future[Any]] = []
         self._pieces: dict[int, list[_Piece]] = {}
         self._lists: dict[Digest, bytes] = {}
 
@@ -129,11 +135,12 @@ class _StateWriter:
                 self._pack([(p.digest, p.view) for p in group if p.digest and p.view])
                 _let_go(group)
             manifest = self._manifest(state)
-            self._pack([(digest, memoryview(data)) for digest, data in self._lists.items()])
             return self._place(manifest)
         finally:
-            for future in self._in_flight:
+            # A put or hash that goes on after an error would read memory that may change by then.
+            for future in self._under_way:
                 future.cancel()
+            wait(self._under_way)
 
     def _is_distrusted(self, base: Base) -> bool:
         return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
@@ -155,12 +162,21 @@ class _StateWriter:
         """Yield groups in order, each hashed, with a few more under way."""
         ahead: deque[tuple[list[_Piece], list[Future[None]]]] = deque()
         for group in groups:
-            jobs = [self._store.pools.hashing.submit(_hash, batch) for batch in _batches(group)]
+            jobs = [
+                self._submit(self._store.pools.hashing, _hash, batch) for batch in _batches(group)
+            ]
             ahead.append((group, jobs))
             if len(ahead) > _GROUPS_AHEAD:
                 yield _await(*ahead.popleft())
         while ahead:
             yield _await(*ahead.popleft())
+
+    def _submit(
+        self, pool: Executor, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Future[_T]:
+        future = pool.submit(work, *args, **kwargs)
+        self._under_way.append(future)
+        return future
 
     def _pack(self, chunks: Iterable[tuple[Digest, memoryview]]) -> None:
         """Send those chunks that are stored nowhere yet as one pack."""
@@ -179,7 +195,7 @@ class _StateWriter:
         body: list[Buffer] = [*fresh.values(), encoded, trailer(encoded)]
         while len(self._in_flight) >= _PACKS_IN_FLIGHT:
             self._in_flight.popleft().result()
-        future = self._store.pools.bulk.submit(self._writer.put_pack, name, body, size)
+        future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
@@ -188,7 +204,11 @@ class _StateWriter:
         return Manifest(state.kind, components)
 
     def _component(self, part: FlatComponent) -> Component:
-        return Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
+        known = len(self._lists)
+        component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
+        lists = islice(self._lists.items(), known, None)
+        self._pack([(digest, memoryview(data)) for digest, data in lists])
+        return component
 
     def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
         pieces = self._pieces.get(id(leaf))
@@ -204,8 +224,13 @@ class _StateWriter:
 
     def _place(self, manifest: Manifest) -> Written:
         """Put manifest and placement once every pack is there."""
-        putting = self._store.pools.small.submit(
-            self._writer.put_small, "manifests", manifest.digest, manifest.encode(), Manifest
+        putting = self._submit(
+            self._store.pools.small,
+            self._writer.put_small,
+            "manifests",
+            manifest.digest,
+            manifest.encode(),
+            Manifest,
         )
         refs = {
             name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()

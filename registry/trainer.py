@@ -197,14 +197,14 @@ class Trainer:
 
     def _claim(self, state: RunManifest) -> list[Action]:
         """Return what the first save says besides its checkpoint: who is in charge, from where."""
+        if state.status == "completed":
+            raise Conflict(
+                "the run is completed",
+                where=self._log.run_id,
+                hint="Reopen it with `run.set_status('running')`, or begin another run.",
+            )
         actions: list[Action] = []
         if not self._in_charge:
-            if state.status == "completed":
-                raise Conflict(
-                    "the run is completed",
-                    where=self._log.run_id,
-                    hint="Reopen it with `run.set_status('running')`, or begin another run.",
-                )
             actions.append(TakeOver(token=self._token, host=socket.gethostname()))
             if state.status != "running":
                 actions.append(SetStatus(status="running"))

@@ -17,7 +17,7 @@ from backends import Buffer
 from registry.actions import Line, Place
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import IntegrityError, ObjectNotFound
+from registry.errors import IntegrityError, Malformed, ObjectNotFound
 from registry.keys import Kind, ObjectKey, stem
 from registry.log import RunLog
 from registry.placement import Placement
@@ -90,7 +90,10 @@ class Writer:
     def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
         """Return an existing object of the right size that may be named (W2), or `None`."""
         for info in self._store.backend.list(stem(kind, digest)):
-            key = ObjectKey.parse(info.key)
+            try:
+                key = ObjectKey.parse(info.key)
+            except Malformed:
+                continue  # a foreign file; `verify` tells of it
             sound = info.size_bytes == size_bytes and key not in self.distrusted
             if sound and not self._epochs.condemned([key], self.epoch):
                 return key
@@ -108,11 +111,16 @@ class Writer:
 
     def _settle_pack(self, key: ObjectKey, body: Sequence[Buffer], size_bytes: int) -> None:
         """Deal with a pack that exists: another writer's, or one that is not what it should be."""
-        found = self._store.backend.stat(str(key)).size_bytes
-        if found != size_bytes or key in self.distrusted:
+        if key in self.distrusted or not self._has_size(key, size_bytes):
             # Content decides the name, so these bytes are the only ones that belong here.
             self._store.backend.put(str(key), body)
             self.distrusted.discard(key)
+
+    def _has_size(self, key: ObjectKey, size_bytes: int) -> bool:
+        try:
+            return self._store.backend.stat(str(key)).size_bytes == size_bytes
+        except ObjectNotFound:
+            return False
 
     def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
         """Make sure that a manifest or placement is there; return its key.
