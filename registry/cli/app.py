@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from registry.cli import checkpoints, doctor, files, maintenance, runs
+from registry.cli import checkpoints, diffs, doctor, files, maintenance, runs
 from registry.cli.failures import DEBUG, told
 
 
@@ -67,7 +67,7 @@ app.command("pull")(files.pull)
 app.command("ls")(checkpoints.ls)
 app.command("show")(checkpoints.show)
 app.command("log")(runs.log)
-app.command("diff")(checkpoints.diff)
+app.command("diff")(diffs.diff)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
 app.command("verify")(maintenance.verify)

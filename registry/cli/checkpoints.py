@@ -1,4 +1,4 @@
-"""`ls`, `show`, `diff`, `metric add` and `tag`: checkpoints looked at and annotated."""
+"""`ls`, `show`, `metric add` and `tag`: checkpoints looked at and annotated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from registry import formats
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.output import Column
-from registry.diff import KINDS, Diff, TensorDiff
-from registry.diff import diff as compare
-from registry.plain import json_ready
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
 
@@ -41,15 +38,6 @@ _TENSORS = (
     Column("shape"),
     Column("size", is_number=True),
 )
-_DIFF = (
-    Column("component", folds=True),
-    Column("is"),
-    *(Column(kind, is_number=True) for kind in KINDS),
-    Column("values", is_number=True),
-)
-#: Lines of differences that a person is shown; `--json` has all.
-_SHOWN = 40
-_SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
 def ls(
@@ -126,21 +114,13 @@ def show(
         shape = describe.checkpoint_json(checkpoint, pointed)
         shape["file"] = formats.opaque_name(checkpoint)
         if tensors:
-            shape["tensors"] = [_tensor_json(info) for info in checkpoint.tensors().values()]
+            shape["tensors"] = [
+                describe.tensor_json(info) for info in checkpoint.tensors().values()
+            ]
     if json:
         output.document(shape)
     else:
         _print_checkpoint(checkpoint, shape)
-
-
-def _tensor_json(info: Any) -> dict[str, Any]:
-    return {
-        "path": info.path,
-        "dtype": info.dtype,
-        "shape": list(info.shape),
-        "size_bytes": info.nbytes,
-        "content": info.content,
-    }
 
 
 def _print_checkpoint(checkpoint: Checkpoint, shape: dict[str, Any]) -> None:
@@ -178,93 +158,6 @@ def _print_checkpoint(checkpoint: Checkpoint, shape: dict[str, Any]) -> None:
 
 def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
-
-
-def diff(
-    before: Annotated[str, typer.Argument(metavar="REF", help="The first checkpoint.")],
-    after: Annotated[str, typer.Argument(metavar="REF", help="The second one.")],
-    registry: options.Registry,
-    *,
-    json: options.Json = False,
-) -> None:
-    """Compare two checkpoints without reading data."""
-    with open(registry, read_only=True) as opened:
-        old, new = opened.checkpoint(before), opened.checkpoint(after)
-        found = compare(old, new)
-    if json:
-        output.document(_diff_json(old, new, found))
-    elif found.is_same:
-        output.line(f"the same state: {new.digest.short}")
-    else:
-        _print_diff(found)
-
-
-def _print_diff(found: Diff) -> None:
-    output.table(
-        _DIFF,
-        [
-            (part.name, part.kind, *(part.tensors.get(kind, 0) for kind in KINDS), part.values)
-            for part in found.components
-        ],
-    )
-    lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
-    for value in found.values:
-        told = f"{value.before!r} -> {value.after!r}" if value.kind == "changed" else ""
-        shown = repr(value.after if value.kind == "added" else value.before)
-        lines.append(f"{_SIGNS[value.kind]} {value.path}: {told or shown}")
-    if lines:
-        output.line()
-    for text in lines[:_SHOWN]:
-        output.line(text)
-    if len(lines) > _SHOWN:
-        output.line(f"... and {len(lines) - _SHOWN:,} more; --json lists all")
-
-
-def _tensor_line(tensor: TensorDiff) -> str:
-    old, new = tensor.before, tensor.after
-    told = ""
-    if tensor.kind == "reshaped" and old and new:
-        told = f": {old.dtype}{list(old.shape)} -> {new.dtype}{list(new.shape)}"
-    elif tensor.kind == "moved" and old:
-        told = f": was {old.path}"
-    return f"{_SIGNS[tensor.kind]} {tensor.path}{told}  {output.size(tensor.nbytes)}"
-
-
-def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff) -> dict[str, Any]:
-    return {
-        "before": {"ref": old.ref, "id": old.digest},
-        "after": {"ref": new.ref, "id": new.digest},
-        "same": found.is_same,
-        "components": [
-            {
-                "name": part.name,
-                "kind": part.kind,
-                "tensors": {kind: part.tensors.get(kind, 0) for kind in KINDS},
-                "size_bytes": {kind: part.nbytes.get(kind, 0) for kind in KINDS},
-                "values": part.values,
-            }
-            for part in found.components
-        ],
-        "tensors": [
-            {
-                "kind": tensor.kind,
-                "path": tensor.path,
-                "before": tensor.before and _tensor_json(tensor.before),
-                "after": tensor.after and _tensor_json(tensor.after),
-            }
-            for tensor in found.tensors
-            if tensor.kind != "same"
-        ],
-        "values": [
-            {
-                "kind": value.kind,
-                "path": value.path,
-                "before": json_ready(value.before),
-                "after": json_ready(value.after),
-            }
-            for value in found.values
-        ],
-    }
 
 
 @metric_app.command("add")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.actions import Commit
-from registry.checkpoint import Checkpoint, phase_segment, phase_value
+from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.plain import decode_plain
 from registry.run import Run
 from registry.state import CheckpointRecord, RunManifest
@@ -79,6 +79,17 @@ def checkpoint_json(checkpoint: Checkpoint, pointed: list[str]) -> dict[str, Any
             }
             for name, part in parts.items()
         ],
+    }
+
+
+def tensor_json(info: TensorInfo) -> dict[str, Any]:
+    """Return a tensor."""
+    return {
+        "path": info.path,
+        "dtype": info.dtype,
+        "shape": list(info.shape),
+        "size_bytes": info.nbytes,
+        "content": info.content,
     }
 
 

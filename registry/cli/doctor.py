@@ -12,13 +12,13 @@ from registry.errors import StoreUnsuitable
 from registry.registry import init as make_registry
 
 Place = Annotated[
-    str,
-    typer.Argument(envvar="HOLDFAST_REGISTRY", metavar="URL", help="Where: a path or a URL."),
+    str | None, typer.Argument(metavar="URL", help="Where: a path or a URL; -r without it.")
 ]
 
 
 def init(
-    url: Place,
+    url: Place = None,
+    registry: options.OptionalRegistry = None,
     *,
     skip_race_probe: Annotated[
         bool,
@@ -30,9 +30,12 @@ def init(
 
     The store's exclusive create is raced first; one that lets two writers win is refused.
     """
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL is given, neither here nor in HOLDFAST_REGISTRY")
     with (
         progress.bar("racing the store"),
-        make_registry(url, skip_race_probe=skip_race_probe) as made,
+        make_registry(place, skip_race_probe=skip_race_probe) as made,
     ):
         config = made.store.config
         shape = {"url": made.url, "id": config.id, "race_probe": config.race_probe}

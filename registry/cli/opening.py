@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from backends import open_backend
 from registry.cli import progress
-from registry.registry import Registry, open, open_on  # noqa: A004
+from registry.registry import Registry, open_on
 
 
 @contextmanager
@@ -17,6 +17,3 @@ def watched(url: str, label: str) -> Iterator[Registry]:
         backend = progress.Watched(open_backend(url), advance)
         with open_on(backend) as registry:
             yield registry
-
-
-__all__ = ["open", "watched"]

@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-Registry = Annotated[
-    str,
-    typer.Option(
-        "--registry",
-        "-r",
-        envvar="HOLDFAST_REGISTRY",
-        metavar="URL",
-        help="The registry: a path, file://, s3:// or memory:// URL.",
-    ),
-]
+_REGISTRY = typer.Option(
+    "--registry",
+    "-r",
+    envvar="HOLDFAST_REGISTRY",
+    metavar="URL",
+    help="The registry: a path, file://, s3:// or memory:// URL.",
+)
+Registry = Annotated[str, _REGISTRY]
+OptionalRegistry = Annotated[str | None, _REGISTRY]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
 Ref = Annotated[

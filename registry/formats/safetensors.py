@@ -1,57 +1,29 @@
 """Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata where it has some.
 
-The header is checked here rule by rule, since a hostile one is to be named and not merely refused;
-the tensors are read by the library. Files are written here: the library's own output differs from
-call to call as soon as there are two metadata keys, and lacks some element types.
+The header is checked by `registry.formats.safetensors_header`, since a hostile one is to be named
+and not merely refused; the tensors are read by the library. Files are written here: the library's
+own output differs from call to call as soon as there are two metadata keys, and lacks some element
+types.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any
 
 from registry import pytree
 from registry.checkpoint import Checkpoint
-from registry.dtypes import ITEM_SIZES
-from registry.errors import IncompatibleState, InvalidInput
-from registry.formats.source import read_exactly, stable
+from registry.errors import IncompatibleState
+from registry.formats.safetensors_header import NAMES, broken, encode_header, read_header
+from registry.formats.source import stable
 from registry.formats.state_file import FileState, WrittenFile
 from registry.formats.target import new_file
 from registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"
 METADATA = "metadata"
-#: The library's own bound on the header, in bytes.
-MAX_HEADER_BYTES = 100_000_000
-_MAX_AXES = 64
-
-#: The format's names of element types -> ours.
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-    "C64": "complex64",
-}
-_NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
-
-
 # Reading
 
 
@@ -64,84 +36,12 @@ def read(path: Path) -> FileState:
     """
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
-        header, data_bytes = _header(file, size, path)
-        metadata = header.pop("__metadata__", None)
-        _check_entries(header, data_bytes, path)
+        metadata = read_header(file, size, path)
         tensors = _tensors(path)
     state: dict[str, Any] = {COMPONENT: tensors}
     if metadata is not None:
         state[METADATA] = metadata
     return FileState(state, "safetensors", size)
-
-
-def _header(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header and the number of bytes behind it."""
-    if size < 8:
-        _broken(path, "shorter than the length of a header", "8 bytes or more", f"{size} bytes")
-    head = bytearray(8)
-    read_exactly(file, memoryview(head), path)
-    (length,) = struct.unpack("<Q", head)
-    if length > MAX_HEADER_BYTES:
-        _broken(path, "the header is too long", f"at most {MAX_HEADER_BYTES} bytes", length)
-    if length > size - 8:
-        _broken(path, "the header is longer than the file", f"at most {size - 8} bytes", length)
-    text = bytearray(length)
-    read_exactly(file, memoryview(text), path)
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        _broken(path, "the header is not JSON of unique keys", "a JSON object", error)
-    if not isinstance(header, dict):
-        _broken(path, "the header is no object", "a JSON object", type(header).__name__)
-    return header, size - 8 - length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice")
-    return found
-
-
-def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> None:
-    """Check that the tensors lie one after another, from the header's end to the file's."""
-    spans = sorted((_span(name, entry, path), name) for name, entry in header.items())
-    end = 0
-    for (start, stop), name in spans:
-        if start != end:
-            what = "overlaps another tensor" if start < end else "leaves a hole before it"
-            _broken(path, f"tensor {name!r} {what}", f"data from offset {end}", start)
-        end = stop
-    if end != data_bytes:
-        _broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
-
-
-def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:
-    match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest}:
-            pass
-        case _:
-            _broken(path, f"bad entry of tensor {name!r}", "dtype, shape, data_offsets", entry)
-    if rest:
-        _broken(path, f"unknown fields of tensor {name!r}", "no more", ", ".join(map(str, rest)))
-    if dtype not in _DTYPES:
-        raise InvalidInput(
-            f"tensor {name!r} has an element type that cannot be stored",
-            where=path,
-            expected=", ".join(_DTYPES),
-            found=dtype,
-            hint=_HINT,
-        )
-    numbers = [*shape, start, stop]
-    if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
-        _broken(path, f"bad numbers of tensor {name!r}", "whole numbers from 0 to 2^63", numbers)
-    nbytes = ITEM_SIZES[_DTYPES[dtype]]
-    for axis in shape:
-        nbytes *= axis
-    if nbytes != stop - start:
-        _broken(path, f"the shape of tensor {name!r} does not fit its data", nbytes, stop - start)
-    return start, stop
 
 
 def _tensors(path: Path) -> dict[str, Any]:
@@ -156,10 +56,7 @@ def _tensors(path: Path) -> dict[str, Any]:
     except ImportError as error:
         raise _not_installed(path, error) from error
     except (SafetensorError, KeyError, ValueError, RuntimeError, AttributeError) as error:
-        _broken(path, "the safetensors library refuses it", None, error)
-
-
-_HINT = "To keep its bytes as they are, push it under a name that ends otherwise, such as .bin."
+        broken(path, "the safetensors library refuses it", None, error)
 
 
 def _not_installed(path: Path, error: ImportError) -> IncompatibleState:
@@ -168,17 +65,6 @@ def _not_installed(path: Path, error: ImportError) -> IncompatibleState:
         where=path,
         found=error,
         hint="Install the extras: pip install 'holdfast[safetensors,torch]'.",
-    )
-
-
-def _broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
-    text = str(found)
-    raise InvalidInput(
-        f"not a sound safetensors file: {what}",
-        where=path,
-        expected=expected,
-        found=text if len(text) <= 200 else f"{text[:200]}...",
-        hint=_HINT,
     )
 
 
@@ -202,11 +88,11 @@ def write(
             metadata = _metadata(part)
         else:
             leaves |= _flat(part, path)
-    head = _encode_header(leaves, metadata)
+    head, order = encode_header(leaves, metadata)
     size = len(head) + sum(leaf.nbytes for leaf in leaves.values())
     with new_file(path, size, force=force) as file:
         file.write(head)
-        for _, leaf in _in_order(leaves):
+        for leaf in order:
             file.write(leaf.buffer())
     return WrittenFile(path, "safetensors", size)
 
@@ -245,7 +131,7 @@ def _leaf(part: FlatComponent, name: Any, node: Any, path: Path) -> ArrayLeaf:
     match node:
         case {"t": int(index)} | {"n": int(index)} if isinstance(name, str):
             leaf = part.leaves[index]
-            if leaf.dtype in _NAMES and name != "__metadata__":
+            if leaf.dtype in NAMES and name != "__metadata__":
                 return leaf
             raise _unfit(path, place, f"{leaf.dtype} has no place in safetensors")
         case {"d": _} | {"od": _} | {"sd": _}:
@@ -273,20 +159,3 @@ def _metadata(part: FlatComponent) -> dict[str, str]:
             hint="Leave it out with `--only`.",
         )
     return value
-
-
-def _encode_header(leaves: Mapping[str, ArrayLeaf], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, leaf in _in_order(leaves):
-        start, end = end, end + leaf.nbytes
-        entry = {"dtype": _NAMES[leaf.dtype], "shape": leaf.shape, "data_offsets": [start, end]}
-        header[name] = entry
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _in_order(leaves: Mapping[str, ArrayLeaf]) -> Iterator[tuple[str, ArrayLeaf]]:
-    """Yield tensors as the library orders them: widest elements first, so that all are aligned."""
-    yield from sorted(leaves.items(), key=lambda item: (-ITEM_SIZES[item[1].dtype], item[0]))

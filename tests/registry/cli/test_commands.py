@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,24 @@ def test_version_and_help(call: Call) -> None:
 )
 def test_near_names(arguments: list[str], status: int, near: str, call: Call) -> None:
     assert near in call(*arguments, status=status).stderr
+
+
+def test_init_by_option_or_environment(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("init", "-r", tmp_path / "one", "--skip-race-probe")
+    monkeypatch.setenv("HOLDFAST_REGISTRY", str(tmp_path / "two"))
+    call("init", "--skip-race-probe")
+    monkeypatch.delenv("HOLDFAST_REGISTRY")
+    assert "HOLDFAST_REGISTRY" in call("init", status=2).stderr
+
+
+def test_a_bucket(s3_url: Callable[[], str], call: Call, torch_file: Path, tmp_path: Path) -> None:
+    url = s3_url()
+    call("init", url, "--skip-race-probe")
+    lines = call("doctor", "-r", url).stdout.splitlines()
+    assert any(line.startswith("ok    clock ") for line in lines)
+    call("push", torch_file, "new", "--step", 1, "--create", "-r", url)
+    call("pull", "new", "--to", tmp_path / "out.pt", "-r", url)
+    call("verify", "--deep", "-r", url)
+    assert "no such bucket" not in call("ls", "-r", url).output

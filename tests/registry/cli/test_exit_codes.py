@@ -123,3 +123,12 @@ def test_the_documented_table_is_that_of_the_classes() -> None:
     for name in errors.__all__:
         status = str(getattr(errors, name).exit_code)
         assert f"`{name}`" in table[status], f"{name} should stand at {status}"
+
+
+def test_every_command_is_documented(call: Call) -> None:
+    documented = set(re.findall(r"^### (.+)$", DOCS.read_text(), re.MULTILINE))
+    found = set()
+    for group in ("", "run", "metric"):
+        lines = call(*group.split(), "--help").stdout.partition("Commands:\n")[2].splitlines()
+        found |= {f"{group} {line.split()[0]}".strip() for line in lines if line.strip()}
+    assert documented == found - {"run", "metric"}

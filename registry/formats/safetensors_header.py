@@ -1,0 +1,152 @@
+"""The header of a safetensors file: checked rule by rule, and written the same way every time."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from registry.dtypes import ITEM_SIZES
+from registry.errors import InvalidInput
+from registry.formats.source import read_exactly
+from registry.pytree import ArrayLeaf
+
+#: The library's own bound on the header, in bytes.
+MAX_HEADER_BYTES = 100_000_000
+_MAX_AXES = 64
+
+#: The format's names of element types -> ours.
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
+HINT = "To keep its bytes as they are, push it under a name that ends otherwise, such as .bin."
+
+
+def read_header(file: BinaryIO, size: int, path: Path) -> dict[str, str] | None:
+    """Check the header of a file of `size` bytes; return the file's own metadata, if any.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format; the message names the rule.
+    """
+    header, data_bytes = _parse(file, size, path)
+    metadata: dict[str, str] | None = header.pop("__metadata__", None)
+    _check_entries(header, data_bytes, path)
+    return metadata
+
+
+def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header and the number of bytes behind it."""
+    if size < 8:
+        broken(path, "shorter than the length of a header", "8 bytes or more", f"{size} bytes")
+    head = bytearray(8)
+    read_exactly(file, memoryview(head), path)
+    (length,) = struct.unpack("<Q", head)
+    if length > MAX_HEADER_BYTES:
+        broken(path, "the header is too long", f"at most {MAX_HEADER_BYTES} bytes", length)
+    if length > size - 8:
+        broken(path, "the header is longer than the file", f"at most {size - 8} bytes", length)
+    text = bytearray(length)
+    read_exactly(file, memoryview(text), path)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        broken(path, "the header is not JSON of unique keys", "a JSON object", error)
+    if not isinstance(header, dict):
+        broken(path, "the header is no object", "a JSON object", type(header).__name__)
+    return header, size - 8 - length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+    return found
+
+
+def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> None:
+    """Check that the tensors lie one after another, from the header's end to the file's."""
+    spans = sorted((_span(name, entry, path), name) for name, entry in header.items())
+    end = 0
+    for (start, stop), name in spans:
+        if start != end:
+            what = "overlaps another tensor" if start < end else "leaves a hole before it"
+            broken(path, f"tensor {name!r} {what}", f"data from offset {end}", start)
+        end = stop
+    if end != data_bytes:
+        broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
+
+
+def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest}:
+            pass
+        case _:
+            broken(path, f"bad entry of tensor {name!r}", "dtype, shape, data_offsets", entry)
+    if rest:
+        broken(path, f"unknown fields of tensor {name!r}", "no more", ", ".join(map(str, rest)))
+    if dtype not in DTYPES:
+        raise InvalidInput(
+            f"tensor {name!r} has an element type that cannot be stored",
+            where=path,
+            expected=", ".join(DTYPES),
+            found=dtype,
+            hint=HINT,
+        )
+    numbers = [*shape, start, stop]
+    if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
+        broken(path, f"bad numbers of tensor {name!r}", "whole numbers from 0 to 2^63", numbers)
+    nbytes = ITEM_SIZES[DTYPES[dtype]]
+    for axis in shape:
+        nbytes *= axis
+    if nbytes != stop - start:
+        broken(path, f"the shape of tensor {name!r} does not fit its data", nbytes, stop - start)
+    return start, stop
+
+
+def broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
+    """Refuse a file by the rule that it breaks."""
+    text = str(found)
+    raise InvalidInput(
+        f"not a sound safetensors file: {what}",
+        where=path,
+        expected=expected,
+        found=text if len(text) <= 200 else f"{text[:200]}...",
+        hint=HINT,
+    )
+
+
+def encode_header(
+    leaves: Mapping[str, ArrayLeaf], metadata: Mapping[str, str]
+) -> tuple[bytes, Sequence[ArrayLeaf]]:
+    """Return the header of these tensors, and the tensors in the order in which they follow."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    # The library's order: widest elements first, so that all are aligned.
+    order = sorted(leaves.items(), key=lambda item: (-ITEM_SIZES[item[1].dtype], item[0]))
+    for name, leaf in order:
+        start, end = end, end + leaf.nbytes
+        entry = {"dtype": NAMES[leaf.dtype], "shape": leaf.shape, "data_offsets": [start, end]}
+        header[name] = entry
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, [leaf for _, leaf in order]
