@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
+    FileSizeColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -64,7 +64,7 @@ def progress_bar(label: str, total: int | None) -> Iterator[Progress]:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        DownloadColumn(binary_units=True),
+        FileSizeColumn(),
         TransferSpeedColumn(),
         console=console,
         transient=True,
