@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.crash.world import (
     make_state,
     opened,
     picture,
+    picture_of_runs,
     pictures_on_the_way,
 )
 from tests.registry.pytree.same import assert_same
@@ -91,17 +93,40 @@ class Attempt:
             self._registry.close()
 
 
-def uninterrupted(scenario: Scenario, copies: Copies) -> tuple[range, object, list[object]]:
-    """Return the calls of the operation, the picture it ends in, and those on the way there."""
+@dataclass(frozen=True)
+class Course:
+    """How an operation goes when nothing happens to it.
+
+    Attributes:
+        points: Its calls to the store.
+        complete: The picture that it ends in.
+        on_the_way: What users see after each slot of the run, from before it was begun.
+        commits: Commits that the run has in the end.
+    """
+
+    points: range
+    complete: object
+    on_the_way: list[object]
+    commits: int
+
+
+def uninterrupted(scenario: Scenario, copies: Copies) -> Course:
+    """Let an operation go on to its end."""
     store = copies()
     attempt = Attempt(scenario, store, [])
     attempt.act()
     attempt.close()
     points = range(attempt.begun_at + 1, attempt.calls + 1)
-    return points, picture(store), pictures_on_the_way(store)
+    return Course(points, picture(store), pictures_on_the_way(store), len(history(store)))
 
 
-def check_sound(scenario: Scenario, store: Backend, on_the_way: list[object]) -> None:
+def history(store: Backend) -> list[bytes]:
+    """Return every commit line of a store with one run."""
+    slots = [data for key, data in contents(store).items() if "/log/" in key]
+    return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]
+
+
+def check_sound(scenario: Scenario, store: Backend, course: Course) -> None:
     """Check what a crash left: sound, nothing acknowledged lost, nothing half done visible."""
     with opened(store) as registry:
         assert registry.verify(deep=True).findings == ()
@@ -113,10 +138,10 @@ def check_sound(scenario: Scenario, store: Backend, on_the_way: list[object]) ->
             ]
             loaded = registry.run("night").find(found[0].n).load()
             assert_same(loaded, make_state(step))
-    assert picture(store)["runs"] in on_the_way
+    assert picture_of_runs(store) in course.on_the_way
 
 
-def check_complete(store: Backend, expected: object) -> None:
+def check_complete(store: Backend, course: Course) -> None:
     """Check that a store ended as if nothing had happened."""
     with opened(store) as registry:
         assert registry.verify(deep=True).findings == ()
@@ -124,7 +149,7 @@ def check_complete(store: Backend, expected: object) -> None:
             for checkpoint in registry.run(name).checkpoints():
                 step = 20 if checkpoint.meta == "second attempt" else checkpoint.step
                 assert_same(checkpoint.load(), make_state(step))
-    assert picture(store) == expected
+    assert picture(store) == course.complete
 
 
 def die(scenario: Scenario, store: Backend, fault: Fault, *, resumed: bool = False) -> None:
@@ -154,17 +179,17 @@ def test_death_at_every_call(
     record_property: Callable[[str, object], None],
 ) -> None:
     copies = stores(scenario)
-    points, complete, on_the_way = uninterrupted(scenario, copies)
+    course = uninterrupted(scenario, copies)
     deaths = 0
-    for at in points:
+    for at in course.points:
         for after in (False, True):
             store = copies()
             die(scenario, store, Fault(at, after=after))
             deaths += 1
-            check_sound(scenario, store, on_the_way)
+            check_sound(scenario, store, course)
             do_again(scenario, store)
-            check_complete(store, complete)
-    assert deaths == 2 * len(points) > 0
+            check_complete(store, course)
+    assert deaths == 2 * len(course.points) > 0
     record_property("points", deaths)
     print(f"{scenario}: died at {deaths} points")
 
@@ -180,9 +205,9 @@ def test_no_answer_at_every_call(
     record_property: Callable[[str, object], None],
 ) -> None:
     copies = stores(scenario)
-    points, complete, on_the_way = uninterrupted(scenario, copies)
+    course = uninterrupted(scenario, copies)
     faults = refused = 0
-    for at in points:
+    for at in course.points:
         for after in (False, True):
             store = copies()
             fault = Fault(at, after=after, error=StoreUnavailable("no answer", where="test"))
@@ -192,11 +217,14 @@ def test_no_answer_at_every_call(
                 attempt.act()
             except RegistryError:
                 refused += 1
-                check_sound(scenario, store, on_the_way)
+                check_sound(scenario, store, course)
                 attempt.act()  # the same handle goes on
+            else:
+                # Nobody was told of the fault, so nothing was committed twice for it.
+                assert len(history(store)) == course.commits
             attempt.close()
-            check_complete(store, complete)
-    assert faults == 2 * len(points) > 0
+            check_complete(store, course)
+    assert faults == 2 * len(course.points) > 0
     record_property("points", faults)
     print(f"{scenario}: no answer at {faults} points, {refused} of them told the caller")
 
@@ -210,20 +238,18 @@ def test_death_at_every_pair_of_calls(
     template = fresh_store()
     with opened(template) as registry:
         scenario.prepare(registry)
-    points, complete, on_the_way = uninterrupted(scenario, template.copy)
+    course = uninterrupted(scenario, template.copy)
     pairs = 0
-    for first in points:
+    for first in course.points:
         for after in (False, True):
             broken = template.copy()
             die(scenario, broken, Fault(first, after=after))
-            pairs += _die_everywhere(scenario, broken, complete, on_the_way)
+            pairs += _die_everywhere(scenario, broken, course)
     record_property("points", pairs)
     print(f"{scenario}: died twice at {pairs} pairs of points")
 
 
-def _die_everywhere(
-    scenario: Scenario, broken: Scratch, complete: object, on_the_way: list[object]
-) -> int:
+def _die_everywhere(scenario: Scenario, broken: Scratch, course: Course) -> int:
     healthy = Attempt(scenario, broken.copy(), [], resumed=True)
     healthy.act()
     healthy.close()
@@ -232,9 +258,9 @@ def _die_everywhere(
         for after in (False, True):
             store = broken.copy()
             die(scenario, store, Fault(second, after=after), resumed=True)
-            check_sound(scenario, store, on_the_way)
+            check_sound(scenario, store, course)
             do_again(scenario, store)
-            check_complete(store, complete)
+            check_complete(store, course)
             deaths += 1
     return deaths
 
@@ -245,14 +271,9 @@ def test_interrupted_sync_ends_with_the_bytes_of_the_source(half: bool) -> None:
     template = fresh_store()
     with opened(template) as registry:
         scenario.prepare(registry)
-    points, _, _ = uninterrupted(scenario, template.copy)
-    for at in points:
+    course = uninterrupted(scenario, template.copy)
+    for at in course.points:
         store = template.copy()
         die(scenario, store, Fault(at, after=True))
         do_again(scenario, store)
-        assert _history(store) == _history(sources()[1])
-
-
-def _history(store: Scratch) -> list[bytes]:
-    slots = [data for key, data in contents(store).items() if "/log/" in key]
-    return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]
+        assert history(store) == history(sources()[1])

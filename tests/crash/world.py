@@ -90,12 +90,16 @@ def picture_of_run(state: RunManifest) -> Any:
     return {"checkpoints": shown, "tags": tags, "status": state.status, "begun": state.commits > 0}
 
 
+def picture_of_runs(backend: Backend) -> Any:
+    """Return what a user sees of each run of a registry."""
+    with opened(backend) as registry:
+        return {name: picture_of_run(registry.run(name).manifest) for name in registry.runs()}
+
+
 def picture(backend: Backend) -> Any:
     """Return what a user sees of a registry, and the objects behind it."""
-    with opened(backend) as registry:
-        runs = {name: picture_of_run(registry.run(name).manifest) for name in registry.runs()}
-        objects = {k: v for k, v in contents(backend).items() if k.startswith(KINDS)}
-    return {"runs": runs, "objects": objects}
+    objects = {k: v for k, v in contents(backend).items() if k.startswith(KINDS)}
+    return {"runs": picture_of_runs(backend), "objects": objects}
 
 
 def pictures_on_the_way(backend: Backend) -> list[Any]:

@@ -10,7 +10,7 @@ from backends import Backend
 from backends.wrappers import Fault, Faulty, InjectedCrash
 from registry.errors import StorageError, StoreFull
 from registry.registry import open_on
-from tests.crash.world import RUN, make_state, opened, picture
+from tests.crash.world import RUN, make_state, opened, picture_of_runs
 from tests.registry.pytree.same import assert_same
 
 
@@ -19,14 +19,14 @@ def test_promise_3_failed_push_is_invisible(store: Backend, error: StorageError 
     with opened(store) as registry:
         run = registry.create_run(RUN, seed=1)
         run.save(make_state(1), step=1)
-        before = picture(store)["runs"]
+        before = picture_of_runs(store)
     for at in itertools.count(1):
         registry = open_on(Faulty(store, [Fault(at, error=error)]))
         try:
             # Another state at each attempt, so that each has everything to put.
             registry.run(RUN).save(make_state(100 + at), step=2)
         except (InjectedCrash, StorageError):
-            assert picture(store)["runs"] == before
+            assert picture_of_runs(store) == before
             with opened(store) as healthy:
                 assert healthy.verify(deep=True).ok
         else:
