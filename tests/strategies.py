@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from registry.canonical import MAX_INTEGER
 from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.keys import KINDS, ObjectKey
+
+#: No clock decides over a test here, and the whole of them stays short.
+quick = settings(deadline=None, max_examples=60)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 json_integers = st.integers(-MAX_INTEGER, MAX_INTEGER)

@@ -13,7 +13,7 @@ from registry.chunking import CHUNK_BYTES, Grid, grid
 from registry.dtypes import ITEM_SIZES
 from registry.errors import UnsupportedValue
 from tests.registry.conftest import small_grid
-from tests.strategies import dtypes, shapes
+from tests.strategies import dtypes, quick, shapes
 
 
 def _oracle(item: int, shape: tuple[int, ...], limit: int) -> list[int]:
@@ -34,6 +34,7 @@ def _oracle(item: int, shape: tuple[int, ...], limit: int) -> list[int]:
     return run * prod(shape[: cut - 1])
 
 
+@quick
 @given(dtypes, shapes, st.integers(16, 300))
 def test_the_grid_is_what_the_rule_says(dtype, shape, limit):
     with small_grid(limit):
@@ -41,6 +42,7 @@ def test_the_grid_is_what_the_rule_says(dtype, shape, limit):
         assert list(cut.sizes()) == _oracle(ITEM_SIZES[dtype], shape, limit)
 
 
+@quick
 @given(dtypes, shapes, st.integers(16, 300))
 def test_chunks_cover_the_tensor_and_fit(dtype, shape, limit):
     with small_grid(limit):
@@ -52,6 +54,7 @@ def test_chunks_cover_the_tensor_and_fit(dtype, shape, limit):
     assert all(size <= cut.chunk_bytes for size in sizes)
 
 
+@quick
 @given(shapes.filter(lambda shape: prod(shape) > 0), st.integers(16, 200))
 def test_chunks_are_slices_of_whole_rows(shape, limit):
     array = np.arange(prod(shape), dtype=np.int16).reshape(shape)

@@ -10,11 +10,12 @@ from hypothesis import given
 
 from registry.digest import Digest
 from registry.errors import InvalidInput
-from tests.strategies import digests
+from tests.strategies import digests, quick
 
 PLAIN = hashlib.sha256(b"abc").hexdigest()
 
 
+@quick
 @given(digests)
 def test_both_spellings_are_read_back(digest):
     assert Digest.parse(str(digest)) == digest

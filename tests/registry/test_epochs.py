@@ -13,7 +13,7 @@ from registry.errors import Damaged, IntegrityError, Malformed, UnsupportedForma
 from registry.framing import join_lines, split_lines
 from registry.keys import ObjectKey, epoch_key
 from tests.registry.conftest import flip
-from tests.strategies import object_keys
+from tests.strategies import object_keys, quick
 
 
 def _key(i: int, generation: int = 0) -> ObjectKey:
@@ -48,6 +48,7 @@ def test_a_gap_is_refused(epochs, backend, present):
         epochs.observe()
 
 
+@quick
 @given(st.sets(object_keys, max_size=20))
 def test_a_sweep_comes_back_sharded_by_the_first_byte(keys):
     first, *rest = split_lines(encode_sweep(3, keys), where="x")

@@ -7,7 +7,6 @@ import sys
 from collections import OrderedDict
 
 import numpy as np
-import pytest
 import torch
 
 import registry
@@ -69,24 +68,22 @@ def test_the_id_does_not_depend_on_strides_ownership_or_grad(open_registry):
 
 
 SCRIPT = """
-from tests.registry.test_ids import state
-from tests.registry.conftest import new_backend
+from tests.registry.conftest import new_backend, small_state
 from registry.registry import open_on
 with open_on(new_backend()) as reg:
-    print(reg.create_run("elsewhere").save(state(), step=5).digest.hex())
+    print(reg.create_run("elsewhere").save(small_state(), step=5).digest.hex())
 """
 
 
-@pytest.mark.parametrize("seed", ["0", "12345"])
-def test_another_process_gives_the_same_id(open_registry, seed):
+def test_another_process_gives_the_same_id(open_registry):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+        env={"PYTHONHASHSEED": "12345", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert {done.stdout.strip()} == ids(open_registry, state())
+    assert {done.stdout.strip()} == ids(open_registry, small_state())
 
 
 DIFFERENT = {

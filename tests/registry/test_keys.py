@@ -19,12 +19,13 @@ from registry.keys import (
     snapshot_slot,
     stem,
 )
-from tests.strategies import object_keys
+from tests.strategies import object_keys, quick
 
 PLAIN = Digest.of(b"x").hex()
 KEY = f"packs/{PLAIN[:2]}/{PLAIN}.7"
 
 
+@quick
 @given(object_keys)
 def test_the_key_of_an_object_comes_back(key):
     assert ObjectKey.parse(str(key)) == key
@@ -62,6 +63,7 @@ def test_what_is_not_the_key_of_an_object_is_refused(key):
 slots = st.integers(0, 10**20 - 1)
 
 
+@quick
 @given(slots, slots)
 def test_slots_and_epochs_sort_by_number_and_snapshots_backwards(a, b):
     assert parse_number(slot_key("r", a)) == a

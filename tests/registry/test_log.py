@@ -328,7 +328,6 @@ def test_slots_are_given_from_any_place(run_log):
     assert [slot.number for slot in run_log.slots(5)] == []
 
 
-@pytest.mark.xfail(strict=True, reason="sorted with the slash behind them: a-c and a.b before a")
 def test_runs_are_sorted_by_name(backend, store_on):
     store = store_on(backend)
     for name in ("b", "a", "a.b", "a-c"):
@@ -339,9 +338,8 @@ def test_runs_are_sorted_by_name(backend, store_on):
 def test_runs_are_listed_by_their_folders(backend, store_on):
     store = store_on(backend)
     assert list_runs(store) == []
-    for name in ("b", "a", "a.b", "a-c"):
-        grow(RunLog(store, name), 2)
-    assert sorted(list_runs(store)) == ["a", "a-c", "a.b", "b"]
+    grow(RunLog(store, "r"), 2)
+    assert list_runs(store) == ["r"]
 
 
 # Snapshots

@@ -14,7 +14,7 @@ from registry.errors import Damaged, Malformed, UnsupportedFormat
 from registry.framing import wrap_frame
 from registry.keys import ObjectKey
 from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
-from tests.strategies import digests, pack_keys
+from tests.strategies import digests, pack_keys, quick
 
 refs = st.builds(PackRef, pack_keys, st.integers(2**33, 2**40))
 
@@ -29,13 +29,14 @@ def placements(draw):
         st.integers(0, 2**32),
         st.integers(1, 2**32 - 1),
         st.just(0),
-        st.just(NO_BASE) | st.integers(0, max(count - 1, 0)),
+        st.just(NO_BASE),
     )
     rows = tuple(draw(row) for _ in range(count))
     extra = tuple(draw(st.lists(digests, max_size=count)))
     return Placement(draw(digests), packs, rows, extra)
 
 
+@quick
 @given(placements())
 def test_a_placement_comes_back(placement):
     read = Placement.decode(placement.encode(), placement.digest, where="x")
@@ -140,8 +141,7 @@ def test_each_rule_of_the_format_has_its_error(parts):
         pytest.param(_row(base=0), id="a raw chunk with a base"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="not checked on reading, or not turned into Malformed")
-def test_rules_that_are_not_enforced_yet(parts):
+def test_values_out_of_their_range_are_refused(parts):
     with pytest.raises(Malformed):
         _decode(**parts)
 

@@ -163,36 +163,29 @@ def test_json_for_people():
     }
 
 
-# What still comes out as another error, or not at all
+# What only looks like a number or a name
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="float() of a huge int")
 def test_a_metric_beyond_a_double_is_refused():
     with pytest.raises(InvalidInput):
         check_metrics({"m": 10**400})
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="not looked at")
 def test_metrics_are_a_mapping():
     with pytest.raises(InvalidInput):
         check_metrics([1.0])
 
 
-@pytest.mark.xfail(strict=True, reason="not looked at; it is stored under another name")
 def test_a_metrics_name_is_whole():
     with pytest.raises(InvalidInput):
         check_metrics({"\ud800": 1.0})
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="int() of a digit that is no decimal")
 def test_a_phase_of_other_digits_is_refused():
-    try:
+    with pytest.raises(InvalidInput):
         check_phase("²")
-    except InvalidInput:
-        return
 
 
-@pytest.mark.xfail(strict=True, reason="the length of a number is not looked at")
 def test_a_phase_number_is_short_enough_for_a_name():
     with pytest.raises(InvalidInput):
         check_phase(10**64)

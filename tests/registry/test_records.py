@@ -62,13 +62,11 @@ def test_what_is_not_the_record_is_refused_with_the_field_named(line, named):
         Place.decode(line, where="where")
 
 
-@pytest.mark.xfail(strict=True, reason="`sha256:` before the digits is a second spelling")
 def test_a_digest_has_one_spelling_in_json():
     with pytest.raises(Malformed):
         Place.decode(_with(manifest=str(DIGEST)), where="x")
 
 
-@pytest.mark.xfail(strict=True, reason="struct.error from float_from_hex is not caught")
 def test_a_float_with_blanks_is_malformed():
     line = canonical.encode(
         {"action": "checkpoint.report", "checkpoint": 1, "metrics": {"m": "3ff0 00000000 00"}}

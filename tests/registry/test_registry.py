@@ -30,7 +30,7 @@ def test_a_registry_is_made_and_opened(tmp_path):
 
 def test_a_second_registry_in_the_same_place_is_refused(tmp_path):
     with registry.init(tmp_path / "reg") as made:
-        with pytest.raises(Conflict, match=r"a registry exists here already.*registry.open"):
+        with pytest.raises(Conflict, match=r"a registry exists here already.*Open it"):
             registry.init(tmp_path / "reg")
         assert read_config(made.store.backend).id == made.id
 

@@ -157,7 +157,6 @@ def test_tensors_bare_at_the_top_level_share_packs(run, backend):
     assert len(chunks_of(backend, pack)) == 20
 
 
-@pytest.mark.xfail(strict=True, reason="the digest lists of all components go into one pack")
 def test_the_digest_lists_of_components_share_no_pack_either(run, backend):
     with small_grid(64, list_threshold=4):
         rng = np.random.default_rng(0)
@@ -344,18 +343,13 @@ class LateSecondPack(Wrapper):
             self.begun.wait(5)
             raise StoreUnavailable("down", where=key)
         self.begun.set()
-        self.go_on.wait(1)
+        self.go_on.wait(0.3)
         try:
             return super().put_if_absent(key, body)
         finally:
             self.finished.set()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a failed save leaves puts running that read the caller's memory: a pack of other "
-    "bytes than its name says stays behind, of the right size, and is used by the next save",
-)
 def test_a_failed_save_has_let_go_of_the_callers_memory(backend, open_registry):
     late = LateSecondPack(backend)
     run = open_registry(late).create_run("run")

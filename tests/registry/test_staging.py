@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from registry.pytree import flatten
 from registry.staging import Staging
+from tests.strategies import quick
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,7 @@ def bytes_of(flat) -> list[bytes]:
     return [bytes(leaf.buffer()) for part in flat.components for leaf in part.leaves]
 
 
+@quick
 @given(st.lists(sizes, max_size=3))
 def test_every_byte_is_copied_and_none_is_shared(pool, parts):
     rng = np.random.default_rng(0)

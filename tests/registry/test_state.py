@@ -26,6 +26,7 @@ from registry.digest import Digest
 from registry.errors import Damaged, Malformed
 from registry.framing import join_lines
 from registry.state import RunManifest, Slot, advance
+from tests.strategies import quick
 
 CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})
 START = RunManifest(run_id="r")
@@ -139,6 +140,7 @@ def histories(draw):
     return history.slots
 
 
+@quick
 @given(histories(), st.data())
 def test_folding_at_once_slot_by_slot_or_from_a_snapshot_is_the_same(slots, data):
     whole = advance(START, slots)
@@ -152,12 +154,14 @@ def test_folding_at_once_slot_by_slot_or_from_a_snapshot_is_the_same(slots, data
     assert advance(snapshot, slots[cut:]).encode() == whole.encode()
 
 
+@quick
 @given(histories())
 def test_a_run_manifest_comes_back(slots):
     state = advance(START, slots)
     assert RunManifest.decode(state.encode(), where="x") == state
 
 
+@quick
 @given(histories())
 def test_a_slot_comes_back(slots):
     for slot in slots:

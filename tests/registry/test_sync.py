@@ -82,7 +82,6 @@ def test_a_run_is_copied_whole_with_its_history_byte_for_byte(
         assert checkpoint.ref == f"run/main/step0000000{i}"
 
 
-@pytest.mark.xfail(strict=True, reason="commit 0, put first, is not counted")
 def test_the_report_counts_every_commit_that_was_lacking(source, target, filled):
     assert sync(source, target).runs[0].commits == 4
 

@@ -419,7 +419,6 @@ def test_a_distrusted_pack_is_replaced_though_its_size_is_right(orphans, reg, ba
     assert parsed not in writer.distrusted
 
 
-@pytest.mark.xfail(strict=True, raises=Malformed, reason="usable() parses every name it meets")
 def test_an_unknown_file_beside_a_pack_is_no_obstacle(orphans, run, backend):
     key = next(key for key in orphans if key.startswith("packs/"))
     backend.put(key[: key.rindex(".")] + ".-old", b"x")
