@@ -158,8 +158,16 @@ class Checkpoint:
             NotFound: A component in `only` does not exist.
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
+        manifest = self.manifest
+        wanted = self._select(manifest, only)
         with allocation_burst():
-            return self._load(only, map_location)
+            arrays, targets = _allocate(self.ref, wanted)
+        self._read(manifest, targets)
+        if str(map_location) != "cpu":
+            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
+        with allocation_burst():
+            parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+            return pytree.unflatten(manifest.kind, parts)
 
     def load_into(
         self, target: object, *, component: str | None = None, strict: bool = True
@@ -180,14 +188,31 @@ class Checkpoint:
             NotFound: There is no such component.
             IntegrityError: Something is damaged; the target's tensors are then not to be used.
         """
+        manifest = self.manifest
+        named = {component: target} if component is not None else target
         with allocation_burst():
-            return self._load_into(target, component, strict=strict)
+            sources = _tensors_by_path(self._select(manifest, component and [component]))
+            leaves = _leaves_by_path(named)
+        report = LoadReport(
+            loaded=tuple(path for path in sources if path in leaves),
+            missing=tuple(path for path in leaves if path not in sources),
+            unexpected=tuple(path for path in sources if path not in leaves),
+        )
+        _check_fit(self.ref, report, sources, leaves, strict=strict)
+        with allocation_burst():
+            into = [Destination(leaves[path].source) for path in report.loaded]
+            views = [destination.view for destination in into]
+        tensors = [sources[path] for path in report.loaded]
+        self._read(manifest, list(zip(tensors, views, strict=True)))
+        for destination in into:
+            destination.settle()
+        return report
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
         return {
             path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
-            for path, entry in self._tensors_by_path(self.manifest.components).items()
+            for path, entry in _tensors_by_path(self.manifest.components).items()
         }
 
     def report(self, metrics: Mapping[str, object]) -> None:
@@ -198,52 +223,6 @@ class Checkpoint:
         """
         action = ReportMetrics(checkpoint=self._n, metrics=check_metrics(metrics))
         self._log.append(lambda state: [commit_line(state, [action])])
-
-    def _load(self, only: Iterable[str] | None, map_location: object) -> Any:
-        manifest = self.manifest
-        wanted = self._select(manifest, only)
-        targets: list[Target] = []
-        arrays: dict[str, list[object]] = {}
-        for name, part in wanted.items():
-            kinds = pytree.leaf_kinds(part.skeleton)
-            made = [
-                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
-                for index, tensor in enumerate(part.tensors)
-            ]
-            arrays[name] = [value for value, _ in made]
-            targets += zip(part.tensors, [view for _, view in made], strict=True)
-        self._read(manifest, targets)
-        if str(map_location) != "cpu":
-            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
-        parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
-        return pytree.unflatten(manifest.kind, parts)
-
-    def _load_into(self, target: object, component: str | None, *, strict: bool) -> LoadReport:
-        manifest = self.manifest
-        named = {component: target} if component is not None else target
-        sources = self._tensors_by_path(self._select(manifest, component and [component]))
-        leaves = {
-            part.leaves[index].path: part.leaves[index]
-            for part in pytree.flatten(named).components
-            for index in _arrays(part.skeleton)
-        }
-        report = LoadReport(
-            loaded=tuple(path for path in sources if path in leaves),
-            missing=tuple(path for path in leaves if path not in sources),
-            unexpected=tuple(path for path in sources if path not in leaves),
-        )
-        _check_fit(self.ref, report, sources, leaves, strict=strict)
-        destinations = [Destination(leaves[path].source) for path in report.loaded]
-        self._read(
-            manifest,
-            [
-                (sources[path], into.view)
-                for path, into in zip(report.loaded, destinations, strict=True)
-            ],
-        )
-        for into in destinations:
-            into.settle()
-        return report
 
     def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
         names = list(manifest.components) if only is None else list(only)
@@ -256,13 +235,6 @@ class Checkpoint:
                     hint=near(name, manifest.components),
                 )
         return {name: part for name, part in manifest.components.items() if name in names}
-
-    def _tensors_by_path(self, parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
-        found = {}
-        for name, part in parts.items():
-            paths = pytree.leaf_paths(name, part.skeleton)
-            found.update({paths[index]: part.tensors[index] for index in _arrays(part.skeleton)})
-        return found
 
     def _read(self, manifest: Manifest, targets: list[Target]) -> None:
         def read(place: Place) -> None:
@@ -302,6 +274,47 @@ class Checkpoint:
                 where=self.ref,
                 hint="Run `holdfast verify`; a mirror can restore it.",
             ) from None
+
+
+def _allocate(
+    ref: str, parts: Mapping[str, Component]
+) -> tuple[dict[str, list[object]], list[Target]]:
+    """Return fresh arrays for components, and what is to be read into them."""
+    arrays: dict[str, list[object]] = {}
+    targets: list[Target] = []
+    for name, part in parts.items():
+        kinds = pytree.leaf_kinds(part.skeleton)
+        try:
+            made = [
+                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
+                for index, tensor in enumerate(part.tensors)
+            ]
+        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
+            raise IncompatibleState(
+                "the component does not fit into memory",
+                where=f"{ref}: {name}",
+                found=f"{part.nbytes} bytes",
+                hint="Load fewer components with only=[...].",
+            ) from error
+        arrays[name] = [value for value, _ in made]
+        targets += zip(part.tensors, [view for _, view in made], strict=True)
+    return arrays, targets
+
+
+def _tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+    found = {}
+    for name, part in parts.items():
+        paths = pytree.leaf_paths(name, part.skeleton)
+        found.update({paths[index]: part.tensors[index] for index in _arrays(part.skeleton)})
+    return found
+
+
+def _leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
+    return {
+        part.leaves[index].path: part.leaves[index]
+        for part in pytree.flatten(target).components
+        for index in _arrays(part.skeleton)
+    }
 
 
 def _arrays(skeleton: Json) -> list[int]:

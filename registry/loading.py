@@ -90,7 +90,11 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
             found=len(placement.rows),
         )
     rows = dict(zip(manifest.direct_chunks, placement.rows, strict=False))
-    buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in manifest.chunk_lists}
+    buffers = {}
+    for digest in manifest.chunk_lists:
+        # Before memory is taken: a manifest can claim any shape, a pack only what it holds.
+        _check_length(digest, rows[digest], manifest.direct_chunks[digest])
+        buffers[digest] = bytearray(manifest.direct_chunks[digest])
     _fetch(store, placement, [_want(d, rows[d], memoryview(data)) for d, data in buffers.items()])
     return {digest: bytes(data) for digest, data in buffers.items()}
 
@@ -118,14 +122,18 @@ def _chunks(
 
 
 def _want(digest: Digest, place: ChunkPlace, view: memoryview) -> _Wanted:
-    if place.stored_bytes != len(view):
+    _check_length(digest, place, len(view))
+    return _Wanted(digest, place, view)
+
+
+def _check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:
+    if place.stored_bytes != raw_bytes:
         raise Malformed(
             "a raw chunk has another length than its tensor gives it",
             where=digest,
-            expected=f"{len(view)} bytes",
+            expected=f"{raw_bytes} bytes",
             found=place.stored_bytes,
         )
-    return _Wanted(digest, place, view)
 
 
 def _fetch(store: Store, placement: Placement, wanted: Sequence[_Wanted]) -> None:

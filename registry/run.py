@@ -130,7 +130,8 @@ class Run:
             meta: Anything plain to keep beside the state, outside its id.
 
         Returns:
-            The checkpoint; the one that exists where the same state was saved at this step already.
+            The checkpoint; where the same state was saved at this step already, that one, with
+            `metrics` added to it.
 
         Raises:
             InvalidInput: Something cannot be stored; the message names its path.
@@ -139,6 +140,22 @@ class Run:
             StorageError: The store failed; nothing is visible and the save can be repeated.
         """
         return self._trainer.save(state, SaveRequest.check(step, phase, metrics, meta))
+
+    def push(
+        self,
+        state: object,
+        *,
+        step: int,
+        phase: int | str = "main",
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+    ) -> Checkpoint:
+        """Keep a state that another program made; its trainer stays in charge of the run.
+
+        Args, result and errors are those of `save`; nobody is fenced.
+        """
+        request = SaveRequest.check(step, phase, metrics, meta, takes_over=False)
+        return self._trainer.save(state, request)
 
     def save_async(
         self,

@@ -157,7 +157,7 @@ def create_config(backend: Backend, race_probe: Literal["passed", "skipped"]) ->
         raise Conflict(
             "a registry exists here already",
             where=backend.url,
-            hint="Open it with registry.open() or use another folder or prefix.",
+            hint="Open it, or use another folder or prefix.",
         )
     return config
 

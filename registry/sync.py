@@ -143,12 +143,13 @@ class _RunCopy:
     def copy(self) -> RunSync:
         self._read_source()
         self._log.open()
-        self._missing(self._log.state)  # refuse a diverged run before anything is written
+        # Also refuses a diverged run before anything is written.
+        lacking = len(self._missing(self._log.state))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         self._log.append(lambda state: None if state.commits else self._history[:1])
         for plan in range(_PLANS):
             try:
-                return self._copy_missing()
+                return replace(self._copy_missing(), commits=lacking)
             except Condemned:
                 continue  # a sweep passed at the destination: choose anew
             except MissingObject:
@@ -210,7 +211,7 @@ class _RunCopy:
 
         writer.commit(compose, Choice(keys))
         added = [ck for ck in self._state.checkpoints if ck.n >= len(self._history) - len(commits)]
-        return replace(self._done, commits=len(commits), checkpoints=len(added))
+        return replace(self._done, checkpoints=len(added))
 
     def _copy_objects(
         self, writer: Writer, wanted: Sequence[Place]

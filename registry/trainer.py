@@ -17,13 +17,24 @@ from threading import RLock
 from typing import Any
 
 from registry import pytree
-from registry.actions import Action, AddCheckpoint, Line, Place, Rewind, SetStatus, TakeOver
+from registry.actions import (
+    Action,
+    AddCheckpoint,
+    Line,
+    Place,
+    ReportMetrics,
+    Rewind,
+    SetStatus,
+    TakeOver,
+)
 from registry.bursts import allocation_burst
+from registry.canonical import float_to_hex
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, Fenced, IntegrityError
 from registry.log import RunLog, commit_line
+from registry.manifest import Manifest
 from registry.plain import check_metrics, check_phase, check_step, encode_plain, format_time
 from registry.saving import Base, Written, write_state
 from registry.staging import Staging
@@ -45,16 +56,24 @@ class SaveRequest:
         step: The counter's value.
         metrics: Values known at save.
         meta: Encoded plain value.
+        takes_over: Whether who saves is then the run's one trainer; a push is not.
     """
 
     phase: str
     step: int
     metrics: dict[str, float]
     meta: Any
+    takes_over: bool = True
 
     @classmethod
     def check(
-        cls, step: object, phase: int | str, metrics: Mapping[str, object] | None, meta: object
+        cls,
+        step: object,
+        phase: int | str,
+        metrics: Mapping[str, object] | None,
+        meta: object,
+        *,
+        takes_over: bool = True,
     ) -> SaveRequest:
         """Check the arguments of a save.
 
@@ -64,7 +83,8 @@ class SaveRequest:
         """
         require_first_rank()
         encoded = None if meta is None else encode_plain(meta, "meta")
-        return cls(check_phase(phase), check_step(step), check_metrics(metrics), encoded)
+        numbers = check_metrics(metrics)
+        return cls(check_phase(phase), check_step(step), numbers, encoded, takes_over)
 
 
 class PendingSave:
@@ -107,7 +127,8 @@ class Trainer:
         """Store and commit a state."""
         self.settle()
         with allocation_burst():
-            return self._store_and_commit(pytree.flatten(state), request)
+            flat = pytree.flatten(state)
+        return self._store_and_commit(flat, request)
 
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
@@ -143,7 +164,7 @@ class Trainer:
 
     def _store_and_commit(self, state: pytree.FlatState, request: SaveRequest) -> Checkpoint:
         with self._lock:
-            self._check_in_charge(self._log.state)
+            self._check_allowed(self._log.state, request)
             for _ in range(_PLANS):
                 written = write_state(self._store, self._writer, state, self._choose_bases())
                 try:
@@ -163,30 +184,25 @@ class Trainer:
 
         def compose(state: RunManifest) -> Sequence[Line] | None:
             outcome.clear()
-            self._check_in_charge(state)
-            actions = self._claim(state)
+            self._check_allowed(state, request)
+            actions = self._claim(state) if request.takes_over else []
             known = self._same_step(state, request)
-            if known is not None and known.manifest != manifest.digest:
-                raise _step_taken(self._log.run_id, request, known, manifest.digest)
-            if known is not None:
+            if known is None:
+                outcome.append(state.commits)
+                actions.append(_addition(manifest, request))
+            elif known.manifest == manifest.digest:
                 outcome.append(known.n)
-                # Nothing to add, but a trainer that comes back is in charge from here on.
-                return [commit_line(state, actions)] if actions else None
-            outcome.append(state.commits)
-            actions.append(
-                AddCheckpoint(
-                    manifest=manifest.digest,
-                    phase=request.phase,
-                    step=request.step,
-                    metrics=request.metrics,
-                    meta=request.meta,
-                    size_bytes=manifest.nbytes,
-                )
-            )
-            return [*self._places(state, written), commit_line(state, actions)]
+                actions += _news(known, request)
+            else:
+                raise _step_taken(self._log.run_id, request, known, manifest.digest)
+            lines: list[Line] = [*self._places(state, written)]
+            if actions:
+                lines.append(commit_line(state, actions))
+            return lines or None
 
         state = self._writer.commit(compose, written.choice)
-        self._in_charge, self._resumed_at = True, None
+        if request.takes_over:
+            self._in_charge, self._resumed_at = True, None
         if written.base.place == state.by_manifest.get(manifest.digest):
             self._bases[manifest.digest] = written.base
         return self._view(state.by_n[outcome[0]])
@@ -197,12 +213,6 @@ class Trainer:
 
     def _claim(self, state: RunManifest) -> list[Action]:
         """Return what the first save says besides its checkpoint: who is in charge, from where."""
-        if state.status == "completed":
-            raise Conflict(
-                "the run is completed",
-                where=self._log.run_id,
-                hint="Reopen it with `run.set_status('running')`, or begin another run.",
-            )
         actions: list[Action] = []
         if not self._in_charge:
             actions.append(TakeOver(token=self._token, host=socket.gethostname()))
@@ -215,7 +225,8 @@ class Trainer:
     def _same_step(self, state: RunManifest, request: SaveRequest) -> CheckpointRecord | None:
         """Return the checkpoint that holds this step on the line of training that is continued."""
         for checkpoint in reversed(state.live(request.phase)):
-            if checkpoint.step == request.step and not self._is_behind(checkpoint):
+            behind = request.takes_over and self._is_behind(checkpoint)
+            if checkpoint.step == request.step and not behind:
                 return checkpoint
         return None
 
@@ -223,8 +234,15 @@ class Trainer:
         """Return whether the next save supersedes a checkpoint."""
         return self._resumed_at is not None and checkpoint.n > self._resumed_at
 
-    def _check_in_charge(self, state: RunManifest) -> None:
-        if self._in_charge and (state.writer is None or state.writer.token != self._token):
+    def _check_allowed(self, state: RunManifest, request: SaveRequest) -> None:
+        if state.status == "completed":
+            raise Conflict(
+                "the run is completed",
+                where=self._log.run_id,
+                hint="Reopen it with `run.set_status('running')`, or begin another run.",
+            )
+        in_charge = request.takes_over and self._in_charge
+        if in_charge and (state.writer is None or state.writer.token != self._token):
             winner = state.writer
             raise Fenced(
                 "another trainer has taken this run over",
@@ -262,6 +280,28 @@ class Trainer:
 
     def _view(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._store, self._log, record)
+
+
+def _addition(manifest: Manifest, request: SaveRequest) -> AddCheckpoint:
+    return AddCheckpoint(
+        manifest=manifest.digest,
+        phase=request.phase,
+        step=request.step,
+        metrics=request.metrics,
+        meta=request.meta,
+        size_bytes=manifest.nbytes,
+    )
+
+
+def _news(known: CheckpointRecord, request: SaveRequest) -> list[Action]:
+    """Return what a repeated save says that its checkpoint does not say yet: metrics alone."""
+    news = {
+        name: value
+        for name, value in request.metrics.items()
+        if name not in known.metrics
+        or float_to_hex(known.metrics[name]) != float_to_hex(value)  # NaN equals NaN here
+    }
+    return [ReportMetrics(checkpoint=known.n, metrics=news)] if news else []
 
 
 def _step_taken(

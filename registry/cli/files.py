@@ -47,7 +47,7 @@ def push(
     with watched(registry, "pushing") as opened:
         into = opened.run(run, create=create)
         known = len(into.manifest.checkpoints)
-        saved = into.save(found.state, step=step, phase=phase, metrics=metrics, meta=texts or None)
+        saved = into.push(found.state, step=step, phase=phase, metrics=metrics, meta=texts or None)
         is_new = len(into.manifest.checkpoints) > known
         pointed = describe.marks(into.manifest).get(saved.record.n, [])
         shape = describe.checkpoint_json(saved, pointed)

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-#: A test suite that travels with the package; it pickles errors that it made itself.
-EXEMPT = {Path("backends/testing.py")}
 SOURCES = sorted(
     {
         path.relative_to(ROOT)
         for package in ("registry", "backends")
         for path in (ROOT / package).rglob("*.py")
     }
-    - EXEMPT
 )
 MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runpy"}
 BUILTINS = {"eval", "exec", "__import__"}
