@@ -422,10 +422,16 @@ MANGLED = {
     "empty": lambda data: b"",
     "cut": lambda data: data[:-1],
     "noise": lambda data: b"noise" * 50,
-    "other format": lambda data: join_lines([_header(format="x/1"), _body(data)]),
-    "older replay version": lambda data: join_lines([_header(replay=0), _body(data)]),
-    "newer replay version": lambda data: join_lines([_header(replay=99), _body(data)]),
-    "another slot's header": lambda data: join_lines([_header(slot=126), _body(data)]),
+    "other format": lambda data: join_lines([_header(format="x/1"), _body(data, status="failed")]),
+    "older replay version": lambda data: join_lines(
+        [_header(replay=0), _body(data, status="failed")]
+    ),
+    "newer replay version": lambda data: join_lines(
+        [_header(replay=99), _body(data, status="failed")]
+    ),
+    "another slot's header": lambda data: join_lines(
+        [_header(slot=126), _body(data, status="failed")]
+    ),
     "another slot's body": lambda data: join_lines([_header(), _body(data, next_slot=127)]),
     "another run's": lambda data: join_lines([_header(), _body(data, run_id="other")]),
     "another head": lambda data: join_lines([_header(), _body(data, head="0" * 64)]),

@@ -142,6 +142,54 @@ def test_the_same_step_with_the_same_content_from_a_new_trainer_only_takes_over(
         run.save(small_state(2), step=2)
 
 
+def test_a_repeated_save_adds_the_metrics_that_are_new(run, backend):
+    first = run.save(small_state(), step=1, metrics={"loss": 1.0, "bad": float("nan")})
+    again = run.save(small_state(), step=1, metrics={"acc": 0.5, "bad": float("nan")})
+    assert again.record.n == first.record.n
+    assert (again.metrics["loss"], again.metrics["acc"]) == (1.0, 0.5)
+    assert actions_of(run)[2:] == [["checkpoint.report"]]
+    before = contents(backend)
+    run.save(small_state(), step=1, metrics={"loss": 1.0, "bad": float("nan")})
+    assert contents(backend) == before
+
+
+# Pushing
+
+
+def test_a_push_takes_nothing_over(run, backend, open_registry):
+    run.save(small_state(1), step=1)
+    other = open_registry(backend).run("run")
+    assert other.push(small_state(2), step=2).step == 2
+    assert actions_of(other)[2:] == [["checkpoint.add"]]
+    run.save(small_state(3), step=3)
+    assert steps(run) == [1, 2, 3]
+
+
+def test_a_push_of_other_content_at_a_taken_step_is_a_conflict(run, backend, open_registry):
+    run.save(small_state(1), step=1)
+    other = open_registry(backend).run("run")
+    assert other.push(small_state(1), step=1).record.n == 1
+    with pytest.raises(Conflict, match="phase main, step 1"):
+        other.push(small_state(2), step=1)
+    assert steps(run) == [1]
+
+
+def test_a_push_rewinds_nothing(run):
+    first, *_ = save_three(run)
+    run.restore(at=first)
+    with pytest.raises(Conflict):
+        run.push(small_state(22), step=2)
+    run.push(small_state(9), step=9)
+    assert steps(run) == [1, 2, 3, 9]
+
+
+def test_a_completed_run_takes_no_push(run):
+    with run:
+        run.save(small_state(1), step=1)
+    with pytest.raises(Conflict, match="the run is completed"):
+        run.push(small_state(2), step=2)
+
+
 def test_the_same_step_with_other_content_is_a_conflict(run, backend):
     first = run.save(small_state(1), step=5)
     before = contents(backend, "runs/")
