@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -182,15 +183,8 @@ class Registry:
         name = run_id or os.environ.get("HOLDFAST_RUN", "")
         if not name:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
-        log = RunLog(self._store, check_run_id(name))
-        log.open()
+        log = self._open_log(name, must_exist=not create)
         if log.state.commits == 0:
-            if not create:
-                raise NotFound(
-                    "no such run",
-                    where=f"{self.url}: {name}",
-                    hint=near(name, list_runs(self._store)),
-                )
             seed = secrets.randbits(64) if seed is None else seed
             if not _begin(log, _creation(config, seed, monitor, None)):
                 log.refresh()
@@ -231,17 +225,16 @@ class Registry:
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
         runs, self._opened = self._opened, []
-        try:
+        with ExitStack() as stack:  # the store last, and whatever a run's last save says
+            stack.callback(self._store.close)
             for run in runs:
-                run.close()
-        finally:
-            self._store.close()
+                stack.callback(run.close)
 
     def _by_digest(self, digits: str) -> Checkpoint:
         found: dict[bytes, Checkpoint] = {}
         for name in self.runs():
             try:
-                checkpoint = find_in_run(self.run(name), digits)
+                checkpoint = find_in_run(self._peek(name), digits)
             except AmbiguousRef:
                 raise
             except NotFound:
@@ -257,6 +250,21 @@ class Registry:
         if not found:
             raise NotFound("no checkpoint with this id", where=f"{self.url}: {digits}")
         return next(iter(found.values()))
+
+    def _open_log(self, name: str, *, must_exist: bool) -> RunLog:
+        log = RunLog(self._store, check_run_id(name))
+        log.open()
+        if must_exist and log.state.commits == 0:
+            raise NotFound(
+                "no such run",
+                where=f"{self.url}: {name}",
+                hint=near(name, list_runs(self._store)),
+            )
+        return log
+
+    def _peek(self, name: str) -> Run:
+        """Open a run to look something up; unlike those that users hold it is not kept."""
+        return Run(self._store, self._open_log(name, must_exist=True))
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
