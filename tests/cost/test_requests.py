@@ -100,17 +100,11 @@ def test_save_that_changes_one_component_puts_one_pack(watched: Watched, trained
     assert watched.asked() == Counter([*_PACK, *_TAIL])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a save of an unchanged state puts and reads back manifest and placement"
-)
 def test_save_of_an_unchanged_state_is_one_request(watched: Watched, trained: Run) -> None:
     trained.save(make_state(3), step=4)
     assert watched.asked() == Counter({"put_if_absent log": 1})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a save of an unchanged state puts and reads back manifest and placement"
-)
 def test_save_that_is_there_already_is_no_request(watched: Watched, trained: Run) -> None:
     trained.save(make_state(3), step=3)
     assert watched.asked() == Counter()
