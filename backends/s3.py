@@ -220,9 +220,12 @@ class S3Backend(Backend):
         if self._bucket_seen:
             return
         try:
-            self._client().head_bucket(Bucket=self._bucket, **self._owner)
+            # Not HeadBucket: a role may list under the prefix alone.
+            self._client().list_objects_v2(
+                Bucket=self._bucket, Prefix=self._base, MaxKeys=1, **self._owner
+            )
         except ClientError as error:
-            if error_code(error) == "404":
+            if error_code(error) in ("NoSuchBucket", "404"):
                 raise no_such_bucket(f"s3://{self._bucket}") from error
             raise
         self._bucket_seen = True

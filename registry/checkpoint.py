@@ -147,11 +147,11 @@ class Checkpoint:
         """Where its chunks lie in this registry."""
         return self._relocated(lambda place: self._store.placement(placement_key(place)))
 
-    def load(self, *, only: Iterable[str] | None = None, map_location: object = "cpu") -> Any:
+    def load(self, *, only: str | Iterable[str] | None = None, map_location: object = "cpu") -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
 
         Args:
-            only: Names of the components that are wanted; all without it.
+            only: The component that is wanted, or several; all without it.
             map_location: Device for the tensors, as `torch.device` or its name.
 
         Raises:
@@ -159,7 +159,7 @@ class Checkpoint:
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
         manifest = self.manifest
-        wanted = self._select(manifest, only)
+        wanted = self._select(manifest, [only] if isinstance(only, str) else only)
         with allocation_burst():
             arrays, targets = _allocate(self.ref, wanted)
         self._read(manifest, targets)

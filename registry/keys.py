@@ -105,6 +105,13 @@ def snapshot_slot(key: str) -> int:
     return _LAST - parse_number(key)
 
 
+def is_run_id(name: object) -> bool:
+    """Return whether a run may be called that."""
+    if not isinstance(name, str) or not _RUN_ID.fullmatch(name) or name.endswith("."):
+        return False
+    return name.split(".")[0].lower() not in _RESERVED
+
+
 def check_run_id(run_id: str) -> str:
     """Return `run_id` if a run may be called that.
 
@@ -112,11 +119,10 @@ def check_run_id(run_id: str) -> str:
         InvalidInput: Empty, too long, reserved on some system, or with characters outside
             `[A-Za-z0-9._-]`.
     """
-    legal = _RUN_ID.fullmatch(run_id) and not run_id.endswith(".")
-    if not legal or run_id.split(".")[0].lower() in _RESERVED:
+    if not is_run_id(run_id):
         raise InvalidInput(
             "not a legal run id",
-            where=repr(run_id[:200]),
+            where=repr(run_id)[:200],
             expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
             "and no device name such as CON or NUL",
         )

@@ -64,7 +64,7 @@ def read_tensors(
         MissingObject: A pack is gone.
     """
     lists = read_lists(store, manifest, placement)
-    places = placement.index(manifest.all_chunks(lists))
+    places = index_chunks(manifest, placement, lists)
     first: dict[Digest, memoryview] = {}
     copies: list[tuple[memoryview, memoryview]] = []
     for digest, view in _chunks(targets, lists):
@@ -75,6 +75,24 @@ def read_tensors(
     _fetch(store, placement, [_want(d, places[d], view) for d, view in first.items()])
     for view, source in copies:
         view[:] = source
+
+
+def index_chunks(
+    manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
+) -> dict[Digest, ChunkPlace]:
+    """Return each chunk's place, deltas' bases included.
+
+    Raises:
+        Malformed: The placement is another manifest's, or has fewer or more rows than chunks.
+    """
+    if placement.manifest != manifest.digest:
+        raise Malformed(
+            "another checkpoint's placement",
+            where=f"placement {placement.digest.short}",
+            expected=manifest.digest,
+            found=placement.manifest,
+        )
+    return placement.index(manifest.all_chunks(lists))
 
 
 def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[Digest, bytes]:

@@ -30,6 +30,7 @@ from registry.errors import (
 from registry.framing import join_lines, split_lines
 from registry.keys import (
     RUNS,
+    is_run_id,
     log_prefix,
     parse_number,
     slot_key,
@@ -139,8 +140,8 @@ class RunLog:
             )
 
     def slots(self, start: int = 0) -> Iterator[Slot]:
-        """Yield every slot from `start` to the head, fetched in parallel."""
-        yield from self._read_listed(start)
+        """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
+        yield from self._fetch(self._numbers(start))
 
     def _put(self, slot: Slot) -> bool:
         """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
@@ -172,6 +173,9 @@ class RunLog:
 
     def _read_listed(self, start: int) -> list[Slot]:
         """Return the slots from `start` on: one listing, then all of them at once."""
+        return list(self._fetch(self._numbers(start)))
+
+    def _numbers(self, start: int) -> list[int]:
         after = slot_key(self.run_id, start - 1) if start else ""
         numbers = []
         for info in self._store.backend.list(log_prefix(self.run_id), start_after=after):
@@ -184,17 +188,15 @@ class RunLog:
                     found=f"slot {numbers[-1]}",
                     hint="A slot was deleted from outside; restore it from a mirror.",
                 )
-        return self._fetch(numbers)
+        return numbers
 
-    def _fetch(self, numbers: Sequence[int]) -> list[Slot]:
-        slots = []
+    def _fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
         for number, slot in zip(
             numbers, self._store.pools.small.map(self._get, numbers), strict=True
         ):
             if slot is None:
                 raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
-            slots.append(slot)
-        return slots
+            yield slot
 
     def _snapshot_slots(self) -> list[int]:
         prefix = snapshot_prefix(self.run_id)
@@ -252,8 +254,9 @@ def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
 
 def list_runs(store: Store) -> list[str]:
     """Return the ids of all runs, sorted."""
-    folders = store.backend.list(RUNS, delimiter=True)
-    return sorted(info.key.removeprefix(RUNS).removesuffix("/") for info in folders)
+    listed = store.backend.list(RUNS, delimiter=True)
+    names = (info.key.removeprefix(RUNS) for info in listed if info.key.endswith("/"))
+    return sorted(name[:-1] for name in names if is_run_id(name[:-1]))
 
 
 def author() -> str:

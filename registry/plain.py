@@ -14,6 +14,8 @@ from registry.digest import Digest
 from registry.errors import InvalidInput, UnsupportedValue
 
 MAX_STEP = 2**53
+#: Levels of JSON in a value of the log; readers of JSON commonly stop at 200.
+MAX_DEPTH = 150
 #: Segments that stand behind a run in a ref.
 RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
 _LIKE_A_NUMBER = re.compile(r"phase\d+")
@@ -34,7 +36,21 @@ def encode_plain(value: object, what: str) -> canonical.Json:
             where=component.leaves[0].path,
             hint="Keep it in the state; the log holds small plain values.",
         )
+    if _depth(component.skeleton) > MAX_DEPTH:
+        raise UnsupportedValue(
+            f"{what} nests too deeply for the log",
+            expected=f"at most {MAX_DEPTH} levels of JSON, three for each dict",
+            hint="Keep it in the state.",
+        )
     return component.skeleton
+
+
+def _depth(skeleton: canonical.Json) -> int:
+    if isinstance(skeleton, dict):
+        return 1 + max(map(_depth, skeleton.values()), default=0)
+    if isinstance(skeleton, list):
+        return 1 + max(map(_depth, skeleton), default=0)
+    return 0
 
 
 def decode_plain(skeleton: canonical.Json) -> Any:
@@ -74,7 +90,8 @@ def check_step(step: object) -> int:
         InvalidInput: It is not a whole number from 0 to 2^53.
     """
     try:
-        if isinstance(step, bool):
+        # A flag has an index, too, in Python as in NumPy and torch.
+        if isinstance(step, bool) or str(getattr(step, "dtype", "")).endswith("bool"):
             raise TypeError
         number = index(step)  # type: ignore[arg-type]  # that is what is being asked
     except TypeError:
@@ -139,7 +156,9 @@ def _is_text(name: str) -> bool:
 def _number(name: str, value: object) -> float:
     if not isinstance(value, bool | str | bytes):
         try:
-            return float(value)  # type: ignore[arg-type]  # that is what is being asked
+            # torch warns of a number that is part of a graph.
+            plain = value.detach() if hasattr(value, "detach") else value
+            return float(plain)  # type: ignore[arg-type]  # that is what is being asked
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise InvalidInput(

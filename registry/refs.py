@@ -45,7 +45,12 @@ def find_in_run(run: Run, path: str) -> Checkpoint:
             return _pointed(run, None, segments)
         case [phase, *rest] if rest:
             return _pointed(run, _phase(run, phase), rest)
-    raise InvalidInput("not a ref", where=f"{run.id}/{path}", expected=FORMS)
+    raise InvalidInput(
+        "not a ref",
+        where=f"{run.id}/{path}",
+        expected=FORMS,
+        hint=near(path, ["latest", "best", *(f"tags/{name}" for name in run.manifest.tags)]),
+    )
 
 
 def _tagged(run: Run, name: str) -> Checkpoint:

@@ -180,8 +180,8 @@ class Registry:
             NotFound: There is no such run; near names are suggested.
             IntegrityError: Its log is damaged.
         """
-        name = run_id or os.environ.get("HOLDFAST_RUN", "")
-        if not name:
+        name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
+        if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = self._open_log(name, must_exist=not create)
         if log.state.commits == 0:
@@ -276,6 +276,15 @@ def _creation(
 ) -> CreateRun:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
+    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
+    if not all(isinstance(one, Monitor) for one in monitors):
+        raise InvalidInput(
+            "not a monitor",
+            expected="Monitor(metric='loss', mode='min'), or several",
+            found=repr(monitor),
+        )
+    if not isinstance(input_hash, str | None):
+        raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
     encoded = encode_plain(config, "config")
     return CreateRun(
         config=encoded,
@@ -283,7 +292,7 @@ def _creation(
         input_hash=input_hash,
         seed=f"{seed:016x}",
         environment=describe_environment(),
-        monitors=(monitor,) if isinstance(monitor, Monitor) else tuple(monitor),
+        monitors=monitors,
     )
 
 

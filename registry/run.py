@@ -11,7 +11,13 @@ from typing import Any, Self
 from registry.actions import Action, Commit, Monitor, RunStatus, SetStatus, SetTag
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
-from registry.errors import IntegrityError, InvalidInput, RegistryError, RestoreFailed
+from registry.errors import (
+    IntegrityError,
+    InvalidInput,
+    NotFound,
+    RegistryError,
+    RestoreFailed,
+)
 from registry.log import RunLog, commit_line
 from registry.plain import check_name, check_phase, decode_plain
 from registry.state import CheckpointRecord, RunManifest
@@ -200,6 +206,10 @@ class Run:
             InvalidInput: The run was created without a monitor, and none is given.
         """
         chosen = monitor or self.monitor()
+        if not isinstance(chosen, Monitor):
+            raise InvalidInput(
+                "not a monitor", expected="Monitor(metric=..., mode=...)", found=repr(chosen)
+            )
         state = self._log.refresh()
         record = state.best(chosen, None if phase is None else check_phase(phase))
         return None if record is None else self._checkpoint(record)
@@ -219,7 +229,13 @@ class Run:
         )
 
     def find(self, n: int) -> Checkpoint:
-        """Return the checkpoint that commit `n` added, superseded or not."""
+        """Return the checkpoint that commit `n` added, superseded or not.
+
+        Raises:
+            NotFound: The commit added none.
+        """
+        if n not in self.manifest.by_n:
+            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {n}")
         return self._checkpoint(self.manifest.by_n[n])
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:

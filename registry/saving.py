@@ -128,16 +128,20 @@ class _StateWriter:
         self._under_way: list[Future[Any]] = []
         self._pieces: dict[int, list[_Piece]] = {}
         self._lists: dict[Digest, bytes] = {}
+        self._components: dict[str, Component] = {}
+        self._cut_until: list[int] = []
 
     def write(self, state: FlatState) -> Written:
         _ = self._writer.epoch  # observed once, before any key is chosen
         try:
+            packed = 0
             for group in self._hashed(_groups(self._cut(state))):
                 self._pack([(p.digest, p.view) for p in group if p.digest and p.view])
                 _let_go(group)
-            with allocation_burst():
-                manifest = self._manifest(state)
-            return self._place(manifest)
+                packed += len(group)
+                self._assemble(state, packed)
+            self._assemble(state, packed)
+            return self._place(Manifest(state.kind, self._components))
         finally:
             # A put or hash that goes on after an error would read memory that may change by then.
             for future in self._under_way:
@@ -149,6 +153,7 @@ class _StateWriter:
 
     def _cut(self, state: FlatState) -> Iterator[tuple[str, _Piece]]:
         """Yield every chunk with the name of the pack group that it belongs to."""
+        cut = 0
         for component in state.components:
             # Bare tensors at the top level share packs; a component never shares one.
             group = "" if component.is_bare else component.name
@@ -157,8 +162,10 @@ class _StateWriter:
                     continue
                 pieces = _pieces(leaf)
                 self._pieces[id(leaf)] = pieces
+                cut += len(pieces)
                 for piece in pieces:
                     yield group, piece
+            self._cut_until.append(cut)
 
     def _hashed(self, groups: Iterable[list[_Piece]]) -> Iterator[list[_Piece]]:
         """Yield groups in order, each hashed, with a few more under way."""
@@ -201,9 +208,14 @@ class _StateWriter:
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
-    def _manifest(self, state: FlatState) -> Manifest:
-        components = {part.name: self._component(part) for part in state.components}
-        return Manifest(state.kind, components)
+    def _assemble(self, state: FlatState, packed: int) -> None:
+        """Make the components of which every chunk is packed, while later ones are hashed."""
+        with allocation_burst():
+            for part in state.components[len(self._components) :]:
+                position = len(self._components)
+                if position >= len(self._cut_until) or self._cut_until[position] > packed:
+                    return
+                self._components[part.name] = self._component(part)
 
     def _component(self, part: FlatComponent) -> Component:
         known = len(self._lists)
@@ -232,11 +244,9 @@ class _StateWriter:
                 return Written(base, Choice(keys, self._cover()), 0)
         putting = self._submit(
             self._store.pools.small,
-            self._writer.put_small,
-            "manifests",
-            manifest.digest,
-            manifest.encode(),
-            Manifest,
+            lambda: self._writer.put_small(
+                "manifests", manifest.digest, manifest.encode(), Manifest
+            ),
         )
         refs = {
             name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()

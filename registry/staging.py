@@ -13,6 +13,8 @@ from dataclasses import replace
 from registry.pytree import ArrayLeaf, FlatState
 
 _ALIGNMENT = 64
+#: From here on it pays to hand a copy to another thread.
+_LARGE_BYTES = 64 * 1024
 #: Parts of a copy that run side by side.
 _SHARES = 4
 
@@ -32,10 +34,14 @@ class Staging:
         if total > len(self._memory):
             self._memory = bytearray(total)
         jobs = list(zip(leaves, offsets, strict=True))
-        done = [pool.submit(self._copy_share, share) for share in _shares(jobs, total)]
+        memory = memoryview(self._memory)
+        large = [job for job in jobs if job[0].nbytes >= _LARGE_BYTES]
+        done = [pool.submit(self._copy_large, share) for share in _shares(large)]
+        for leaf, start in jobs:
+            if leaf.nbytes < _LARGE_BYTES:
+                memory[start : start + leaf.nbytes] = leaf.buffer()
         for future in done:
             future.result()
-        memory = memoryview(self._memory)
         moved = iter([leaf.moved(memory[start : start + leaf.nbytes]) for leaf, start in jobs])
         components = tuple(
             replace(part, leaves=tuple(next(moved) for _ in part.leaves))
@@ -43,7 +49,7 @@ class Staging:
         )
         return FlatState(state.kind, components)
 
-    def _copy_share(self, jobs: Sequence[_Job]) -> None:
+    def _copy_large(self, jobs: Sequence[_Job]) -> None:
         memory = memoryview(self._memory)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) if self._memory else 0
         for leaf, start in jobs:
@@ -64,13 +70,14 @@ def _layout(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:
     return offsets, total
 
 
-def _shares(jobs: Sequence[_Job], total: int) -> list[Sequence[_Job]]:
-    """Split the leaves, in order, into parts of about equal bytes."""
+def _shares(jobs: Sequence[_Job]) -> list[Sequence[_Job]]:
+    """Split leaves, in order, into parts of about equal bytes."""
+    total = sum(leaf.nbytes for leaf, _ in jobs)
     shares: list[Sequence[_Job]] = []
-    begin = 0
-    for position, (leaf, start) in enumerate(jobs, 1):
-        if start + leaf.nbytes >= total * (len(shares) + 1) / _SHARES:
+    begin = size = 0
+    for position, (leaf, _) in enumerate(jobs, 1):
+        size += leaf.nbytes
+        if size >= total * (len(shares) + 1) / _SHARES:
             shares.append(jobs[begin:position])
             begin = position
-    shares.append(jobs[begin:])
     return shares

@@ -142,6 +142,8 @@ class _RunCopy:
 
     def copy(self) -> RunSync:
         self._read_source()
+        if not self._history:
+            return self._done  # a folder among the runs that holds no log
         self._log.open()
         # Also refuses a diverged run before anything is written.
         lacking = len(self._missing(self._log.state))

@@ -33,6 +33,7 @@ from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, Fenced, IntegrityError
+from registry.loading import index_chunks
 from registry.log import RunLog, commit_line
 from registry.manifest import Manifest
 from registry.plain import check_metrics, check_phase, check_step, encode_plain, format_time
@@ -154,8 +155,11 @@ class Trainer:
             self._background = None
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: the next save supersedes whatever came after it."""
-        self._resumed_at = checkpoint.record.n
+        """Continue from a checkpoint: the next save supersedes whatever came after it.
+
+        That save takes the run over, also where this handle was fenced meanwhile.
+        """
+        self._resumed_at, self._in_charge = checkpoint.record.n, False
 
     def distrust(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
@@ -273,7 +277,9 @@ class Trainer:
             kept = self._bases.get(record.manifest)
             if kept is not None and kept.place == place:
                 return kept
-            return Base(place, checkpoint.manifest, checkpoint.placement, checkpoint.digest_lists())
+            base = Base(place, checkpoint.manifest, checkpoint.placement, checkpoint.digest_lists())
+            index_chunks(base.manifest, base.placement, base.lists)
+            return base
         except IntegrityError:
             # A damaged checkpoint saves nothing; what it held is stored again.
             return None

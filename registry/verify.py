@@ -17,10 +17,18 @@ from registry.actions import Place
 from registry.codecs import RAW
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import Malformed, RegistryError
+from registry.errors import Malformed, RegistryError, UnsupportedFormat
 from registry.framing import split_lines
-from registry.keys import CONFIG, EPOCHS, RUNS, ObjectKey, parse_number, snapshot_slot
-from registry.loading import verify_chunk
+from registry.keys import (
+    CONFIG,
+    EPOCHS,
+    RUNS,
+    ObjectKey,
+    parse_number,
+    snapshot_prefix,
+    snapshot_slot,
+)
+from registry.loading import index_chunks, read_lists, verify_chunk
 from registry.log import RunLog, list_runs
 from registry.manifest import Manifest
 from registry.pack import PackEntry, PackTable, open_pack
@@ -161,6 +169,11 @@ class _Verification:
         try:
             for epoch in range(1, epochs.observe() + 1):
                 epochs.entry(epoch)
+        except UnsupportedFormat as error:
+            advice = "Upgrade Holdfast before you write to this registry."
+            self._findings.append(
+                Finding("epoch", EPOCHS, str(error), advice=advice, severity="note")
+            )
         except RegistryError as error:
             advice = "Restore the entry from a backup; nothing can be written or collected before."
             self._findings.append(Finding("epoch", EPOCHS, str(error), advice=advice))
@@ -191,10 +204,14 @@ class _Verification:
 
     def _check_snapshot(self, key: str) -> None:
         try:
-            snapshot_slot(key)
             data = self._store.backend.get(key)
             _, body = split_lines(data, where=key)
-            RunManifest.decode(body, where=key)
+            state = RunManifest.decode(body, where=key)
+            if (snapshot_prefix(state.run_id), state.next_slot) != (
+                key.removesuffix(key.rpartition("/")[2]),
+                snapshot_slot(key) + 1,
+            ):
+                raise Malformed("a snapshot of another run or slot", where=key)
             self._count(len(data))
         except (RegistryError, ValueError) as error:
             advice = "A cache, ignored on reading; it may be deleted."
@@ -236,8 +253,10 @@ class _Verification:
                 self._faults.setdefault(
                     pack.key, f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
                 )
+        if placement.manifest != place.manifest:
+            self._faults.setdefault(placement_key(place), "another checkpoint's placement")
         # Lists are opened with the bytes; here only what the manifest names itself.
-        if manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
+        elif manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
             self._faults.setdefault(
                 placement_key(place), "the placement does not cover its manifest"
             )
@@ -311,8 +330,8 @@ class _Verification:
         manifest = manifests.get(placement.manifest)
         if manifest is None or any(pack.key not in self._chunks for pack in placement.packs):
             return  # told already, by the manifest or the pack
-        digests = [*manifest.direct_chunks]
-        for digest, row in zip(digests, placement.rows, strict=False):
+        lists = read_lists(self._store, manifest, placement)
+        for digest, row in index_chunks(manifest, placement, lists).items():
             entry = self._chunks[placement.packs[row.pack].key].get(digest)
             if entry is None or (entry.offset, entry.stored_bytes) != (
                 row.offset,

@@ -22,7 +22,7 @@ from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
 
 Status = Literal["ok", "warn", "fail"]
 
-_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "s3fs")
+_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = ("HOLDFAST_RUN", ALLOW, "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION")
 #: S3 refuses requests that are off by a quarter of an hour.
 _CLOCK_FAIL_S, _CLOCK_WARN_S = 900.0, 5.0

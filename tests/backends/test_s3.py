@@ -149,6 +149,8 @@ def script(served: tuple[Script, S3Backend]) -> Script:
 @pytest.fixture
 def backend(served: tuple[Script, S3Backend]) -> S3Backend:
     served[1]._bucket_seen = False
+    # A fresh client: the SDK stops repeating once a client has repeated very often.
+    served[1].close()
     return served[1]
 
 

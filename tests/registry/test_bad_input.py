@@ -217,7 +217,6 @@ def test_bad_input_18_step(run, backend, step):
             save(small_state(), step=step)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's bool has an index")
 def test_bad_input_18_step_as_a_flag_of_torch(run):
     with pytest.raises(InvalidInput):
         run.save(small_state(), step=torch.tensor(True))
@@ -416,7 +415,6 @@ def test_bad_input_37_manifest_too_deep(backend):
         Manifest.decode(data, Digest.of(b""), where="the/key")
 
 
-@pytest.mark.xfail(strict=True, reason="written deeper than pydantic's reader follows")
 @pytest.mark.parametrize("depth", [70, 95])
 def test_bad_input_37_meta_that_a_state_could_hold(run, depth):
     value: dict = {}

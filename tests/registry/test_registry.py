@@ -186,7 +186,6 @@ def test_the_environment_names_the_run(reg, monkeypatch):
         reg.run()
 
 
-@pytest.mark.xfail(strict=True, reason="an empty name is taken for none, and the environment asked")
 @pytest.mark.parametrize("ask", [lambda reg: reg.run(""), lambda reg: reg.checkpoint("/latest")])
 def test_an_empty_name_is_not_the_environments(reg, monkeypatch, ask):
     reg.create_run("from-env").save(small_state(), step=1)
@@ -221,9 +220,7 @@ def test_opening_a_small_run_takes_three_round_trips(backend, open_registry):
 
 
 @pytest.mark.parametrize("key", ["runs/.DS_Store", "runs/notes.txt", "runs/x/readme"])
-def test_other_files_among_the_runs_are_no_runs(reg, run, backend, key, request):
-    if key != "runs/x/readme":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="a file is taken for a folder"))
+def test_other_files_among_the_runs_are_no_runs(reg, run, backend, key):
     checkpoint = run.save(small_state(), step=1)
     backend.put(key, b"x")
     assert reg.checkpoint(checkpoint.digest.hex()[:12]).digest == checkpoint.digest
@@ -233,7 +230,6 @@ def test_other_files_among_the_runs_are_no_runs(reg, run, backend, key, request)
 # What the face refuses in another way than it says
 
 
-@pytest.mark.xfail(strict=True, reason="pydantic's own error, or Python's")
 @pytest.mark.parametrize(
     "ask",
     [

@@ -326,10 +326,7 @@ def test_commit_0_stands_before_the_epoch_is_observed(source, dst, filled, open_
     assert keys[:2] == ["runs/run/log/" + "0" * 20, "epochs/"]
 
 
-def test_a_run_without_a_beginning_stops_nothing(source, target, src, filled, request):
-    request.applymarker(
-        pytest.mark.xfail(strict=True, raises=Damaged, reason="an empty slot is composed for it")
-    )
+def test_a_run_without_a_beginning_stops_nothing(source, target, src, filled):
     src.put("runs/empty/notes", b"x")
     sync(source, target)
     assert target.run("run").latest().step == 3

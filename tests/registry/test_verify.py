@@ -154,9 +154,6 @@ def test_a_gap_in_a_log_is_found(two, check, backend):
     assert "gap" in finding.message
 
 
-@pytest.mark.xfail(
-    strict=True, reason="all slots are fetched and parsed before the first is looked at"
-)
 def test_what_stands_before_a_damaged_slot_is_still_checked(two, check, backend):
     flip(backend, slot_key("run", 2))
     report = check()
@@ -200,7 +197,6 @@ def test_a_gap_among_epochs_is_found(two, check, backend):
     assert [f.kind for f in check().findings] == ["epoch"]
 
 
-@pytest.mark.xfail(strict=True, reason="reported as a damaged epoch, to be restored from a backup")
 def test_an_upgrade_is_no_damage(two, check, backend):
     backend.put(epoch_key(1), encode_upgrade(1, 2))
     assert check().ok
@@ -213,7 +209,6 @@ def _place(checkpoint, reg, **changes) -> None:
     log.append(lambda state: [moved])
 
 
-@pytest.mark.xfail(strict=True, reason="nobody compares the placement's manifest with the place's")
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_place_that_names_another_manifests_placement_is_found(two, check, reg, deep, backend):
     first, second = two
@@ -231,23 +226,13 @@ def _load(backend, checkpoint):
 
 
 @pytest.mark.parametrize("what", ["offset", "too few", "too many", "list member"])
-def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(
-    run, reg, backend, check, what, request
-):
+def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, backend, check, what):
     from dataclasses import replace
 
     import numpy as np
 
     from registry.placement import Placement
 
-    if what == "list member":
-        request.applymarker(
-            pytest.mark.xfail(strict=True, reason="rows behind a digest list are not looked at")
-        )
-    if what == "too many":
-        request.applymarker(
-            pytest.mark.xfail(strict=True, reason="more rows than chunks are not looked at")
-        )
     with small_grid(64, list_threshold=4):
         state = {"m": {"w": np.frombuffer(np.random.default_rng(0).bytes(640), np.uint8)}}
         if what != "list member":
