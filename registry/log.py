@@ -131,7 +131,7 @@ class RunLog:
                         where=slot_key(self.run_id, before),
                     )
                 if lost > 1:
-                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.001 * 2**lost)))
+                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2**lost)))
             raise Conflict(
                 f"lost {MAX_LOST_RACES} races for the next slot",
                 where=self.run_id,

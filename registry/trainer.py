@@ -93,6 +93,7 @@ class PendingSave:
 
     def __init__(self, future: Future[Checkpoint]) -> None:
         self._future = future
+        self._told = False
 
     def done(self) -> bool:
         """Return whether it is finished, well or not."""
@@ -105,7 +106,18 @@ class PendingSave:
             RegistryError: The save failed; nothing of it is visible.
             TimeoutError: It is not finished in time.
         """
-        return self._future.result(timeout_s)
+        try:
+            return self._future.result(timeout_s)
+        except TimeoutError:
+            raise
+        except BaseException:
+            self._told = True
+            raise
+
+    def settle(self) -> None:
+        """Wait; raise what the save failed with unless `wait` has told the caller already."""
+        if self._future.exception() is not None and not self._told:
+            self.wait()
 
 
 class Trainer:
@@ -122,7 +134,7 @@ class Trainer:
         self._lock = RLock()
         self._staging = Staging()
         self._background: ThreadPoolExecutor | None = None
-        self._pending: Future[Checkpoint] | None = None
+        self._pending: PendingSave | None = None
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
@@ -138,14 +150,16 @@ class Trainer:
             copied = self._staging.copy(pytree.flatten(state), self._store.pools.hashing)
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "holdfast-save")
-        self._pending = self._background.submit(self._store_and_commit, copied, request)
-        return PendingSave(self._pending)
+        self._pending = PendingSave(
+            self._background.submit(self._store_and_commit, copied, request)
+        )
+        return self._pending
 
     def settle(self) -> None:
-        """Wait for the save under way; raise what it failed with."""
+        """Wait for the save under way; raise what it failed with, unless its caller knows."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            pending.settle()
 
     def close(self) -> None:
         """Finish the save under way and stop the thread."""
@@ -159,7 +173,8 @@ class Trainer:
 
         That save takes the run over, also where this handle was fenced meanwhile.
         """
-        self._resumed_at, self._in_charge = checkpoint.record.n, False
+        self._resumed_at = checkpoint.record.n
+        self._in_charge = self._in_charge and not self._is_fenced(self._log.state)
 
     def distrust(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
@@ -238,6 +253,9 @@ class Trainer:
         """Return whether the next save supersedes a checkpoint."""
         return self._resumed_at is not None and checkpoint.n > self._resumed_at
 
+    def _is_fenced(self, state: RunManifest) -> bool:
+        return state.writer is None or state.writer.token != self._token
+
     def _check_allowed(self, state: RunManifest, request: SaveRequest) -> None:
         if state.status == "completed":
             raise Conflict(
@@ -245,8 +263,7 @@ class Trainer:
                 where=self._log.run_id,
                 hint="Reopen it with `run.set_status('running')`, or begin another run.",
             )
-        in_charge = request.takes_over and self._in_charge
-        if in_charge and (state.writer is None or state.writer.token != self._token):
+        if request.takes_over and self._in_charge and self._is_fenced(state):
             winner = state.writer
             raise Fenced(
                 "another trainer has taken this run over",

@@ -133,9 +133,12 @@ class Faulty(Wrapper):
         fault = self._begin()
         if fault is not None and not fault.after:
             self._fail(fault)
-        answer = call()
-        if fault is not None:
-            self._fail(fault)
+        try:
+            answer = call()
+        finally:
+            # Also where the call itself fails: the process dies before it hears of that.
+            if fault is not None and fault.after:
+                self._fail(fault)
         # A call that was under way in another thread at the crash never returns to its caller.
         self._live()
         return answer
