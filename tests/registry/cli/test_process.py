@@ -12,7 +12,9 @@ import pytest
 
 HOLDFAST = [sys.executable, "-m", "registry.cli"]
 _SLOW = """
-import time, registry.cli.files as files
+import signal, time, registry.cli.files as files
+# A job in the background of a script, as CI may be, inherits that Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Slow:
     def read(self, path):
         print("ready", flush=True)
