@@ -42,15 +42,19 @@ class RegistryError(Exception):
         self.hint = hint
         super().__init__(self._message())
 
-    def _message(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The message without the hint: for reports that give advice of their own."""
         text = self.what if self.where is None else f"{self.where}: {self.what}"
         parts = [text]
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.found is not None:
             parts.append(f"found {self.found}")
-        sentence = "; ".join(parts)
-        return sentence if self.hint is None else f"{sentence}. {self.hint}"
+        return "; ".join(parts)
+
+    def _message(self) -> str:
+        return self.summary if self.hint is None else f"{self.summary}. {self.hint}"
 
     def __str__(self) -> str:
         # KeyError would show the repr of its argument.

@@ -14,13 +14,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry import canonical
 from registry.digest import Digest
-from registry.errors import Malformed, UnsupportedFormat
+from registry.errors import InvalidInput, Malformed, UnsupportedFormat
+from registry.keys import ObjectKey
 from registry.records import DigestField, FloatField, Record
 
 #: Number of a training step, PPO update or epoch; any counter that a run saves by.
 Step = Annotated[int, Field(ge=0, le=2**53)]
 PhaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-TagName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+TagName = PhaseName
 Metrics = dict[str, FloatField]
 #: A value encoded by `registry.pytree` without arrays.
 Plain = Any
@@ -38,6 +39,15 @@ class Monitor(Record):
 
     metric: str
     mode: Literal["min", "max"]
+
+    def __init__(self, **fields: Any) -> None:
+        # Users make monitors by hand; their mistakes get an error of this project's tree.
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidInput(
+                "not a monitor", expected="metric: a name, mode: 'min' or 'max'", found=fields
+            ) from error
 
 
 class CreateRun(Record):
@@ -178,6 +188,16 @@ class Place(Record):
     manifest_generation: Annotated[int, Field(ge=0)]
     placement: DigestField
     placement_generation: Annotated[int, Field(ge=0)]
+
+    @property
+    def manifest_key(self) -> ObjectKey:
+        """The key of the manifest."""
+        return ObjectKey("manifests", self.manifest, self.manifest_generation)
+
+    @property
+    def placement_key(self) -> ObjectKey:
+        """The key of its placement."""
+        return ObjectKey("placements", self.placement, self.placement_generation)
 
 
 class Mark(Record):

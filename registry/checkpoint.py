@@ -1,6 +1,6 @@
 """A checkpoint as a user holds it: what it is, and its way back into memory.
 
-Reading names nothing on the store and takes no token; saving is the business of `registry.run`.
+Reading names nothing on the store and takes no token; saving is the business of `registry.trainer`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from registry.plain import check_metrics, decode_plain
 from registry.state import CheckpointRecord
 from registry.store import Store
 from registry.suggest import near
-from registry.writer import manifest_key, placement_key
 
 _NAMED_AT_MOST = 8
 _T = TypeVar("_T")
@@ -89,7 +88,9 @@ class Checkpoint:
 
     @property
     def ref(self) -> str:
-        """A name that finds it again: run, phase and step."""
+        """A name that finds it again: run, phase and step; by id where it is superseded."""
+        if self.superseded:
+            return f"{self.run_id}/{self.digest.short}"
         return f"{self.run_id}/{phase_segment(self._record.phase)}/step{self.step:08d}"
 
     @property
@@ -140,12 +141,12 @@ class Checkpoint:
     @property
     def manifest(self) -> Manifest:
         """What its state is."""
-        return self._relocated(lambda place: self._store.manifest(manifest_key(place)))
+        return self._relocated(lambda place: self._store.manifest(place.manifest_key))
 
     @property
     def placement(self) -> Placement:
         """Where its chunks lie in this registry."""
-        return self._relocated(lambda place: self._store.placement(placement_key(place)))
+        return self._relocated(lambda place: self._store.placement(place.placement_key))
 
     def load(self, *, only: str | Iterable[str] | None = None, map_location: object = "cpu") -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
@@ -200,11 +201,9 @@ class Checkpoint:
         )
         _check_fit(self.ref, report, sources, leaves, strict=strict)
         with allocation_burst():
-            into = [Destination(leaves[path].source) for path in report.loaded]
-            views = [destination.view for destination in into]
-        tensors = [sources[path] for path in report.loaded]
-        self._read(manifest, list(zip(tensors, views, strict=True)))
-        for destination in into:
+            into = {path: Destination(leaves[path].source) for path in report.loaded}
+        self._read(manifest, _distinct(self.ref, sources, into))
+        for destination in into.values():
             destination.settle()
         return report
 
@@ -238,7 +237,7 @@ class Checkpoint:
 
     def _read(self, manifest: Manifest, targets: list[Target]) -> None:
         def read(place: Place) -> None:
-            placement = self._store.placement(placement_key(place))
+            placement = self._store.placement(place.placement_key)
             read_tensors(self._store, manifest, placement, targets)
 
         self._relocated(read)
@@ -248,7 +247,7 @@ class Checkpoint:
         manifest = self.manifest
         return self._relocated(
             lambda place: read_lists(
-                self._store, manifest, self._store.placement(placement_key(place))
+                self._store, manifest, self._store.placement(place.placement_key)
             )
         )
 
@@ -315,6 +314,33 @@ def _leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
         for part in pytree.flatten(target).components
         for index in _arrays(part.skeleton)
     }
+
+
+def _distinct(
+    ref: str, sources: Mapping[str, TensorEntry], into: Mapping[str, Destination]
+) -> list[Target]:
+    """Return what is read where; tensors that share memory are read once.
+
+    Raises:
+        IncompatibleState: Tensors of different content would go to the same memory.
+    """
+    targets: list[Target] = []
+    last, begin, end = "", -1, -1
+    for path in sorted(into, key=lambda path: into[path].address):
+        destination = into[path]
+        if destination.address >= end or not destination.view.nbytes:
+            targets.append((sources[path], destination.view))
+            last, begin = path, destination.address
+            end = begin + destination.view.nbytes
+            continue
+        same_place = (destination.address, destination.view.nbytes) == (begin, end - begin)
+        if not same_place or sources[path].content != sources[last].content:
+            raise IncompatibleState(
+                "two tensors of the target share memory and differ in the checkpoint",
+                where=f"{ref}: {last} and {path}",
+                hint="Untie them, or load one of the two into its own tensor.",
+            )
+    return targets
 
 
 def _arrays(skeleton: Json) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from typing import Any
 
 from registry import pytree
@@ -26,6 +27,11 @@ class Destination:
             kind = "torch" if hasattr(target, "detach") else "numpy"
             self._staged, view = pytree.allocate(dtype, shape, kind)
         self.view: memoryview = view
+
+    @property
+    def address(self) -> int:
+        """Where the bytes begin in memory; 0 for none."""
+        return addressof(c_char.from_buffer(self.view)) if self.view.nbytes else 0
 
     def settle(self) -> None:
         """Move staged bytes into the target."""

@@ -15,7 +15,7 @@ from registry.errors import Conflict
 def describe_environment() -> dict[str, str]:
     """Return what can be told of this process without importing anything heavy."""
     found = {
-        "host": socket.gethostname(),
+        "host": host_name(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "holdfast": _version("holdfast"),
@@ -28,6 +28,11 @@ def describe_environment() -> dict[str, str]:
         found["git_commit"] += "+dirty"
     # Names from the system may hold bytes that are no characters.
     return {key: value.encode(errors="replace").decode() for key, value in found.items() if value}
+
+
+def host_name() -> str:
+    """Return this machine's name; one that holds bytes that are no characters loses those."""
+    return socket.gethostname().encode(errors="replace").decode()
 
 
 def require_first_rank() -> None:

@@ -17,7 +17,7 @@ from registry.errors import Malformed, ObjectNotFound
 from registry.framing import join_lines, split_lines
 from registry.keys import EPOCHS, ObjectKey, epoch_key, parse_number
 from registry.records import Record
-from registry.store import WRITER_VERSION, Store, check_writer_version
+from registry.store import Store, check_writer_version
 
 
 class EpochHeader(Record):
@@ -32,7 +32,7 @@ class EpochHeader(Record):
     format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
     epoch: Annotated[int, Field(ge=1)]
     entry: Literal["sweep", "upgrade"]
-    min_writer: Annotated[int, Field(ge=1)] = WRITER_VERSION
+    min_writer: Annotated[int, Field(ge=1)] = 1
 
 
 class CondemnedShard(Record):
@@ -97,12 +97,14 @@ class Epochs:
 
         Only sweeps after a key's generation can name it: `g` is used only after epoch `g` stood.
         """
-        return {
-            key
-            for key in keys
-            for epoch in range(key.generation + 1, observed + 1)
-            if key in self.entry(epoch)[1]
-        }
+        suspects = set(keys)
+        found: set[ObjectKey] = set()
+        # Entry by entry: each is fetched at most once, however many there are.
+        oldest = min((key.generation for key in suspects), default=observed)
+        for epoch in range(oldest + 1, observed + 1):
+            listed = self.entry(epoch)[1]
+            found |= {key for key in suspects if key.generation < epoch and key in listed}
+        return found
 
     def _read(self, epoch: int) -> tuple[EpochHeader, frozenset[ObjectKey]]:
         where = epoch_key(epoch)

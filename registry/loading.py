@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass
 
 from backends import ByteRange
+from registry.codecs import RAW
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
 from registry.keys import ObjectKey
 from registry.manifest import Manifest, TensorEntry, parse_list
+from registry.pack import PackTable
 from registry.placement import ChunkPlace, PackRef, Placement
+from registry.pools import results
 from registry.store import Store, missing
 
 #: Neighbouring chunks are read together up to so many bytes ...
@@ -158,15 +160,7 @@ def _fetch(store: Store, placement: Placement, wanted: Sequence[_Wanted]) -> Non
     jobs = _jobs(placement, wanted)
     if len(jobs) == 1:
         return _read(store, jobs[0])
-    futures = [store.pools.bulk.submit(_read, store, job) for job in jobs]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        # A read that goes on after an error would write into memory that is the caller's again.
-        for future in futures:
-            future.cancel()
-        wait(futures)
+    results([store.pools.bulk.submit(_read, store, job) for job in jobs])
     return None
 
 
@@ -216,3 +210,17 @@ def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) 
             found=Digest(found),
             hint="Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it.",
         )
+
+
+def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
+    """Check every chunk of a pack that is in memory.
+
+    Raises:
+        Damaged: A chunk does not hash to its digest.
+    """
+    view = memoryview(data)
+    for entry in table.entries:
+        if entry.codec != RAW:
+            raise Malformed("codec not allowed", where=key, expected=RAW, found=entry.codec)
+        stored = view[entry.offset : entry.offset + entry.stored_bytes]
+        verify_chunk(stored, entry.digest, key, entry.offset)

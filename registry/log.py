@@ -10,7 +10,6 @@ from __future__ import annotations
 import getpass
 import random
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from threading import RLock
 
 from registry import canonical
 from registry.actions import Action, Commit, Line, line_digest
+from registry.environment import host_name
 from registry.errors import (
     Conflict,
     IntegrityError,
@@ -265,8 +265,7 @@ def author() -> str:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no entry anywhere
         user = "unknown"
-    # Names from the system may hold bytes that are no characters.
-    return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
+    return f"{user.encode(errors='replace').decode()}@{host_name()}"
 
 
 def _snapshot_header(slot: int) -> bytes:

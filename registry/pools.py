@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
+from typing import Any, TypeVar
 
 #: Small objects are fetched by so many threads, so that the tail of a log is one round trip.
 _SMALL_FETCHES = 64
+
+_T = TypeVar("_T")
+
+
+def results(futures: Sequence[Future[_T]]) -> list[_T]:
+    """Return what all of them return; after an error none of them runs on."""
+    try:
+        return [future.result() for future in futures]
+    finally:
+        abandon(futures)
+
+
+def abandon(futures: Iterable[Future[Any]]) -> None:
+    """Cancel what has not begun and wait for the rest: it uses memory that is not ours to keep."""
+    begun = [future for future in futures if not future.cancel()]
+    wait(begun)
 
 
 class Pools:

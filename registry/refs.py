@@ -103,7 +103,10 @@ def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
         case ["best", metric]:
             monitors = {monitor.metric: monitor for monitor in run.manifest.monitors}
             if metric not in monitors:
-                raise NotFound("no such monitor", where=where, hint=near(metric, monitors))
+                known = ", ".join(monitors) or "none"
+                raise NotFound(
+                    "no such monitor", where=where, expected=known, hint=near(metric, monitors)
+                )
             found = run.manifest.best(monitors[metric], phase)
         case [text] if phase is not None and (step := _STEP.fullmatch(text)):
             return _at_step(run, phase, int(step[1]), where)

@@ -45,19 +45,26 @@ def init(url: str | os.PathLike[str], *, skip_race_probe: bool = False) -> Regis
         StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
     """
     backend = open_backend(os.fspath(url))
-    if not skip_race_probe:
-        probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
-    config = create_config(backend, "skipped" if skip_race_probe else "passed")
+    try:
+        if not skip_race_probe:
+            probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
+        config = create_config(backend, "skipped" if skip_race_probe else "passed")
+    except BaseException:
+        backend.close()
+        raise
     return Registry(Store(backend, config))
 
 
 def open(  # noqa: A001 - registry.open is the word that users expect
-    url: str | os.PathLike[str], *, read_only: bool = False, expect_id: str | None = None
+    url: str | os.PathLike[str] | None = None,
+    *,
+    read_only: bool = False,
+    expect_id: str | None = None,
 ) -> Registry:
     """Open a registry.
 
     Args:
-        url: Where it is.
+        url: Where it is; the environment variable `HOLDFAST_REGISTRY` without one.
         read_only: Refuse every write in this process, whatever the credentials allow.
         expect_id: The registry's id as it was remembered; another one is refused.
 
@@ -66,10 +73,19 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         Conflict: It is another registry than expected.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
-    backend: Backend = open_backend(os.fspath(url))
+    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else os.fspath(url)
+    if place is None:
+        raise InvalidInput(
+            "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
+        )
+    backend: Backend = open_backend(place)
     if read_only:
         backend = ReadOnly(backend)
-    return open_on(backend, expect_id=expect_id)
+    try:
+        return open_on(backend, expect_id=expect_id)
+    except BaseException:
+        backend.close()
+        raise
 
 
 def open_on(backend: Backend, *, expect_id: str | None = None) -> Registry:
@@ -165,6 +181,7 @@ class Registry:
         config: object = None,
         seed: int | None = None,
         monitor: Monitor | Iterable[Monitor] = (),
+        input_hash: str | None = None,
     ) -> Run:
         """Open a run, to continue it or to read it.
 
@@ -175,9 +192,11 @@ class Registry:
             config: As for `create_run`; used only when the run is begun here.
             seed: Likewise.
             monitor: Likewise.
+            input_hash: Likewise.
 
         Raises:
             NotFound: There is no such run; near names are suggested.
+            Conflict: It was begun with other monitors.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
@@ -186,8 +205,9 @@ class Registry:
         log = self._open_log(name, must_exist=not create)
         if log.state.commits == 0:
             seed = secrets.randbits(64) if seed is None else seed
-            if not _begin(log, _creation(config, seed, monitor, None)):
+            if not _begin(log, _creation(config, seed, monitor, input_hash)):
                 log.refresh()
+        _check_monitors(log, _monitors(monitor))
         return self._hold(Run(self._store, log))
 
     def runs(self) -> list[str]:
@@ -208,7 +228,7 @@ class Registry:
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
             return self._by_digest(name)
-        return find_in_run(self.run(name), path)
+        return find_in_run(self._peek(name), path)
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
         """Check the registry: its structure, and with `deep` every byte of it.
@@ -276,13 +296,7 @@ def _creation(
 ) -> CreateRun:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
-    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
-    if not all(isinstance(one, Monitor) for one in monitors):
-        raise InvalidInput(
-            "not a monitor",
-            expected="Monitor(metric='loss', mode='min'), or several",
-            found=repr(monitor),
-        )
+    monitors = _monitors(monitor)
     if not isinstance(input_hash, str | None):
         raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
     encoded = encode_plain(config, "config")
@@ -294,6 +308,29 @@ def _creation(
         environment=describe_environment(),
         monitors=monitors,
     )
+
+
+def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
+    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
+    if not all(isinstance(one, Monitor) for one in monitors):
+        raise InvalidInput(
+            "not a monitor",
+            expected="Monitor(metric='loss', mode='min'), or several",
+            found=repr(monitor),
+        )
+    return monitors
+
+
+def _check_monitors(log: RunLog, given: tuple[Monitor, ...]) -> None:
+    """Refuse other monitors than the run was begun with: its `best` would not be what was asked."""
+    if given and given != log.state.monitors:
+        raise Conflict(
+            "the run was begun with other monitors",
+            where=log.run_id,
+            expected=", ".join(f"{m.metric}:{m.mode}" for m in log.state.monitors) or "none",
+            found=", ".join(f"{m.metric}:{m.mode}" for m in given),
+            hint="Ask with `run.best(monitor=...)`, or begin another run.",
+        )
 
 
 def _begin(log: RunLog, action: CreateRun) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from registry.actions import Action, Commit, Monitor, RunStatus, SetStatus, SetTag
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import (
+    Conflict,
     IntegrityError,
     InvalidInput,
     NotFound,
@@ -58,8 +59,9 @@ class Restored:
 class Run:
     """A run of a registry. One handle trains; any number of others read and annotate.
 
-    As a context manager it sets the run's status: `completed` at the end of the block,
-    `interrupted` when it is left by a signal or `sys.exit`, `failed` by any other exception.
+    As a context manager the handle that trains sets the run's status: `completed` at the end of
+    the block, `interrupted` when it is left by a signal or `sys.exit`, `failed` by any other
+    exception. A handle that only reads, or that was fenced, leaves the status alone.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:
@@ -80,14 +82,18 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self._trainer.settle()
-            self.set_status("completed")
+            try:
+                self._trainer.settle()
+            except BaseException:
+                self._trainer.leave("failed")
+                raise
+            self._trainer.leave("completed")
             return
         # The caller's own error must come through, whatever the store says to this.
         with suppress(RegistryError):
             self._trainer.settle()
         with suppress(RegistryError):
-            self.set_status("failed" if issubclass(kind, Exception) else "interrupted")
+            self._trainer.leave("failed" if issubclass(kind, Exception) else "interrupted")
 
     @property
     def id(self) -> str:
@@ -143,7 +149,8 @@ class Run:
             InvalidInput: Something cannot be stored; the message names its path.
             Fenced: Another trainer has taken the run over.
             Conflict: The step holds another state already, or the run is completed.
-            StorageError: The store failed; nothing is visible and the save can be repeated.
+            StorageError: The store failed; nothing is visible, except that StoreUnavailable
+                leaves that open. Repeating the save is safe either way.
         """
         return self._trainer.save(state, SaveRequest.check(step, phase, metrics, meta))
 
@@ -260,11 +267,24 @@ class Run:
 
         Raises:
             InvalidInput: `at` is another run's.
+            Conflict: `at` is superseded.
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
+        if at is not None and not isinstance(at, Checkpoint):
+            raise InvalidInput(
+                "not a checkpoint",
+                expected="run.restore(at=reg.checkpoint('RUN/...'))",
+                found=repr(at),
+            )
         if at is not None and at.run_id != self.id:
             raise InvalidInput(
                 "a run is restored from a checkpoint of its own", where=self.id, found=at.ref
+            )
+        if at is not None and at.superseded:
+            raise Conflict(
+                "training has gone back behind this checkpoint already",
+                where=at.ref,
+                hint="Load it with `checkpoint.load()` and save on into a run of its own.",
             )
         self._trainer.settle()
         candidates = [at] if at is not None else list(reversed(self.checkpoints()))
@@ -276,7 +296,7 @@ class Run:
                 if at is not None:
                     raise
                 self._trainer.distrust(checkpoint)
-                passed.append(Attempt(checkpoint.ref, checkpoint.digest, str(error)))
+                passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
                 continue
             self._trainer.resume_at(checkpoint)
             return Restored(state, checkpoint, tuple(passed))
@@ -304,7 +324,15 @@ class Run:
         self._append(SetTag(name=check_name(name, "a tag"), checkpoint=checkpoint.record.n))
 
     def set_status(self, status: RunStatus) -> None:
-        """Say how the run stands."""
+        """Say how the run stands.
+
+        Raises:
+            InvalidInput: There is no such status.
+        """
+        if status not in get_args(RunStatus):
+            raise InvalidInput(
+                "not a status", expected=", ".join(get_args(RunStatus)), found=repr(status)
+            )
         self._append(SetStatus(status=status))
 
     def history(self) -> Iterator[Commit]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
@@ -25,9 +25,10 @@ from registry.keys import ObjectKey
 from registry.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
 from registry.pack import PACK_BYTES, TRAILER_BYTES, raw_table, trailer
 from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.pools import abandon
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from registry.store import Store
-from registry.writer import Choice, Writer, manifest_key, placed_keys
+from registry.writer import Choice, Writer, placed_keys
 
 #: Bytes that one hashing job takes: enough to outweigh the hand-over, small enough to share fairly.
 _HASH_JOB_BYTES = 4 * 2**20
@@ -143,10 +144,7 @@ class _StateWriter:
             self._assemble(state, packed)
             return self._place(Manifest(state.kind, self._components))
         finally:
-            # A put or hash that goes on after an error would read memory that may change by then.
-            for future in self._under_way:
-                future.cancel()
-            wait(self._under_way)
+            abandon(self._under_way)
 
     def _is_distrusted(self, base: Base) -> bool:
         return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
@@ -264,7 +262,7 @@ class _StateWriter:
             placement=placement.digest,
             placement_generation=placement_key.generation,
         )
-        self._store.remember(manifest_key(place), manifest)
+        self._store.remember(place.manifest_key, manifest)
         self._store.remember(placement_key, placement)
         new_bytes = sum(length for _, _, length in self._fresh.values())
         choice = Choice(placed_keys(place, placement), self._cover())

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from registry.pools import abandon, results
 from registry.pytree import ArrayLeaf, FlatState
 
 _ALIGNMENT = 64
@@ -36,12 +37,16 @@ class Staging:
         jobs = list(zip(leaves, offsets, strict=True))
         memory = memoryview(self._memory)
         large = [job for job in jobs if job[0].nbytes >= _LARGE_BYTES]
-        done = [pool.submit(self._copy_large, share) for share in _shares(large)]
-        for leaf, start in jobs:
-            if leaf.nbytes < _LARGE_BYTES:
-                memory[start : start + leaf.nbytes] = leaf.buffer()
-        for future in done:
-            future.result()
+        copying = [pool.submit(self._copy_large, share) for share in _shares(large)]
+        try:
+            for leaf, start in jobs:
+                if leaf.nbytes < _LARGE_BYTES:
+                    memory[start : start + leaf.nbytes] = leaf.buffer()
+                    leaf.release()
+        except BaseException:
+            abandon(copying)
+            raise
+        results(copying)
         moved = iter([leaf.moved(memory[start : start + leaf.nbytes]) for leaf, start in jobs])
         components = tuple(
             replace(part, leaves=tuple(next(moved) for _ in part.leaves))
@@ -60,6 +65,7 @@ class Staging:
                 source = ctypes.addressof(ctypes.c_char.from_buffer(view))
                 # Unlike assignment to a slice, a foreign call lets the other shares run.
                 ctypes.memmove(base + start, source, leaf.nbytes)
+            leaf.release()
 
 
 def _layout(leaves: Sequence[ArrayLeaf]) -> tuple[list[int], int]:

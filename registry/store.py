@@ -52,7 +52,7 @@ class RegistryConfig(Record):
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     created_ms: int
     race_probe: Literal["passed", "skipped"]
-    min_writer: Annotated[int, Field(ge=1)] = WRITER_VERSION
+    min_writer: Annotated[int, Field(ge=1)] = 1
 
 
 class Store:

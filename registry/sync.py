@@ -14,24 +14,30 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from registry.actions import Commit, Line, Place, line_digest
-from registry.errors import Conflict, Diverged, InvalidInput, MissingObject, NotFound
+from registry.errors import (
+    Conflict,
+    Diverged,
+    IntegrityError,
+    InvalidInput,
+    MissingObject,
+    NotFound,
+)
 from registry.keys import ObjectKey
+from registry.loading import index_chunks, read_lists, verify_pack_chunks
 from registry.log import RunLog
 from registry.manifest import Manifest
 from registry.pack import open_pack
 from registry.placement import PackRef, Placement
+from registry.pools import results
 from registry.registry import Registry, open  # noqa: A004
 from registry.state import RunManifest, advance
 from registry.store import Store
 from registry.suggest import near
-from registry.verify import verify_pack_chunks
 from registry.writer import (
     Choice,
     Condemned,
     Writer,
-    manifest_key,
     placed_keys,
-    placement_key,
 )
 
 #: Packs held in memory at once on their way from store to store.
@@ -92,7 +98,8 @@ def sync(
 
     Raises:
         Diverged: The destination holds commits that the source does not; nothing of that run is
-            written. The message names the first commit that differs.
+            written. The message names the first commit that differs. The other runs are copied
+            first, here as for `IntegrityError`.
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place.
         IntegrityError: Something of the source is damaged or gone; it is not passed on.
@@ -107,9 +114,27 @@ def sync(
             if name not in known:
                 raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
         sent = _Counter(progress)
-        return SyncReport(
-            tuple(_RunCopy(source.store, destination.store, name, sent).copy() for name in chosen)
-        )
+        done: list[RunSync] = []
+        failed: dict[str, IntegrityError | Diverged] = {}
+        for name in chosen:
+            try:
+                done.append(_RunCopy(source.store, destination.store, name, sent).copy())
+            except (IntegrityError, Diverged) as error:
+                failed[name] = error  # the others need not wait for this one to be mended
+        if failed:
+            raise _first_of(failed, [run.run_id for run in done])
+        return SyncReport(tuple(done))
+
+
+def _first_of(
+    failed: dict[str, IntegrityError | Diverged], copied: Sequence[str]
+) -> IntegrityError | Diverged:
+    error = next(iter(failed.values()))
+    error.hint = (
+        f"Not copied: {', '.join(failed)}. Copied or up to date: {', '.join(copied) or 'none'}. "
+        + (error.hint or "")
+    )
+    return error
 
 
 def _opened(place: str | os.PathLike[str] | Registry, stack: ExitStack) -> Registry:
@@ -218,7 +243,7 @@ class _RunCopy:
     def _copy_objects(
         self, writer: Writer, wanted: Sequence[Place]
     ) -> tuple[list[Place], frozenset[ObjectKey]]:
-        placements = [self._source.placement(placement_key(place)) for place in wanted]
+        placements = [self._source.placement(place.placement_key) for place in wanted]
         packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
         copied: dict[ObjectKey, ObjectKey] = {}
         waiting = iter(packs)
@@ -226,8 +251,8 @@ class _RunCopy:
             jobs = [
                 self._destination.pools.bulk.submit(self._copy_pack, writer, ref) for ref in batch
             ]
-            for ref, job in zip(batch, jobs, strict=True):
-                copied[ref.key], sent = job.result()
+            for ref, (key, sent) in zip(batch, results(jobs), strict=True):
+                copied[ref.key] = key
                 self._count(ref, sent=sent)
         places, keys = [], set[ObjectKey]()
         for place, placement in zip(wanted, placements, strict=True):
@@ -263,7 +288,8 @@ class _RunCopy:
         self._sent.add(ref.size_bytes)
 
     def _put_place(self, writer: Writer, place: Place, placement: Placement) -> Place:
-        manifest = self._source.manifest(manifest_key(place))
+        manifest = self._source.manifest(place.manifest_key)
+        index_chunks(manifest, placement, read_lists(self._destination, manifest, placement))
         key = writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
         placed = writer.put_small("placements", placement.digest, placement.encode(), Placement)
         return Place(

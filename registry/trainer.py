@@ -7,8 +7,8 @@ that of `registry.log`, which objects it may name that of `registry.writer`.
 
 from __future__ import annotations
 
+import os
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +24,7 @@ from registry.actions import (
     Place,
     ReportMetrics,
     Rewind,
+    RunStatus,
     SetStatus,
     TakeOver,
 )
@@ -31,7 +32,7 @@ from registry.bursts import allocation_burst
 from registry.canonical import float_to_hex
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
-from registry.environment import require_first_rank
+from registry.environment import host_name, require_first_rank
 from registry.errors import Conflict, Fenced, IntegrityError
 from registry.loading import index_chunks
 from registry.log import RunLog, commit_line
@@ -103,7 +104,8 @@ class PendingSave:
         """Return the checkpoint once its commit is durable.
 
         Raises:
-            RegistryError: The save failed; nothing of it is visible.
+            RegistryError: The save failed; nothing of it is visible, except that StoreUnavailable
+                leaves that open.
             TimeoutError: It is not finished in time.
         """
         try:
@@ -111,7 +113,8 @@ class PendingSave:
         except TimeoutError:
             raise
         except BaseException:
-            self._told = True
+            # Not where the waiting itself was interrupted.
+            self._told = self._future.done()
             raise
 
     def settle(self) -> None:
@@ -131,7 +134,10 @@ class Trainer:
         self._in_charge = False
         self._resumed_at: int | None = None
         self._bases: dict[Digest, Base] = {}
+        self._attempted: tuple[int, Digest] | None = None
         self._lock = RLock()
+        self._handing_over = RLock()
+        self._pid = os.getpid()
         self._staging = Staging()
         self._background: ThreadPoolExecutor | None = None
         self._pending: PendingSave | None = None
@@ -141,39 +147,69 @@ class Trainer:
         self.settle()
         with allocation_burst():
             flat = pytree.flatten(state)
+        pytree.await_devices(flat)
         return self._store_and_commit(flat, request)
 
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
-        self.settle()
-        with allocation_burst():
-            copied = self._staging.copy(pytree.flatten(state), self._store.pools.hashing)
-        if self._background is None:
-            self._background = ThreadPoolExecutor(1, "holdfast-save")
-        self._pending = PendingSave(
-            self._background.submit(self._store_and_commit, copied, request)
-        )
-        return self._pending
+        with self._handing_over:  # or another thread's copy would land on the one being saved
+            self.settle()
+            with allocation_burst():
+                flat = pytree.flatten(state)
+                pytree.await_devices(flat)
+                copied = self._staging.copy(flat, self._store.pools.hashing)
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, "holdfast-save")
+            self._pending = PendingSave(
+                self._background.submit(self._store_and_commit, copied, request)
+            )
+            return self._pending
 
     def settle(self) -> None:
         """Wait for the save under way; raise what it failed with, unless its caller knows."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        self._start_anew_after_fork()
+        pending = self._pending
+        if pending is None:
+            return
+        try:
             pending.settle()
+        finally:
+            # An interrupted wait must not forget it: its copy may not be overwritten yet.
+            if pending.done():
+                self._pending = None
 
     def close(self) -> None:
         """Finish the save under way and stop the thread."""
-        self.settle()
-        if self._background is not None:
-            self._background.shutdown()
-            self._background = None
+        try:
+            self.settle()
+        finally:
+            if self._background is not None:
+                self._background.shutdown()
+                self._background = None
+
+    def leave(self, status: RunStatus) -> None:
+        """Set the run's status, unless somebody else trains it."""
+
+        def compose(state: RunManifest) -> Sequence[Line] | None:
+            others = state.writer is not None and self._is_fenced(state)
+            return None if others else [commit_line(state, [SetStatus(status=status)])]
+
+        self._log.append(compose)
+
+    def _start_anew_after_fork(self) -> None:
+        """In a forked child be another trainer: the thread stayed behind, the token is taken."""
+        if self._pid != os.getpid():
+            self._pid, self._token = os.getpid(), secrets.token_hex(16)
+            self._in_charge, self._attempted = False, None
+            self._background, self._pending, self._staging = None, None, Staging()
+            self._lock, self._handing_over = RLock(), RLock()
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes whatever came after it.
 
         That save takes the run over, also where this handle was fenced meanwhile.
         """
-        self._resumed_at = checkpoint.record.n
+        self._resumed_at, self._attempted = checkpoint.record.n, None
         self._in_charge = self._in_charge and not self._is_fenced(self._log.state)
 
     def distrust(self, checkpoint: Checkpoint) -> None:
@@ -203,12 +239,16 @@ class Trainer:
 
         def compose(state: RunManifest) -> Sequence[Line] | None:
             outcome.clear()
+            self._recognize(state)
             self._check_allowed(state, request)
             actions = self._claim(state) if request.takes_over else []
             known = self._same_step(state, request)
             if known is None:
+                self._check_continues(state, request)
                 outcome.append(state.commits)
                 actions.append(_addition(manifest, request))
+                if request.takes_over:
+                    self._attempted = (state.commits, manifest.digest)
             elif known.manifest == manifest.digest:
                 outcome.append(known.n)
                 actions += _news(known, request)
@@ -221,10 +261,18 @@ class Trainer:
 
         state = self._writer.commit(compose, written.choice)
         if request.takes_over:
-            self._in_charge, self._resumed_at = True, None
+            self._in_charge, self._resumed_at, self._attempted = True, None, None
         if written.base.place == state.by_manifest.get(manifest.digest):
             self._bases[manifest.digest] = written.base
         return self._view(state.by_n[outcome[0]])
+
+    def _recognize(self, state: RunManifest) -> None:
+        """Find out that an earlier save landed after all whose answers were lost."""
+        if self._attempted is None or self._is_fenced(state):
+            return
+        n, digest = self._attempted
+        if n in state.by_n and state.by_n[n].manifest == digest:
+            self._in_charge, self._resumed_at, self._attempted = True, None, None
 
     def _places(self, state: RunManifest, written: Written) -> list[Place]:
         place = written.base.place
@@ -234,9 +282,9 @@ class Trainer:
         """Return what the first save says besides its checkpoint: who is in charge, from where."""
         actions: list[Action] = []
         if not self._in_charge:
-            actions.append(TakeOver(token=self._token, host=socket.gethostname()))
-            if state.status != "running":
-                actions.append(SetStatus(status="running"))
+            actions.append(TakeOver(token=self._token, host=host_name()))
+        if state.status != "running":
+            actions.append(SetStatus(status="running"))
         if any(self._is_behind(checkpoint) for checkpoint in state.live()):
             actions.append(Rewind(to=self._resumed_at))
         return actions
@@ -252,6 +300,18 @@ class Trainer:
     def _is_behind(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether the next save supersedes a checkpoint."""
         return self._resumed_at is not None and checkpoint.n > self._resumed_at
+
+    def _check_continues(self, state: RunManifest, request: SaveRequest) -> None:
+        """Refuse a training that restored nothing in a run that is further on."""
+        newest = state.latest(request.phase)
+        begins = request.takes_over and not self._in_charge and self._resumed_at is None
+        if begins and newest is not None and request.step < newest.step:
+            raise Conflict(
+                "the run is further on than this training, which restored nothing",
+                where=f"{self._log.run_id}: phase {request.phase}, step {request.step}",
+                expected=f"a step after {newest.step}",
+                hint="Call `run.restore()` first, or train in a run of its own.",
+            )
 
     def _is_fenced(self, state: RunManifest) -> bool:
         return state.writer is None or state.writer.token != self._token
@@ -336,5 +396,5 @@ def _step_taken(
         expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
         found=digest.short,
         hint="To train on from an earlier checkpoint call `run.restore()` first; it supersedes "
-        "the later ones. Two trainings need two runs.",
+        "the later ones. Anything else needs another step, phase or run.",
     )

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Literal
 
 from registry.actions import Place
-from registry.codecs import RAW
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import Malformed, RegistryError, UnsupportedFormat
@@ -28,18 +27,21 @@ from registry.keys import (
     snapshot_prefix,
     snapshot_slot,
 )
-from registry.loading import index_chunks, read_lists, verify_chunk
+from registry.loading import index_chunks, read_lists, verify_pack_chunks
 from registry.log import RunLog, list_runs
 from registry.manifest import Manifest
-from registry.pack import PackEntry, PackTable, open_pack
+from registry.pack import PackEntry, open_pack
 from registry.placement import Placement
+from registry.pools import abandon
 from registry.state import RunManifest, advance
 from registry.store import Store, missing, read_config
-from registry.writer import manifest_key, placement_key
 
 #: Packs held in memory at once.
 _IN_FLIGHT = 4
-_MEND = "`holdfast sync` from a registry that holds the run whole into a new one, or save it again."
+_MEND = (
+    "Copy the file from a mirror to the same key. Without one: move it away, and save the same "
+    "state again into a new run."
+)
 
 Severity = Literal["error", "note"]
 #: Called with the number of bytes checked so far.
@@ -101,20 +103,6 @@ def verify(store: Store, *, deep: bool = False, progress: Progress | None = None
         progress: Told of bytes checked.
     """
     return _Verification(store, progress).run(deep=deep)
-
-
-def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
-    """Check every chunk of a pack that is in memory.
-
-    Raises:
-        Damaged: A chunk does not hash to its digest.
-    """
-    view = memoryview(data)
-    for entry in table.entries:
-        if entry.codec != RAW:
-            raise Malformed("codec not allowed", where=key, expected=RAW, found=entry.codec)
-        stored = view[entry.offset : entry.offset + entry.stored_bytes]
-        verify_chunk(stored, entry.digest, key, entry.offset)
 
 
 class _Verification:
@@ -230,7 +218,7 @@ class _Verification:
                 state = advance(state, [slot])
         except RegistryError as error:
             affected = (f"{run_id} from slot {state.next_slot} on",)
-            self._findings.append(Finding("log", run_id, str(error), affected, _MEND))
+            self._findings.append(Finding("log", run_id, error.summary, affected, _MEND))
         for record in state.checkpoints:
             self._checkpoints += 1
             ref = f"{run_id}/{record.manifest.short}"
@@ -243,8 +231,8 @@ class _Verification:
                 self._check_placed(ref, place)
 
     def _check_placed(self, ref: str, place: Place) -> None:
-        manifest = self._manifest(manifest_key(place), ref)
-        placement = self._placement(placement_key(place), ref)
+        manifest = self._manifest(place.manifest_key, ref)
+        placement = self._placement(place.placement_key, ref)
         if placement is None:
             return
         for pack in placement.packs:
@@ -254,11 +242,11 @@ class _Verification:
                     pack.key, f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
                 )
         if placement.manifest != place.manifest:
-            self._faults.setdefault(placement_key(place), "another checkpoint's placement")
+            self._faults.setdefault(place.placement_key, "another checkpoint's placement")
         # Lists are opened with the bytes; here only what the manifest names itself.
         elif manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
             self._faults.setdefault(
-                placement_key(place), "the placement does not cover its manifest"
+                place.placement_key, "the placement does not cover its manifest"
             )
 
     def _need(self, key: ObjectKey, ref: str) -> int | None:
@@ -267,7 +255,7 @@ class _Verification:
         if ref not in refs:
             refs.append(ref)
         if key not in self._sizes:
-            self._faults.setdefault(key, str(missing(key)))
+            self._faults.setdefault(key, missing(key).summary)
         return self._sizes.get(key)
 
     def _manifest(self, key: ObjectKey, ref: str) -> Manifest | None:
@@ -295,7 +283,7 @@ class _Verification:
         try:
             yield
         except RegistryError as error:
-            self._faults.setdefault(key, str(error))
+            self._faults.setdefault(key, error.summary)
 
     # Bytes
 
@@ -305,10 +293,13 @@ class _Verification:
         waiting = iter([key for key in self._sizes if key not in read])
         while batch := list(islice(waiting, _IN_FLIGHT)):
             jobs = [(key, self._store.pools.bulk.submit(self._check_object, key)) for key in batch]
-            for key, job in jobs:
-                with self._faults_of(key):
-                    job.result()
-                    self._count(self._sizes[key])
+            try:
+                for key, job in jobs:
+                    with self._faults_of(key):
+                        job.result()
+                        self._count(self._sizes[key])
+            finally:
+                abandon([job for _, job in jobs])
         manifests = {manifest.digest: manifest for manifest in self._manifests.values()}
         for key, placement in self._placements.items():
             with self._faults_of(key):

@@ -169,14 +169,4 @@ class Writer:
 
 def placed_keys(place: Place, placement: Placement) -> frozenset[ObjectKey]:
     """Return every object that a placed manifest needs: itself, its placement and its packs."""
-    return frozenset({manifest_key(place), placement_key(place), *(p.key for p in placement.packs)})
-
-
-def manifest_key(place: Place) -> ObjectKey:
-    """Return the key of a placed manifest."""
-    return ObjectKey("manifests", place.manifest, place.manifest_generation)
-
-
-def placement_key(place: Place) -> ObjectKey:
-    """Return the key of a placed manifest's placement."""
-    return ObjectKey("placements", place.placement, place.placement_generation)
+    return frozenset({place.manifest_key, place.placement_key, *(p.key for p in placement.packs)})

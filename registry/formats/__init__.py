@@ -115,6 +115,6 @@ def _torch(path: Path) -> Any:
         raise IncompatibleState(
             "torch is not installed",
             where=path,
-            hint="Install the extra: pip install 'holdfast[torch]'.",
+            hint="Install it: pip install torch.",
         ) from error
     return torch

@@ -64,7 +64,7 @@ def _not_installed(path: Path, error: ImportError) -> IncompatibleState:
         "a library that reads safetensors is not installed",
         where=path,
         found=error,
-        hint="Install the extras: pip install 'holdfast[safetensors,torch]'.",
+        hint="Install it: pip install safetensors torch.",
     )
 
 

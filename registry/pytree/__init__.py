@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from registry.pytree.adapters import register_adapter
 from registry.pytree.arrays import allocate, describe, view_of
+from registry.pytree.devices import await_devices
 from registry.pytree.flatten import FlatComponent, FlatState, flatten
 from registry.pytree.leaves import ArrayLeaf
 from registry.pytree.survey import leaf_kinds, leaf_paths
@@ -57,6 +58,7 @@ __all__ = [
     "FlatComponent",
     "FlatState",
     "allocate",
+    "await_devices",
     "describe",
     "flatten",
     "leaf_kinds",

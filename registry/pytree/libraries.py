@@ -22,7 +22,7 @@ _WRAPPERS = {
     "registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
 }
 _INSTALL = {
-    "torch": "Install it: pip install 'holdfast[torch]'.",
+    "torch": "Install it: pip install torch.",
     "numpy": "Install it: pip install numpy.",
 }
 _loaded: set[str] = set()

@@ -90,7 +90,7 @@ def test_an_object_that_is_gone_is_found_without_reading_and_says_what_it_costs(
     assert (finding.kind, finding.where) == ("missing", key)
     affected = [c for c in two if any(c.digest.short in ref for ref in finding.affects)]
     assert len(affected) == len(finding.affects) == 1
-    assert "sync" in finding.advice
+    assert "mirror" in finding.advice
 
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x"])

@@ -49,7 +49,7 @@ def test_torch_states_without_torch_name_the_remedy():
         "for act in (lambda: unflatten_component({'t': 0}, [0]),\n"
         "            lambda: allocate('int8', (1,), 'torch')):\n"
         "    try: act()\n"
-        "    except IncompatibleState as error: assert 'holdfast[torch]' in str(error)\n"
+        "    except IncompatibleState as error: assert 'pip install torch' in str(error)\n"
         "    else: raise SystemExit(1)"
     )
 
