@@ -124,8 +124,11 @@ def sync(
             for done in report.runs
         ],
     )
-    runs = output.counted(len(report.runs), "run")
-    output.line(f"{runs} up to date; {output.size(report.bytes_copied)} sent")
+    copied = sum(done.commits > 0 for done in report.runs)
+    output.line(
+        f"{output.counted(copied, 'run')} copied, {len(report.runs) - copied} up to date before; "
+        f"{output.size(report.bytes_copied)} of packs sent"
+    )
 
 
 def _sync_json(report: SyncReport) -> dict[str, object]:

@@ -170,7 +170,7 @@ def _say(action: dict[str, Any], refs: dict[int, str], n: int) -> str:
         case {"action": "run.status", "status": status}:
             return f"status {status}"
         case {"action": "run.take_over", "host": host}:
-            return f"{host} takes over"
+            return f"{host} trains from here"
         case {"action": "run.rewind", "to": to}:
             return f"go back to {refs[to]}" if to is not None else "go back to the beginning"
         case {"action": "checkpoint.add", "manifest": digest, "metrics": metrics}:

@@ -181,7 +181,9 @@ def test_sync(call: Call, url: str, tmp_path: Path) -> None:
     first = call("sync", url, tmp_path / "mirror", "demo").stdout.splitlines()
     assert first[1].split()[0] == "demo"
     assert first[1].split()[2] == "2"
-    assert "0 B sent" in call("sync", url, tmp_path / "mirror").stdout
+    assert first[-1].startswith("1 run copied, 0 up to date before")
+    again = call("sync", url, tmp_path / "mirror").stdout
+    assert "0 runs copied, 1 up to date before; 0 B" in again
     assert "keeper" in call("ls", "demo", "-r", tmp_path / "mirror").stdout
     assert "'demo'" in call("sync", url, tmp_path / "mirror", "dem", status=4).stderr
     call("sync", url, url, status=3)
