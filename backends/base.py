@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from backends.errors import InvalidLocation
+from backends.errors import InvalidLocation, ObjectTruncated
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -194,3 +194,22 @@ def as_buffers(body: Body) -> list[memoryview]:
     views: list[memoryview] = [memoryview(part) for part in parts]
     # Left out because a view with a zero in its shape cannot be cast.
     return [view.cast("B") for view in views if view.nbytes]
+
+
+def cut(key: str, held: bytes, byte_range: ByteRange, into: Sequence[memoryview] | None) -> bytes:
+    """Answer a ranged `get` of an object whose bytes are in memory."""
+    views = check_into(byte_range, into)
+    if byte_range.stop > len(held):
+        raise ObjectTruncated(
+            "the object ends before the range does",
+            where=key,
+            expected=f"at least {byte_range.stop} bytes",
+            found=f"{len(held)} bytes",
+        )
+    if into is None:
+        return held[byte_range.start : byte_range.stop]
+    position = byte_range.start
+    for view in views:
+        view[:] = memoryview(held)[position : position + len(view)]
+        position += len(view)
+    return b""

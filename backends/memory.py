@@ -7,8 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
-from backends.errors import ObjectNotFound, ObjectTruncated
+from backends.base import (
+    Backend,
+    Body,
+    ByteRange,
+    ObjectInfo,
+    as_buffers,
+    check_into,
+    check_key,
+    cut,
+)
+from backends.errors import ObjectNotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +64,11 @@ class MemoryBackend(Backend):
         into: Sequence[memoryview] | None = None,
     ) -> bytes:
         """Read an object, or a range of it."""
-        views = check_into(byte_range, into)
         data = self._object(key).data
         if byte_range is None:
+            check_into(byte_range, into)
             return data
-        if byte_range.stop > len(data):
-            raise ObjectTruncated(
-                "the object ends before the range does",
-                where=key,
-                expected=f"at least {byte_range.stop} bytes",
-                found=f"{len(data)} bytes",
-            )
-        if into is None:
-            return data[byte_range.start : byte_range.stop]
-        position = byte_range.start
-        for view in views:
-            view[:] = memoryview(data)[position : position + len(view)]
-            position += len(view)
-        return b""
+        return cut(key, data, byte_range, into)
 
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object."""

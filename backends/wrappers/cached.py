@@ -6,8 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.base import Backend, Body, ByteRange, check_into
-from backends.errors import ObjectTruncated
+from backends.base import Backend, Body, ByteRange, cut
 from backends.wrappers.base import Wrapper
 
 
@@ -55,7 +54,7 @@ class Cached(Wrapper):
             if byte_range is None:
                 self._remember(key, data)
             return data
-        return held if byte_range is None else _cut(key, held, byte_range, into)
+        return held if byte_range is None else cut(key, held, byte_range, into)
 
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object."""
@@ -94,21 +93,3 @@ class Cached(Wrapper):
 
     def _drop(self, key: str) -> None:
         self._held_bytes -= len(self._held.pop(key, b""))
-
-
-def _cut(key: str, held: bytes, byte_range: ByteRange, into: Sequence[memoryview] | None) -> bytes:
-    views = check_into(byte_range, into)
-    if byte_range.stop > len(held):
-        raise ObjectTruncated(
-            "the object ends before the range does",
-            where=key,
-            expected=f"at least {byte_range.stop} bytes",
-            found=f"{len(held)} bytes",
-        )
-    if into is None:
-        return held[byte_range.start : byte_range.stop]
-    position = byte_range.start
-    for view in views:
-        view[:] = memoryview(held)[position : position + len(view)]
-        position += len(view)
-    return b""
