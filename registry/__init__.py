@@ -6,13 +6,16 @@ objects that they return. `docs/spec.md` says what is on the store.
 
 from __future__ import annotations
 
-from registry.actions import Monitor
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import RegistryError
+from registry.migrations import register_migration
+from registry.monitors import Monitor
 from registry.pytree import register_adapter
 from registry.registry import Registry, init, open  # noqa: A004
 from registry.run import Run
+from registry.spec import Retention
+from registry.stored import Stored
 from registry.sync import sync
 
 __all__ = [
@@ -21,9 +24,12 @@ __all__ = [
     "Monitor",
     "Registry",
     "RegistryError",
+    "Retention",
     "Run",
+    "Stored",
     "init",
     "open",
     "register_adapter",
+    "register_migration",
     "sync",
 ]

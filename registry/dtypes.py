@@ -32,6 +32,9 @@ ITEM_SIZES: dict[str, int] = {
     "complex128": 16,
 }
 
+#: The real floating-point types.
+FLOATING = frozenset(name for name in ITEM_SIZES if name.startswith(("float", "bfloat")))
+
 
 def item_size(dtype: str) -> int:
     """Return the bytes per element of a type.

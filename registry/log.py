@@ -46,7 +46,7 @@ SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
 #: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
-REPLAY_VERSION = 1
+REPLAY_VERSION = 2
 _SNAPSHOTS_TRIED = 4
 _UNKNOWN_RETRIES = 8
 _LONGEST_PAUSE_S = 1.0

@@ -36,13 +36,26 @@ def encode_plain(value: object, what: str) -> canonical.Json:
             where=component.leaves[0].path,
             hint="Keep it in the state; the log holds small plain values.",
         )
-    if _depth(component.skeleton) > MAX_DEPTH:
+    return _shallow(component.skeleton, what)
+
+
+def join_plain(encoded: Mapping[str, canonical.Json], what: str) -> canonical.Json:
+    """Return the encoding of a dict of values that are encoded already.
+
+    Raises:
+        UnsupportedValue: It nests too deeply.
+    """
+    return _shallow({"d": [[name, value] for name, value in encoded.items()]}, what)
+
+
+def _shallow(skeleton: canonical.Json, what: str) -> canonical.Json:
+    if _depth(skeleton) > MAX_DEPTH:
         raise UnsupportedValue(
             f"{what} nests too deeply for the log",
             expected=f"at most {MAX_DEPTH} levels of JSON, three for each dict",
             hint="Keep it in the state.",
         )
-    return component.skeleton
+    return skeleton
 
 
 def _depth(skeleton: canonical.Json) -> int:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
 
 from registry import canonical
 from registry.digest import Digest
@@ -34,6 +41,24 @@ DigestField = Annotated[
 FloatField = Annotated[
     float, BeforeValidator(_float), PlainSerializer(canonical.float_to_hex, when_used="json")
 ]
+
+
+def _number(value: object) -> object:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else _float(value)
+
+
+#: The same; a whole number is taken as well, as people write it in a preset.
+NumberField = Annotated[
+    float, BeforeValidator(_number), PlainSerializer(canonical.float_to_hex, when_used="json")
+]
+#: A number of a training step, PPO update or epoch; any counter that a run saves by.
+Step = Annotated[int, Field(ge=0, le=2**53)]
+#: What may stand as a segment of a ref.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+PhaseName = Name
+Metrics = dict[str, FloatField]
+#: A value encoded by `registry.pytree` without arrays.
+Plain = Any
 
 
 class Record(BaseModel):

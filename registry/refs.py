@@ -12,13 +12,16 @@ from registry.checkpoint import Checkpoint, phase_segment
 from registry.errors import AmbiguousRef, InvalidInput, NotFound
 from registry.run import Run
 from registry.state import CheckpointRecord
+from registry.stored import Stored
 from registry.suggest import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _STEP = re.compile(r"step(\d{1,16})")
+_VERSION = re.compile(r"v\d{1,16}")
 FORMS = (
     "RUN, RUN/latest, RUN/best, RUN/best/METRIC, RUN/PHASE/latest, RUN/PHASE/best, "
-    "RUN/PHASE/stepN, RUN/tags/NAME, RUN/DIGEST"
+    "RUN/PHASE/stepN, RUN/gates/NAME, RUN/tags/NAME, RUN/releases/VERSION, RUN/releases/latest, "
+    "RUN/artifacts/NAME, RUN/pool/vN, RUN/DIGEST, and CHECKPOINT/companions/NAME"
 )
 
 
@@ -27,8 +30,8 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def find_in_run(run: Run, path: str) -> Checkpoint:
-    """Return the checkpoint that the part of a ref after the run names.
+def find_in_run(run: Run, path: str) -> Stored:
+    """Return the stored state that the part of a ref after the run names.
 
     Raises:
         NotFound: There is none of that name.
@@ -37,6 +40,23 @@ def find_in_run(run: Run, path: str) -> Checkpoint:
     """
     segments = path.split("/") if path else ["latest"]
     match segments:
+        case [*of, "companions", name] if of:
+            return _checkpoint(run, of).companion(name)
+        case ["artifacts", name]:
+            return run.artifact(name)
+        case ["releases", "latest"]:
+            return run.releases.latest()
+        case ["releases", version]:
+            return run.releases.get(version)
+        case ["pool", version] if _VERSION.fullmatch(version):
+            return run.pool.entry(int(version[1:]))
+    return _checkpoint(run, segments)
+
+
+def _checkpoint(run: Run, segments: list[str]) -> Checkpoint:
+    match segments:
+        case ["gates", name]:
+            return run.gate(name)
         case ["tags", name]:
             return _tagged(run, name)
         case [text] if is_digest(text):
@@ -45,6 +65,7 @@ def find_in_run(run: Run, path: str) -> Checkpoint:
             return _pointed(run, None, segments)
         case [phase, *rest] if rest:
             return _pointed(run, _phase(run, phase), rest)
+    path = "/".join(segments)
     raise InvalidInput(
         "not a ref",
         where=f"{run.id}/{path}",
@@ -62,17 +83,21 @@ def _tagged(run: Run, name: str) -> Checkpoint:
 
 def _by_digest(run: Run, text: str) -> Checkpoint:
     digits = text.removeprefix("sha256:")
-    found = {
-        record.manifest: record
-        for record in run.manifest.checkpoints
-        if record.manifest.hex().startswith(digits)
-    }
+    matching = [one for one in run.manifest.checkpoints if one.manifest.hex().startswith(digits)]
+    found = {one.manifest: one for one in matching if one.evicted is None}
     if len(found) > 1:
         raise AmbiguousRef(
             "several checkpoints begin with these digits",
             where=f"{run.id}/{digits}",
             found=", ".join(digest.hex()[: len(digits) + 4] for digest in found),
             hint="Give more digits.",
+        )
+    if not found and matching:
+        raise NotFound(
+            "this checkpoint was evicted",
+            where=f"{run.id}/{digits}",
+            found=matching[-1].evicted,
+            hint="`holdfast undo` brings it back until it is collected.",
         )
     if not found:
         raise NotFound("no checkpoint with this id", where=f"{run.id}/{digits}")
@@ -81,6 +106,7 @@ def _by_digest(run: Run, text: str) -> Checkpoint:
 
 def _phase(run: Run, segment: str) -> str:
     phases = {record.phase for record in run.manifest.checkpoints}
+    phases |= {phase.name for phase in run.spec.phases}
     for phase in phases:
         if segment in (phase, phase_segment(phase)):
             return phase
@@ -99,9 +125,10 @@ def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
         case ["latest"]:
             found = run.manifest.latest(phase)
         case ["best"]:
-            found = run.manifest.best(run.monitor(), phase)
+            found = run.manifest.best(run.monitor(phase), phase)
         case ["best", metric]:
-            monitors = {monitor.metric: monitor for monitor in run.manifest.monitors}
+            known_here = run.spec.phase(phase).monitors if phase else run.manifest.monitors
+            monitors = {monitor.label: monitor for monitor in known_here}
             if metric not in monitors:
                 known = ", ".join(monitors) or "none"
                 raise NotFound(

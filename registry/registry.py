@@ -5,31 +5,29 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from backends import Backend, open_backend
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
-from registry.actions import CreateRun, Line, Monitor
+from registry.actions import CreateRun
 from registry.checkpoint import Checkpoint
-from registry.environment import describe_environment
+from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
+from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
-from registry.log import RunLog, commit_line, list_runs
-from registry.plain import encode_plain, plain_digest
+from registry.log import RunLog, list_runs
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
-from registry.state import RunManifest
+from registry.spec import RunSpec
 from registry.store import Store, create_config, read_config
+from registry.stored import Stored
 from registry.suggest import near
 from registry.verify import Progress, VerifyReport, verify
 
 _LOGGER = logging.getLogger("holdfast")
-_COLLISIONS = 100
 
 
 def init(url: str | os.PathLike[str], *, skip_race_probe: bool = False) -> Registry:
@@ -138,50 +136,54 @@ class Registry:
         """The objects behind it, for maintenance."""
         return self._store
 
-    def create_run(
-        self,
-        run_id: str | None = None,
-        *,
-        config: object = None,
-        seed: int | None = None,
-        monitor: Monitor | Iterable[Monitor] = (),
-        input_hash: str | None = None,
-    ) -> Run:
-        """Begin a run. Without a preset every checkpoint is kept.
+    def create_run(self, run_id: str | None = None, **options: Unpack[RunOptions]) -> Run:
+        """Begin a run. Without a preset or a retention policy every checkpoint is kept.
 
         Args:
             run_id: Its name; `YYYYMMDD_HHmmss_<seed hex8>` without one.
-            config: The training configuration, plain values only.
-            seed: The master seed; random without one.
-            monitor: What decides `best`, one or several.
-            input_hash: Identity of the input data, where the caller has one.
+            **options: Any of
+
+                - `preset`: what the run is to be: `default`, `hydra`, `adr004`, or the path of a
+                  TOML file of one's own ([docs/presets.md](docs/presets.md)).
+                - `config`: the training configuration, plain values only.
+                - `seed`: the master seed, 64 bits; random without it.
+                - `monitor`: what decides `best`, one or several.
+                - `retention`: what is kept.
+                - `input_hash`: identity of the input data, where the caller has one.
 
         Raises:
             Conflict: A run of that name exists.
-            InvalidInput: The name is not legal, or the configuration holds what cannot be stored.
+            InvalidInput: The name is not legal, the configuration holds what cannot be stored, or
+                the preset is none.
+            NotFound: There is no such preset.
         """
-        seed = secrets.randbits(64) if seed is None else seed
-        action = _creation(config, seed, monitor, input_hash)
-        for name in [run_id] if run_id is not None else _default_ids(seed):
-            log = RunLog(self._store, check_run_id(name))
-            if _begin(log, action):
-                _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(Run(self._store, log))
-        raise Conflict(
-            "a run of this name exists",
-            where=run_id,
-            hint="Continue it with reg.run(id), or choose another name.",
-        )
+        return self._create(run_id, creation(**options))
+
+    def fork(
+        self, source: Checkpoint | str, run_id: str | None = None, **options: Unpack[RunOptions]
+    ) -> Run:
+        """Begin a run that goes on from a checkpoint of another one. No data is copied.
+
+        It inherits the checkpoint with its companions, the gates and artifacts, the streams up to
+        it, and the pool with its ratings; releases and tags stay with the parent.
+
+        Args:
+            source: The checkpoint, or its ref.
+            run_id: Its name; as for `create_run`.
+            **options: As for `create_run`; the parent's where they are absent.
+
+        Raises:
+            Conflict: A run of that name exists, or the checkpoint was evicted.
+        """
+        checkpoint = self.checkpoint(source) if isinstance(source, str) else source
+        inherited = inheritance(self._store, checkpoint)
+        parent = self._peek(checkpoint.run_id).manifest
+        run = self._create(run_id, forked(parent, inherited.parent, **options))
+        inherit(run.committer, inherited)
+        return run
 
     def run(
-        self,
-        run_id: str | None = None,
-        *,
-        create: bool = False,
-        config: object = None,
-        seed: int | None = None,
-        monitor: Monitor | Iterable[Monitor] = (),
-        input_hash: str | None = None,
+        self, run_id: str | None = None, *, create: bool = False, **options: Unpack[RunOptions]
     ) -> Run:
         """Open a run, to continue it or to read it.
 
@@ -189,26 +191,34 @@ class Registry:
             run_id: Its name; the environment variable `HOLDFAST_RUN` without one.
             create: Begin it where it does not exist: the same line of a job script then starts and,
                 after a requeue, continues.
-            config: As for `create_run`; used only when the run is begun here.
-            seed: Likewise.
-            monitor: Likewise.
-            input_hash: Likewise.
+            **options: As for `create_run`, used when the run is begun here.
 
         Raises:
             NotFound: There is no such run; near names are suggested.
-            Conflict: It was begun with other monitors.
+            Conflict: It was begun with other monitors, or with another preset.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = self._open_log(name, must_exist=not create)
-        if log.state.commits == 0:
-            seed = secrets.randbits(64) if seed is None else seed
-            if not _begin(log, _creation(config, seed, monitor, input_hash)):
-                log.refresh()
-        _check_monitors(log, _monitors(monitor))
+        if log.state.commits == 0 and not begin(log, creation(**options)):
+            log.refresh()
+        check_same(log.state, **options)
         return self._hold(Run(self._store, log))
+
+    def _create(self, run_id: str | None, action: CreateRun) -> Run:
+        for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
+            log = RunLog(self._store, check_run_id(name))
+            if begin(log, action):
+                if log.state.spec == RunSpec(monitors=action.monitors):
+                    _LOGGER.info("%s: no preset: every checkpoint is kept", name)
+                return self._hold(Run(self._store, log))
+        raise Conflict(
+            "a run of this name exists",
+            where=run_id,
+            hint="Continue it with reg.run(id), or choose another name.",
+        )
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
@@ -218,8 +228,29 @@ class Registry:
         """Return exactly the checkpoint that a ref names.
 
         Args:
-            ref: `RUN`, `RUN/latest`, `RUN/phase2/best`, `RUN/tags/NAME`, `RUN/<hex digits>`, or
-                8 and more hex digits of an id alone.
+            ref: `RUN`, `RUN/latest`, `RUN/phase2/best`, `RUN/gates/NAME`, `RUN/tags/NAME`,
+                `RUN/<hex digits>`, or 8 and more hex digits of an id alone.
+
+        Raises:
+            NotFound: It names nothing.
+            AmbiguousRef: It names several.
+            InvalidInput: It names a state that is no checkpoint: `stored` returns that.
+        """
+        found = self.stored(ref)
+        if not isinstance(found, Checkpoint):
+            raise InvalidInput(
+                "this is a stored state and no checkpoint",
+                where=found.ref,
+                hint="reg.stored(ref) returns it, with `load` and `load_into`.",
+            )
+        return found
+
+    def stored(self, ref: str) -> Stored:
+        """Return exactly the stored state that a ref names.
+
+        Args:
+            ref: Of a checkpoint, or `RUN/releases/1.2.0`, `RUN/releases/latest`,
+                `RUN/artifacts/NAME`, `RUN/pool/v0042`, `RUN/phase2/step00045000/companions/NAME`.
 
         Raises:
             NotFound: It names nothing.
@@ -250,8 +281,8 @@ class Registry:
             for run in runs:
                 stack.callback(run.close)
 
-    def _by_digest(self, digits: str) -> Checkpoint:
-        found: dict[bytes, Checkpoint] = {}
+    def _by_digest(self, digits: str) -> Stored:
+        found: dict[bytes, Stored] = {}
         for name in self.runs():
             try:
                 checkpoint = find_in_run(self._peek(name), digits)
@@ -264,7 +295,7 @@ class Registry:
             raise AmbiguousRef(
                 "several checkpoints begin with these digits",
                 where=digits,
-                found=", ".join(f"{ck.run_id}/{ck.digest.short}" for ck in found.values()),
+                found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
                 hint="Give more digits, or the run: RUN/DIGITS.",
             )
         if not found:
@@ -289,63 +320,3 @@ class Registry:
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)
         return run
-
-
-def _creation(
-    config: object, seed: int, monitor: Monitor | Iterable[Monitor], input_hash: str | None
-) -> CreateRun:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
-    monitors = _monitors(monitor)
-    if not isinstance(input_hash, str | None):
-        raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
-    encoded = encode_plain(config, "config")
-    return CreateRun(
-        config=encoded,
-        config_hash=plain_digest(encoded),
-        input_hash=input_hash,
-        seed=f"{seed:016x}",
-        environment=describe_environment(),
-        monitors=monitors,
-    )
-
-
-def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
-    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
-    if not all(isinstance(one, Monitor) for one in monitors):
-        raise InvalidInput(
-            "not a monitor",
-            expected="Monitor(metric='loss', mode='min'), or several",
-            found=repr(monitor),
-        )
-    return monitors
-
-
-def _check_monitors(log: RunLog, given: tuple[Monitor, ...]) -> None:
-    """Refuse other monitors than the run was begun with: its `best` would not be what was asked."""
-    if given and given != log.state.monitors:
-        raise Conflict(
-            "the run was begun with other monitors",
-            where=log.run_id,
-            expected=", ".join(f"{m.metric}:{m.mode}" for m in log.state.monitors) or "none",
-            found=", ".join(f"{m.metric}:{m.mode}" for m in given),
-            hint="Ask with `run.best(monitor=...)`, or begin another run.",
-        )
-
-
-def _begin(log: RunLog, action: CreateRun) -> bool:
-    """Put commit 0; return whether this call began the run."""
-    begun = False
-
-    def compose(state: RunManifest) -> Sequence[Line] | None:
-        nonlocal begun
-        begun = state.commits == 0
-        return [commit_line(state, [action])] if begun else None
-
-    log.append(compose)
-    return begun
-
-
-def _default_ids(seed: int) -> list[str]:
-    base = f"{datetime.now(UTC):%Y%m%d_%H%M%S}_{seed & 0xFFFFFFFF:08x}"
-    return [base, *(f"{base}_{number}" for number in range(2, _COLLISIONS))]

@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self, Unpack, get_args
 
-from registry.actions import Action, Commit, Monitor, RunStatus, SetStatus, SetTag
-from registry.checkpoint import Checkpoint
-from registry.digest import Digest
-from registry.errors import (
-    Conflict,
-    IntegrityError,
-    InvalidInput,
-    NotFound,
-    RegistryError,
-    RestoreFailed,
-)
-from registry.log import RunLog, commit_line
-from registry.plain import check_name, check_phase, decode_plain
+from registry import pins, pruning
+from registry.actions import Commit, Evict, RunStatus, SetStatus
+from registry.checkpoint import Checkpoint, phase_value
+from registry.committer import Committer
+from registry.errors import InvalidInput, NotFound, RegistryError
+from registry.log import RunLog
+from registry.monitors import Monitor
+from registry.plain import check_phase, decode_plain
+from registry.pool.league import OpponentPool
+from registry.releases import Releases
+from registry.restoring import Restored, check_source, restore_newest
+from registry.retention import RetentionPlan
+from registry.save_request import SaveOptions, SaveRequest
+from registry.spec import Retention, RunSpec
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store
-from registry.trainer import PendingSave, SaveRequest, Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A checkpoint that `restore` passed over.
-
-    Attributes:
-        ref: Which one.
-        digest: Its id.
-        reason: What was wrong with it.
-    """
-
-    ref: str
-    digest: Digest
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What `restore` came back with.
-
-    Attributes:
-        state: The state.
-        checkpoint: Where it is from.
-        report: The newer checkpoints that could not be loaded, newest first.
-    """
-
-    state: Any
-    checkpoint: Checkpoint
-    report: tuple[Attempt, ...]
+from registry.stored import Stored
+from registry.streams import Stream
+from registry.trainer import PendingSave, Trainer
 
 
 class Run:
@@ -67,7 +39,10 @@ class Run:
     def __init__(self, store: Store, log: RunLog) -> None:
         self._store = store
         self._log = log
-        self._trainer = Trainer(store, log)
+        #: Commits without a writer token, for the registry and the parts of this handle.
+        self.committer = Committer(store, log)
+        self._trainer = Trainer(self.committer)
+        self._pool = OpponentPool(self.committer)
 
     def __repr__(self) -> str:
         return f"<Run {self.id}>"
@@ -115,6 +90,24 @@ class Run:
         """What the run was created with."""
         return decode_plain(self.manifest.created.config if self.manifest.created else None)
 
+    @property
+    def spec(self) -> RunSpec:
+        """What the run is to be: the preset that it was created with."""
+        return self.manifest.spec
+
+    @property
+    def phase(self) -> int | str | None:
+        """The phase that training is in, as far as this handle has read; `None` before any."""
+        found = self.manifest.phase
+        return None if found is None else phase_value(found)
+
+    def is_due(self, step: int, phase: int | str | None = None) -> bool:
+        """Return whether the preset's cadence asks for a checkpoint at this step of a phase."""
+        name = self.manifest.phase if phase is None else check_phase(phase)
+        first = self.spec.phases[0].name if self.spec.phases else ""
+        every = self.spec.phase(name or first).save_every
+        return every is not None and step > 0 and step % every == 0
+
     def refresh(self) -> Self:
         """Read what others have committed meanwhile."""
         self._log.refresh()
@@ -122,62 +115,53 @@ class Run:
 
     # Saving
 
-    def save(
-        self,
-        state: object,
-        *,
-        step: int,
-        phase: int | str = "main",
-        metrics: Mapping[str, object] | None = None,
-        meta: object = None,
-    ) -> Checkpoint:
+    def save(self, state: object, *, step: int, **options: Unpack[SaveOptions]) -> Checkpoint:
         """Keep a state; return when it is durable.
 
         Args:
             state: A dict of whatever the training program wants back, tensors and plain values
                 nested at will; objects with `state_dict()` are taken by it.
             step: Training step, update or epoch that the state belongs to.
-            phase: Phase of the run.
-            metrics: Numbers that describe the state; more can follow by `Checkpoint.report`.
-            meta: Anything plain to keep beside the state, outside its id.
+            **options: Any of
+
+                - `phase`: phase of the run; without it the one that the run is in, `main` where
+                  none are declared.
+                - `metrics`: numbers that describe the state; more can follow by
+                  `Checkpoint.report`.
+                - `meta`: anything plain to keep beside the state, outside its id.
+                - `tier`: retention class; by the phase's rules without it.
+                - `companions`: states that are kept and evicted with this one, by name. One that
+                  the phase declares is carried on from the last checkpoint where it is not given.
+                - `streams`: entries for streams, by name: they become visible with the checkpoint,
+                  and a resume from it goes on after them.
+                - `allow_nonfinite`: let the checkpoint be latest although weights that the preset
+                  watches hold NaN or infinity.
 
         Returns:
             The checkpoint; where the same state was saved at this step already, that one, with
             `metrics` added to it.
 
         Raises:
-            InvalidInput: Something cannot be stored; the message names its path.
+            InvalidInput: Something cannot be stored, the message names its path; or the run has no
+                such phase, tier or stream.
+            IncompatibleState: Keys that the phase requires are missing, or tensors have another
+                dtype than the preset demands.
             Fenced: Another trainer has taken the run over.
-            Conflict: The step holds another state already, or the run is completed.
+            Conflict: The step holds another state already, the phase is over, or the run is.
             StorageError: The store failed; nothing is visible, except that StoreUnavailable
                 leaves that open. Repeating the save is safe either way.
         """
-        return self._trainer.save(state, SaveRequest.check(step, phase, metrics, meta))
+        return self._trainer.save(state, SaveRequest.check(step, **options))
 
-    def push(
-        self,
-        state: object,
-        *,
-        step: int,
-        phase: int | str = "main",
-        metrics: Mapping[str, object] | None = None,
-        meta: object = None,
-    ) -> Checkpoint:
+    def push(self, state: object, *, step: int, **options: Unpack[SaveOptions]) -> Checkpoint:
         """Keep a state that another program made; its trainer stays in charge of the run.
 
         Args, result and errors are those of `save`; nobody is fenced.
         """
-        request = SaveRequest.check(step, phase, metrics, meta, takes_over=False)
-        return self._trainer.save(state, request)
+        return self._trainer.save(state, SaveRequest.check(step, takes_over=False, **options))
 
     def save_async(
-        self,
-        state: object,
-        *,
-        step: int,
-        phase: int | str = "main",
-        metrics: Mapping[str, object] | None = None,
-        meta: object = None,
+        self, state: object, *, step: int, **options: Unpack[SaveOptions]
     ) -> PendingSave:
         """Keep a state in the background; return once it has been copied.
 
@@ -186,7 +170,7 @@ class Run:
 
         Args and errors are those of `save`.
         """
-        return self._trainer.save_async(state, SaveRequest.check(step, phase, metrics, meta))
+        return self._trainer.save_async(state, SaveRequest.check(step, **options))
 
     # Finding
 
@@ -206,28 +190,31 @@ class Run:
         """Return the checkpoint with the best value as of now; `None` while none has one.
 
         Args:
-            phase: Only checkpoints of this phase.
+            phase: Only checkpoints of this phase. Where phases are declared, only those of the one
+                that training is in are compared without it.
             monitor: What to compare by; the run's first monitor without it.
 
         Raises:
             InvalidInput: The run was created without a monitor, and none is given.
         """
-        chosen = monitor or self.monitor()
-        if not isinstance(chosen, Monitor):
+        if monitor is not None and not isinstance(monitor, Monitor):
             raise InvalidInput(
-                "not a monitor", expected="Monitor(metric=..., mode=...)", found=repr(chosen)
+                "not a monitor", expected="Monitor(metric=..., mode=...)", found=repr(monitor)
             )
         state = self._log.refresh()
-        record = state.best(chosen, None if phase is None else check_phase(phase))
+        name = None if phase is None else check_phase(phase)
+        record = state.best(monitor or self.monitor(phase), name)
         return None if record is None else self._checkpoint(record)
 
-    def monitor(self) -> Monitor:
-        """Return what decides `best`: the run's first monitor.
+    def monitor(self, phase: int | str | None = None) -> Monitor:
+        """Return what decides `best`: the first monitor of the phase, or of the run.
 
         Raises:
-            InvalidInput: The run was created without one.
+            InvalidInput: There is none.
         """
-        for monitor in self.manifest.monitors:
+        declared = phase is not None
+        known = self.spec.phase(check_phase(phase)).monitors if declared else self.manifest.monitors
+        for monitor in known:
             return monitor
         raise InvalidInput(
             "nothing says which checkpoint is best",
@@ -267,61 +254,141 @@ class Run:
 
         Raises:
             InvalidInput: `at` is another run's.
-            Conflict: `at` is superseded.
+            Conflict: `at` is superseded or evicted.
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
-        if at is not None and not isinstance(at, Checkpoint):
-            raise InvalidInput(
-                "not a checkpoint",
-                expected="run.restore(at=reg.checkpoint('RUN/...'))",
-                found=repr(at),
-            )
-        if at is not None and at.run_id != self.id:
-            raise InvalidInput(
-                "a run is restored from a checkpoint of its own", where=self.id, found=at.ref
-            )
-        if at is not None and at.superseded:
-            raise Conflict(
-                "training has gone back behind this checkpoint already",
-                where=at.ref,
-                hint="Load it with `checkpoint.load()` and save on into a run of its own.",
-            )
         self._trainer.settle()
-        candidates = [at] if at is not None else list(reversed(self.checkpoints()))
-        passed: list[Attempt] = []
-        for checkpoint in candidates:
-            try:
-                state = checkpoint.load(map_location=map_location)
-            except IntegrityError as error:
-                if at is not None:
-                    raise
-                self._trainer.distrust(checkpoint)
-                passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
-                continue
-            self._trainer.resume_at(checkpoint)
-            return Restored(state, checkpoint, tuple(passed))
-        if not passed:
-            return None
-        listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in passed)
-        raise RestoreFailed(
-            f"none of {len(passed)} checkpoints could be loaded{listed}",
-            where=self.id,
-            hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them.",
-        )
+        if at is None:
+            candidates = list(reversed(self.checkpoints()))
+            return restore_newest(self._trainer, candidates, map_location)
+        check_source(self.id, at)
+        state = at.load(map_location=map_location)
+        self._trainer.resume_at(at)
+        return Restored(state, at, ())
 
-    # Annotating
+    # Names that keep
 
     def tag(self, name: str, checkpoint: Checkpoint) -> None:
         """Point a movable name at a checkpoint of this run; `RUN/tags/NAME` finds it.
 
         Raises:
             InvalidInput: The checkpoint is another run's, or the name is not legal.
+            Conflict: The checkpoint was evicted.
         """
-        if checkpoint.run_id != self.id:
-            raise InvalidInput(
-                "a tag names a checkpoint of its own run", where=name, found=checkpoint.ref
-            )
-        self._append(SetTag(name=check_name(name, "a tag"), checkpoint=checkpoint.record.n))
+        pins.set_tag(self.committer, name, checkpoint)
+
+    def set_gate(self, name: str, checkpoint: Checkpoint | None = None) -> Checkpoint:
+        """Make a checkpoint a gate: immutable, never evicted; `RUN/gates/NAME` finds it.
+
+        Args:
+            name: The gate's name, one of the preset's where it declares any.
+            checkpoint: The checkpoint; the best one of the gate's phase without it.
+
+        Raises:
+            Conflict: The gate is set to another checkpoint, and that one is sound: only a gate
+                that fails verification may be replaced.
+            InvalidInput: There is no such gate, or the checkpoint is not of its phase.
+            NotFound: No checkpoint is given, and the phase has no best one.
+        """
+        return pins.set_gate(self.committer, name, checkpoint)
+
+    def gate(self, name: str) -> Checkpoint:
+        """Return a gate. Loading it never falls back: damage is an error.
+
+        Raises:
+            NotFound: It is not set.
+        """
+        found = pins.find_pin(self._log.refresh(), "gate", name)
+        assert found.checkpoint is not None  # replay has every gate name one
+        return self.find(found.checkpoint)
+
+    def add_artifact(self, name: str, state: object) -> Stored:
+        """Keep a state beside the checkpoints for good; `RUN/artifacts/NAME` finds it.
+
+        Args:
+            name: Given once; adding the same state again changes nothing.
+            state: As for `save`.
+
+        Raises:
+            Conflict: The name holds another state.
+        """
+        return pins.add_artifact(self.committer, name, state)
+
+    def artifact(self, name: str) -> Stored:
+        """Return an artifact.
+
+        Raises:
+            NotFound: There is none of that name.
+        """
+        found = pins.find_pin(self._log.refresh(), "artifact", name)
+        return Stored(self._store, self._log, found.manifest, found.ref)
+
+    @property
+    def releases(self) -> Releases:
+        """Published states under semantic versions, each with a model card."""
+        return Releases(self.committer)
+
+    @property
+    def pool(self) -> OpponentPool:
+        """The opponent pool."""
+        return self._pool
+
+    def stream(self, name: str) -> Stream:
+        """Return an append-only history of this run; it need not exist yet."""
+        return Stream(self.committer, name)
+
+    # Letting go
+
+    def prune(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionPlan:
+        """Let go of the checkpoints that retention does not keep; saves do it by themselves.
+
+        Args:
+            retention: A policy in place of the preset's.
+            dry_run: Only plan.
+
+        Returns:
+            What is kept and what goes, each with its reasons.
+
+        Raises:
+            InvalidInput: The run has no policy, and none is given.
+        """
+        return pruning.prune(self.committer, retention, dry_run=dry_run)
+
+    def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
+        """Bring evicted checkpoints back, those of the last eviction where none are named.
+
+        Args:
+            *checkpoints: Of this run, from `evicted`.
+
+        Returns:
+            The checkpoints. Retention lets them alone from here on.
+
+        Raises:
+            NotFound: One of them is not evicted, or nothing is.
+            MissingObject: Collection has removed what it held.
+        """
+        chosen = [pins.own(self.committer, one, "undo") for one in checkpoints]
+        back = pruning.undo(self.committer, chosen or self._last_evicted())
+        return [self._checkpoint(record) for record in back]
+
+    def evicted(self) -> list[Checkpoint]:
+        """Return the checkpoints that retention let go, as of now, oldest first."""
+        state = self._log.refresh()
+        return [self._checkpoint(one) for one in state.checkpoints if one.evicted is not None]
+
+    def drop(self, reason: str) -> None:
+        """Release everything that the run holds, gates and releases included. Cannot be undone.
+
+        Args:
+            reason: Why, for whoever reads the log.
+        """
+        pruning.drop(self.committer, reason)
+
+    def _last_evicted(self) -> list[int]:
+        said = [a for commit in self.history() for a in commit.actions if isinstance(a, Evict)]
+        return pruning.last_evicted(self._log.state, said)
+
+    # How it stands
 
     def set_status(self, status: RunStatus) -> None:
         """Say how the run stands.
@@ -333,7 +400,7 @@ class Run:
             raise InvalidInput(
                 "not a status", expected=", ".join(get_args(RunStatus)), found=repr(status)
             )
-        self._append(SetStatus(status=status))
+        self.committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005
 
     def history(self) -> Iterator[Commit]:
         """Yield every commit, oldest first, as the log holds it now."""
@@ -344,6 +411,3 @@ class Run:
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""
         self._trainer.close()
-
-    def _append(self, action: Action) -> None:
-        self._log.append(lambda state: [commit_line(state, [action])])

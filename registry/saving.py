@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 from backends import Buffer
-from registry.actions import Place
 from registry.bursts import allocation_burst
 from registry.chunking import INLINE_BYTES, grid
 from registry.digest import Digest
 from registry.keys import ObjectKey
 from registry.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
 from registry.pack import PACK_BYTES, TRAILER_BYTES, raw_table, trailer
-from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.placement import PackRef
+from registry.placing import Base, Spot, Written, cover, place_manifest, spots_of
 from registry.pools import abandon
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from registry.store import Store
@@ -39,57 +39,6 @@ _PACKS_IN_FLIGHT = 8
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Where a stored chunk lies, whichever placement said so.
-
-    Attributes:
-        pack: The pack.
-        offset: Where its stored bytes begin.
-        stored_bytes: Their length.
-        codec: Number in `registry.codecs`.
-        base: The chunk that a delta is against.
-    """
-
-    pack: PackRef
-    offset: int
-    stored_bytes: int
-    codec: int = 0
-    base: Digest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """A placed checkpoint whose chunks need not be stored again.
-
-    Attributes:
-        place: Where its manifest and placement lie.
-        manifest: What it is.
-        placement: Where its chunks lie.
-        lists: The bytes of its stored digest lists.
-    """
-
-    place: Place
-    manifest: Manifest
-    placement: Placement
-    lists: Mapping[Digest, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A state whose objects are all on the store.
-
-    Attributes:
-        base: What and where it is; the next state can be stored against it.
-        choice: Every object that a commit of it names.
-        new_bytes: Bytes of chunks that had to be stored.
-    """
-
-    base: Base
-    choice: Choice
-    new_bytes: int
 
 
 def write_state(store: Store, writer: Writer, state: FlatState, bases: Sequence[Base]) -> Written:
@@ -122,7 +71,7 @@ class _StateWriter:
         self._store = store
         self._writer = writer
         self._bases = [base for base in bases if not self._is_distrusted(base)]
-        self._stored = _spots(self._bases)
+        self._stored = spots_of(self._bases)
         self._fresh: dict[Digest, tuple[Digest, int, int]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
@@ -239,83 +188,17 @@ class _StateWriter:
         for base in self._bases:
             if base.manifest.digest == manifest.digest:
                 keys = placed_keys(base.place, base.placement)
-                return Written(base, Choice(keys, self._cover()), 0)
-        putting = self._submit(
-            self._store.pools.small,
-            lambda: self._writer.put_small(
-                "manifests", manifest.digest, manifest.encode(), Manifest
-            ),
-        )
+                return Written(base, Choice(keys, cover(self._bases)), 0)
         refs = {
             name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
         }
         spots = dict(self._stored)
         for digest, (name, offset, length) in self._fresh.items():
             spots[digest] = Spot(refs[name], offset, length)
-        placement = build_placement(manifest, self._lists, spots)
-        placement_key = self._writer.put_small(
-            "placements", placement.digest, placement.encode(), Placement
-        )
-        place = Place(
-            manifest=manifest.digest,
-            manifest_generation=putting.result().generation,
-            placement=placement.digest,
-            placement_generation=placement_key.generation,
-        )
-        self._store.remember(place.manifest_key, manifest)
-        self._store.remember(placement_key, placement)
         new_bytes = sum(length for _, _, length in self._fresh.values())
-        choice = Choice(placed_keys(place, placement), self._cover())
-        return Written(Base(place, manifest, placement, self._lists), choice, new_bytes)
-
-    def _cover(self) -> dict[ObjectKey, list[Place]]:
-        cover: dict[ObjectKey, list[Place]] = {}
-        for base in self._bases:
-            for key in placed_keys(base.place, base.placement):
-                cover.setdefault(key, []).append(base.place)
-        return cover
-
-
-def build_placement(
-    manifest: Manifest, lists: Mapping[Digest, bytes], spots: Mapping[Digest, Spot]
-) -> Placement:
-    """Return the placement of a manifest, given where every chunk lies.
-
-    Args:
-        manifest: The manifest.
-        lists: The bytes of each stored digest list.
-        spots: Where each chunk lies, bases of deltas included.
-    """
-    order = list(manifest.all_chunks(lists))
-    seen = set(order)
-    extra: list[Digest] = []
-    for digest in order:
-        base = spots[digest].base
-        while base is not None and base not in seen:
-            seen.add(base)
-            extra.append(base)
-            base = spots[base].base
-    rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
-    packs: dict[PackRef, int] = {}
-    rows = []
-    for digest in rows_of:
-        spot = spots[digest]
-        pack = packs.setdefault(spot.pack, len(packs))
-        base_row = NO_BASE if spot.base is None else rows_of[spot.base]
-        rows.append(ChunkPlace(pack, spot.offset, spot.stored_bytes, spot.codec, base_row))
-    return Placement(manifest.digest, tuple(packs), tuple(rows), tuple(extra))
-
-
-def _spots(bases: Sequence[Base]) -> dict[Digest, Spot]:
-    spots: dict[Digest, Spot] = {}
-    for base in bases:
-        packs = base.placement.packs
-        digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
-        for digest, row in zip(digests, base.placement.rows, strict=True):
-            below = None if row.base == NO_BASE else digests[row.base]
-            spot = Spot(packs[row.pack], row.offset, row.stored_bytes, row.codec, below)
-            spots.setdefault(digest, spot)
-    return spots
+        return place_manifest(
+            self._store, self._writer, manifest, self._lists, spots, self._bases, new_bytes
+        )
 
 
 def _pieces(leaf: ArrayLeaf) -> list[_Piece]:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from registry.actions import Commit, Line, Place, line_digest
+from registry.adopting import adopt
 from registry.errors import (
     Conflict,
     Diverged,
@@ -22,26 +22,14 @@ from registry.errors import (
     MissingObject,
     NotFound,
 )
-from registry.keys import ObjectKey
-from registry.loading import index_chunks, read_lists, verify_pack_chunks
 from registry.log import RunLog
-from registry.manifest import Manifest
-from registry.pack import open_pack
-from registry.placement import PackRef, Placement
-from registry.pools import results
+from registry.placement import PackRef
 from registry.registry import Registry, open  # noqa: A004
 from registry.state import RunManifest, advance
 from registry.store import Store
 from registry.suggest import near
-from registry.writer import (
-    Choice,
-    Condemned,
-    Writer,
-    placed_keys,
-)
+from registry.writer import Choice, Condemned, Writer
 
-#: Packs held in memory at once on their way from store to store.
-_PACKS_IN_FLIGHT = 4
 _PLANS = 5
 
 #: Called with the number of bytes copied so far.
@@ -228,54 +216,27 @@ class _RunCopy:
         writer = Writer(self._destination, self._log)
         _ = writer.epoch
         commits = self._missing(self._log.state)
-        placed = self._log.state.by_manifest
-        wanted = [place for place in self._state.places if place.manifest not in placed]
-        places, keys = self._copy_objects(writer, wanted) if commits else ([], frozenset())
+        here = self._log.state
+        present = here.by_manifest.keys() & here.holders.keys()
+        wanted = [
+            place
+            for place in self._state.places
+            if place.manifest in self._state.holders and place.manifest not in present
+        ]
+        places: list[Place] = []
+        choice = Choice()
+        if commits:
+            places, choice = adopt(self._source, self._destination, writer, wanted, self._count)
 
         def compose(state: RunManifest) -> Sequence[Line | bytes] | None:
             missing = self._missing(state)
             return [*places, *missing] if missing else None
 
-        writer.commit(compose, Choice(keys))
+        writer.commit(compose, choice)
         added = [ck for ck in self._state.checkpoints if ck.n >= len(self._history) - len(commits)]
         return replace(self._done, checkpoints=len(added))
 
-    def _copy_objects(
-        self, writer: Writer, wanted: Sequence[Place]
-    ) -> tuple[list[Place], frozenset[ObjectKey]]:
-        placements = [self._source.placement(place.placement_key) for place in wanted]
-        packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
-        copied: dict[ObjectKey, ObjectKey] = {}
-        waiting = iter(packs)
-        while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
-            jobs = [
-                self._destination.pools.bulk.submit(self._copy_pack, writer, ref) for ref in batch
-            ]
-            for ref, (key, sent) in zip(batch, results(jobs), strict=True):
-                copied[ref.key] = key
-                self._count(ref, sent=sent)
-        places, keys = [], set[ObjectKey]()
-        for place, placement in zip(wanted, placements, strict=True):
-            moved = replace(
-                placement,
-                packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
-            )
-            places.append(self._put_place(writer, place, moved))
-            keys |= placed_keys(places[-1], moved)
-        return places, frozenset(keys)
-
-    def _copy_pack(self, writer: Writer, ref: PackRef) -> tuple[ObjectKey, bool]:
-        """Return the destination's key of a pack, and whether it had to be sent."""
-        present = writer.usable("packs", ref.key.digest, ref.size_bytes)
-        if present is not None:
-            return present, False
-        data = self._source.read(ref.key)
-        # A damaged pack must not spread; its bytes are in memory, so checking costs one hash.
-        table = open_pack(data, ref.key.digest, where=str(ref.key))
-        verify_pack_chunks(data, table, ref.key)
-        return writer.put_pack(ref.key.digest, [data], len(data)), True
-
-    def _count(self, ref: PackRef, *, sent: bool) -> None:
+    def _count(self, ref: PackRef, sent: bool) -> None:
         done = self._done
         if not sent:
             self._done = replace(done, packs_present=done.packs_present + 1)
@@ -286,15 +247,3 @@ class _RunCopy:
             bytes_copied=done.bytes_copied + ref.size_bytes,
         )
         self._sent.add(ref.size_bytes)
-
-    def _put_place(self, writer: Writer, place: Place, placement: Placement) -> Place:
-        manifest = self._source.manifest(place.manifest_key)
-        index_chunks(manifest, placement, read_lists(self._destination, manifest, placement))
-        key = writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
-        placed = writer.put_small("placements", placement.digest, placement.encode(), Placement)
-        return Place(
-            manifest=manifest.digest,
-            manifest_generation=key.generation,
-            placement=placement.digest,
-            placement_generation=placed.generation,
-        )

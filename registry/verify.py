@@ -77,7 +77,7 @@ class VerifyReport:
     Attributes:
         findings: In the order in which they were met.
         runs: Runs looked at.
-        checkpoints: Checkpoints looked at, superseded ones included.
+        checkpoints: Checkpoints looked at, superseded ones included, evicted ones not.
         objects: Objects under packs/, manifests/ and placements/.
         bytes_checked: Bytes that were read and hashed.
     """
@@ -118,7 +118,7 @@ class _Verification:
         self._bytes = 0
         self._checkpoints = 0
         self._sizes: dict[ObjectKey, int] = {}
-        self._needed_by: dict[ObjectKey, list[str]] = {}
+        self._needed_by: dict[ObjectKey, dict[str, None]] = {}
         self._faults: dict[ObjectKey, str] = {}
         self._manifests: dict[ObjectKey, Manifest] = {}
         self._placements: dict[ObjectKey, Placement] = {}
@@ -219,24 +219,24 @@ class _Verification:
         except RegistryError as error:
             affected = (f"{run_id} from slot {state.next_slot} on",)
             self._findings.append(Finding("log", run_id, error.summary, affected, _MEND))
-        for record in state.checkpoints:
-            self._checkpoints += 1
-            ref = f"{run_id}/{record.manifest.short}"
-            place = state.by_manifest.get(record.manifest)
+        self._checkpoints += sum(record.evicted is None for record in state.checkpoints)
+        for digest, holders in state.holders.items():
+            refs = tuple(f"{run_id}/{holder}" for holder in holders)
+            place = state.by_manifest.get(digest)
             if place is None:
                 self._findings.append(
-                    Finding("missing", ref, "the log gives no place for it", (ref,), _MEND)
+                    Finding("missing", refs[0], "the log gives no place for it", refs, _MEND)
                 )
             else:
-                self._check_placed(ref, place)
+                self._check_placed(refs, place)
 
-    def _check_placed(self, ref: str, place: Place) -> None:
-        manifest = self._manifest(place.manifest_key, ref)
-        placement = self._placement(place.placement_key, ref)
+    def _check_placed(self, refs: tuple[str, ...], place: Place) -> None:
+        manifest = self._manifest(place.manifest_key, refs)
+        placement = self._placement(place.placement_key, refs)
         if placement is None:
             return
         for pack in placement.packs:
-            found = self._need(pack.key, ref)
+            found = self._need(pack.key, refs)
             if found is not None and found != pack.size_bytes:
                 self._faults.setdefault(
                     pack.key, f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
@@ -249,24 +249,22 @@ class _Verification:
                 place.placement_key, "the placement does not cover its manifest"
             )
 
-    def _need(self, key: ObjectKey, ref: str) -> int | None:
+    def _need(self, key: ObjectKey, refs: tuple[str, ...]) -> int | None:
         """Note who needs an object; return its size, or `None` where it is gone."""
-        refs = self._needed_by.setdefault(key, [])
-        if ref not in refs:
-            refs.append(ref)
+        self._needed_by.setdefault(key, {}).update(dict.fromkeys(refs))
         if key not in self._sizes:
             self._faults.setdefault(key, missing(key).summary)
         return self._sizes.get(key)
 
-    def _manifest(self, key: ObjectKey, ref: str) -> Manifest | None:
+    def _manifest(self, key: ObjectKey, refs: tuple[str, ...]) -> Manifest | None:
         # Read past the handle's cache: what counts is what lies on the store.
-        if self._need(key, ref) is not None and key not in self._manifests:
+        if self._need(key, refs) is not None and key not in self._manifests:
             with self._faults_of(key):
                 self._manifests[key] = Manifest.decode(self._read(key), key.digest, where=str(key))
         return self._manifests.get(key)
 
-    def _placement(self, key: ObjectKey, ref: str) -> Placement | None:
-        if self._need(key, ref) is not None and key not in self._placements:
+    def _placement(self, key: ObjectKey, refs: tuple[str, ...]) -> Placement | None:
+        if self._need(key, refs) is not None and key not in self._placements:
             with self._faults_of(key):
                 self._placements[key] = Placement.decode(
                     self._read(key), key.digest, where=str(key)

@@ -56,12 +56,18 @@ class Choice:
 
     def unproven(self, state: RunManifest) -> set[ObjectKey]:
         """Return the keys that no manifest live in `state` uses."""
-        current = state.by_manifest
         return {
             key
             for key in self.keys
-            if not any(current.get(p.manifest) == p for p in self.covered_by.get(key, ()))
+            if not any(state.is_placed(place) for place in self.covered_by.get(key, ()))
         }
+
+    def __or__(self, other: Choice) -> Choice:
+        """Return both together."""
+        covered = {key: [*places] for key, places in self.covered_by.items()}
+        for key, places in other.covered_by.items():
+            covered.setdefault(key, []).extend(places)
+        return Choice(self.keys | other.keys, covered)
 
 
 class Writer:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.actions import Commit, Monitor
+from registry.actions import Commit
 from registry.cli import describe, options, output
 from registry.cli.output import Column
 from registry.digest import Digest
 from registry.errors import InvalidInput
+from registry.monitors import Monitor
 from registry.registry import open  # noqa: A004
 from registry.run import Run
 

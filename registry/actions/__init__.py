@@ -1,0 +1,73 @@
+"""What can be written into a run's history: the closed union of actions, and the lines of a slot.
+
+A commit is a list of actions. What a run is now is their replay (`registry.state`). A kind that is
+not listed here is an error on reading, never skipped: a reader that skipped an eviction or a pin
+would hand out, or collect, the wrong thing.
+"""
+
+from __future__ import annotations
+
+from registry.actions.checkpoints import (
+    AddCheckpoint,
+    CommitKeys,
+    Evict,
+    Eviction,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    SetPin,
+    SetTag,
+)
+from registry.actions.lines import Commit, Line, Mark, Place, decode_line, line_digest
+from registry.actions.pool import EvictEntries, Promote, Rated, RateMatch
+from registry.actions.run import (
+    AppliedRow,
+    CreateRun,
+    DropRun,
+    EnterPhase,
+    Parent,
+    Rewind,
+    RunStatus,
+    SetStatus,
+    TakeOver,
+)
+from registry.actions.streams import AppendStream, ArchiveStream, Lifetime
+from registry.actions.union import Action
+from registry.actions.watching import Acknowledge, Claim
+
+__all__ = [
+    "Acknowledge",
+    "Action",
+    "AddCheckpoint",
+    "AppendStream",
+    "AppliedRow",
+    "ArchiveStream",
+    "Claim",
+    "Commit",
+    "CommitKeys",
+    "CreateRun",
+    "DropRun",
+    "EnterPhase",
+    "Evict",
+    "EvictEntries",
+    "Eviction",
+    "Lifetime",
+    "Line",
+    "Mark",
+    "Parent",
+    "Place",
+    "PointRelease",
+    "Promote",
+    "RateMatch",
+    "Rated",
+    "Recover",
+    "ReportMetrics",
+    "Rewind",
+    "RunStatus",
+    "SetPin",
+    "SetStatus",
+    "SetTag",
+    "TakeOver",
+    "decode_line",
+    "line_digest",
+]

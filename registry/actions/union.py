@@ -1,0 +1,45 @@
+"""The closed union of actions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from registry.actions.checkpoints import (
+    AddCheckpoint,
+    Evict,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    SetPin,
+    SetTag,
+)
+from registry.actions.pool import EvictEntries, Promote, RateMatch
+from registry.actions.run import CreateRun, DropRun, EnterPhase, Rewind, SetStatus, TakeOver
+from registry.actions.streams import AppendStream, ArchiveStream
+from registry.actions.watching import Acknowledge, Claim
+
+Action = Annotated[
+    CreateRun
+    | SetStatus
+    | TakeOver
+    | Rewind
+    | EnterPhase
+    | DropRun
+    | AddCheckpoint
+    | ReportMetrics
+    | Evict
+    | Recover
+    | SetTag
+    | SetPin
+    | PointRelease
+    | Promote
+    | RateMatch
+    | EvictEntries
+    | AppendStream
+    | ArchiveStream
+    | Claim
+    | Acknowledge,
+    Field(discriminator="action"),
+]

@@ -1,0 +1,121 @@
+"""Who is in charge of a run: the writer token, where training resumed, and what that forbids."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from registry.actions import Action, Rewind, SetStatus, TakeOver
+from registry.digest import Digest
+from registry.environment import host_name
+from registry.errors import Conflict, Fenced
+from registry.plain import format_time
+from registry.state import CheckpointRecord, PhaseRecord, RunManifest
+
+
+class Charge:
+    """What one handle knows of its right to save into a run.
+
+    Attributes:
+        resumed_at: Commit number of the checkpoint that training resumed from; `None` when the next
+            save simply goes on.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.resumed_at: int | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Be another trainer, as in a forked child: the old token is its parent's."""
+        self._token = secrets.token_hex(16)
+        self._taken = False
+        self._attempted: tuple[int, Digest] | None = None
+
+    def resume_at(self, n: int, state: RunManifest) -> None:
+        """Go on from a checkpoint: the next save supersedes whatever came after it.
+
+        That save takes the run over, also where this handle was fenced meanwhile.
+        """
+        self.resumed_at, self._attempted = n, None
+        self._taken = self._taken and not self.is_fenced(state)
+
+    def committed(self) -> None:
+        """Note that a commit of the trainer has landed: the run is ours, and the way back done."""
+        self._taken, self.resumed_at, self._attempted = True, None, None
+
+    def attempt(self, n: int, digest: Digest) -> None:
+        """Remember what is about to be put, so that `recognize` knows it again."""
+        self._attempted = (n, digest)
+
+    def recognize(self, state: RunManifest) -> None:
+        """Find out that an earlier save landed after all whose answers were lost."""
+        if self._attempted is None or self.is_fenced(state):
+            return
+        n, digest = self._attempted
+        if n in state.by_n and state.by_n[n].manifest == digest:
+            self.committed()
+
+    def claim(self, state: RunManifest) -> list[Action]:
+        """Return what the first save says besides its checkpoint: who is in charge, from where."""
+        actions: list[Action] = []
+        if not self._taken:
+            actions.append(TakeOver(token=self._token, host=host_name()))
+        if state.status != "running":
+            actions.append(SetStatus(status="running"))
+        if any(map(self.is_behind, state.live())) or any(map(self.is_behind, state.phases)):
+            actions.append(Rewind(to=self.resumed_at))
+        return actions
+
+    def is_behind(self, record: CheckpointRecord | PhaseRecord) -> bool:
+        """Return whether the next save supersedes a checkpoint, or a phase that was entered."""
+        if self.resumed_at is None or record.superseded:
+            return False
+        return record.n > self.resumed_at
+
+    def is_fenced(self, state: RunManifest) -> bool:
+        """Return whether another trainer, or nobody, is in charge."""
+        return state.writer is None or state.writer.token != self._token
+
+    @property
+    def begins(self) -> bool:
+        """Whether this handle restored nothing and has not saved yet."""
+        return not self._taken and self.resumed_at is None
+
+    def check_allowed(self, state: RunManifest, *, takes_over: bool) -> None:
+        """Refuse a save into a run that is over, or that another trainer has taken over.
+
+        Raises:
+            Conflict: The run is completed or dropped.
+            Fenced: Another trainer has taken it over.
+        """
+        if state.dropped is not None:
+            raise Conflict(
+                "the run was dropped",
+                where=self._run_id,
+                found=state.dropped,
+                hint="Begin another run.",
+            )
+        if state.status == "completed":
+            raise Conflict(
+                "the run is completed",
+                where=self._run_id,
+                hint="Reopen it with `run.set_status('running')`, or begin another run.",
+            )
+        if takes_over and self._taken and self.is_fenced(state):
+            winner = state.writer
+            raise Fenced(
+                "another trainer has taken this run over",
+                where=self._run_id,
+                found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
+                hint="Stop this process; what it saved until then is kept.",
+            )
+
+    def base_order(self, state: RunManifest) -> Iterator[Digest]:
+        """Yield the states that a save may be stored against: newest, resumed from, pinned."""
+        for record in (state.latest(), *state.checkpoints[-1:]):
+            if record is not None:
+                yield record.manifest
+        if self.resumed_at is not None:
+            yield state.by_n[self.resumed_at].manifest
+        yield from (pin.manifest for pin in reversed(state.pins))

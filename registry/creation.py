@@ -1,0 +1,194 @@
+"""How a run is begun: what commit 0 says, and whether one that exists is the one meant."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypedDict, Unpack
+
+from registry.actions import CreateRun, Line, Parent
+from registry.environment import describe_environment
+from registry.errors import Conflict, InvalidInput
+from registry.log import RunLog, commit_line
+from registry.monitors import Monitor
+from registry.plain import decode_plain, encode_plain, plain_digest
+from registry.presets import load_preset
+from registry.spec import Retention, RunSpec
+from registry.state import RunManifest
+
+_COLLISIONS = 100
+_SECRET = re.compile(
+    r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secret|api_?key|access_?key|private_?key|credentials?"
+    r"|(auth|access|bearer|api|hf|wandb)_?token)([^a-z]|$)"
+)
+
+Preset = str | os.PathLike[str] | RunSpec
+
+
+class RunOptions(TypedDict, total=False):
+    """What may be said of a run that is begun; `Registry.create_run` explains each."""
+
+    preset: Preset | None
+    config: object
+    seed: int | None
+    monitor: Monitor | Iterable[Monitor]
+    retention: Retention | None
+    input_hash: str | None
+
+
+class SecretWarning(UserWarning):
+    """A configuration that is about to enter a log for good looks as if it held a secret."""
+
+
+def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> CreateRun:
+    """Return what commit 0 says.
+
+    Raises:
+        InvalidInput: An option is wrong.
+        NotFound: There is no such preset.
+    """
+    seed, input_hash = options.get("seed"), options.get("input_hash")
+    seed = secrets.randbits(64) if seed is None else seed
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
+    if not isinstance(input_hash, str | None):
+        raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
+    monitors = _monitors(options.get("monitor", ()))
+    spec = _spec(options.get("preset"), monitors, options.get("retention"))
+    encoded = encode_plain(options.get("config"), "config")
+    _warn_of_secrets(options.get("config"))
+    return CreateRun(
+        config=encoded,
+        config_hash=plain_digest(encoded),
+        input_hash=input_hash,
+        seed=f"{seed:016x}",
+        environment=describe_environment(),
+        monitors=() if spec else monitors,
+        spec=spec,
+        parent=parent,
+    )
+
+
+def forked(parent: RunManifest, origin: Parent, **options: Unpack[RunOptions]) -> CreateRun:
+    """Return what commit 0 of a fork says: the parent's word where nothing else is given."""
+    created = parent.created
+    assert created is not None  # it has a checkpoint
+    inherited: RunOptions = {
+        "config": decode_plain(created.config),
+        "seed": int(created.seed, 16),
+        "input_hash": created.input_hash,
+    }
+    if not {"preset", "monitor", "retention"} & set(options):
+        inherited["preset"] = created.spec
+        inherited["monitor"] = created.monitors
+    inherited.update(options)
+    return creation(origin, **inherited)
+
+
+def begin(log: RunLog, action: CreateRun) -> bool:
+    """Put commit 0; return whether this call began the run."""
+    begun = False
+
+    def compose(state: RunManifest) -> Sequence[Line] | None:
+        nonlocal begun
+        begun = state.commits == 0
+        return [commit_line(state, [action])] if begun else None
+
+    log.append(compose)
+    return begun
+
+
+def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
+    """Refuse to go on with a run that was begun as something else.
+
+    Raises:
+        Conflict: Its monitors, preset or retention are others than those that are given.
+    """
+    monitors = _monitors(options.get("monitor", ()))
+    preset, retention = options.get("preset"), options.get("retention")
+    if preset is None and retention is None:
+        if monitors and monitors != state.monitors:
+            raise Conflict(
+                "the run was begun with other monitors",
+                where=state.run_id,
+                expected=_told(state.monitors),
+                found=_told(monitors),
+                hint="Ask with `run.best(monitor=...)`, or begin another run.",
+            )
+        return
+    if _spec(preset, monitors, retention) != state.spec:
+        raise Conflict(
+            "the run was begun with another preset or retention",
+            where=state.run_id,
+            expected=state.spec.name or "what it was begun with",
+            found=str(preset) if preset else "another retention",
+            hint="Open it without `preset` and `retention`, or begin another run.",
+        )
+
+
+def default_ids(seed: int) -> list[str]:
+    """Return the names that a run gets by default, in the order in which they are tried."""
+    base = f"{datetime.now(UTC):%Y%m%d_%H%M%S}_{seed & 0xFFFFFFFF:08x}"
+    return [base, *(f"{base}_{number}" for number in range(2, _COLLISIONS))]
+
+
+def _spec(
+    preset: Preset | None, monitors: tuple[Monitor, ...], retention: Retention | None
+) -> RunSpec | None:
+    if retention is not None and not isinstance(retention, Retention):
+        raise InvalidInput("not a policy", expected="Retention(last=3)", found=repr(retention))
+    if preset is None:
+        return RunSpec(monitors=monitors, retention=retention) if retention else None
+    spec = preset if isinstance(preset, RunSpec) else load_preset(preset)
+    if not monitors and retention is None:
+        return spec
+    if spec.phases:
+        raise InvalidInput(
+            "this preset says for each phase what is best and what is kept",
+            where=f"preset {spec.name}",
+            hint="Copy the preset to a file of your own and change it there.",
+        )
+    own = {"monitors": monitors or spec.monitors, "retention": retention or spec.retention}
+    return RunSpec.parse(spec.model_copy(update=own).encode(), where=f"preset {spec.name}")
+
+
+def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
+    monitors = (monitor,) if isinstance(monitor, Monitor) else tuple(monitor)
+    if not all(isinstance(one, Monitor) for one in monitors):
+        raise InvalidInput(
+            "not a monitor",
+            expected="Monitor(metric='loss', mode='min'), or several",
+            found=repr(monitor),
+        )
+    return monitors
+
+
+def _told(monitors: Iterable[Monitor]) -> str:
+    return ", ".join(f"{monitor.metric}:{monitor.mode}" for monitor in monitors) or "none"
+
+
+def _warn_of_secrets(config: object) -> None:
+    suspects = list(_suspects(config, ""))
+    if suspects:
+        warnings.warn(
+            f"the configuration looks as if it held a secret: {', '.join(suspects)}. It enters the "
+            "run's log, where it stays for everybody who can read the registry.",
+            SecretWarning,
+            stacklevel=5,
+        )
+
+
+def _suspects(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            place = f"{path}.{key}" if path else str(key)
+            if isinstance(item, str) and item and _SECRET.search(str(key)):
+                yield place
+            yield from _suspects(item, place)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _suspects(item, f"{path}[{index}]")

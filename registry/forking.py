@@ -1,0 +1,178 @@
+"""Forks: a new run that goes on from a checkpoint of another one. No data is copied.
+
+Commit 0 names the parent and references nothing. The commits of slot 1 list what is inherited: each
+gate with its checkpoint, then artifacts, streams up to the checkpoint, the checkpoint itself with
+its companions, and the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from registry.actions import (
+    Action,
+    AddCheckpoint,
+    AppendStream,
+    Parent,
+    Place,
+    Promote,
+    SetPin,
+    line_digest,
+)
+from registry.checkpoint import Checkpoint
+from registry.committer import Committer
+from registry.digest import Digest
+from registry.errors import Conflict
+from registry.log import RunLog
+from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance, cut
+from registry.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a fork has from its parent.
+
+    Attributes:
+        parent: What commit 0 says of it.
+        commits: The actions of the commits after it.
+        places: Where the states that they name lie.
+    """
+
+    parent: Parent
+    commits: tuple[tuple[Action, ...], ...]
+    places: tuple[Place, ...]
+
+
+def inheritance(store: Store, source: Checkpoint) -> Inheritance:
+    """Return what a fork of a checkpoint has from its parent.
+
+    Raises:
+        Conflict: The checkpoint was evicted, or its run dropped.
+    """
+    n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
+    now = advance(RunManifest(run_id=source.run_id), slots)
+    record = now.by_n[n]
+    if now.dropped is not None or record.evicted is not None:
+        raise Conflict(
+            "a fork goes on from a checkpoint that is kept",
+            where=source.ref,
+            found=now.dropped or record.evicted,
+            hint="Bring it back with `holdfast undo` first.",
+        )
+    shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]
+    then = advance(RunManifest(run_id=source.run_id), [Slot.build(0, shared)])
+    parent = Parent(
+        run=source.run_id,
+        commit=n,
+        head=line_digest(shared[-1]),
+        checkpoint=record.manifest,
+        phase=record.phase,
+        step=record.step,
+    )
+    commits = tuple(_inherited(then, now, record))
+    manifests = dict.fromkeys(_manifests(action for actions in commits for action in actions))
+    return Inheritance(parent, commits, tuple(now.by_manifest[m] for m in manifests))
+
+
+def inherit(committer: Committer, inherited: Inheritance) -> None:
+    """Commit what a fork has from its parent, in one slot, unless that was done already."""
+
+    def compose(state: RunManifest) -> list[Sequence[Action]] | None:
+        return list(inherited.commits) if state.commits == 1 else None
+
+    committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
+
+
+def _inherited(
+    then: RunManifest, now: RunManifest, record: CheckpointRecord
+) -> Iterator[tuple[Action, ...]]:
+    """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
+    pins = [pin for pin in now.pins if then.pin(pin.kind, pin.name)]
+    gates = [pin for pin in pins if pin.kind == "gate" and pin.checkpoint != record.n]
+    n = 1
+    for gate in gates:
+        assert gate.checkpoint is not None  # replay has every gate name one
+        yield (_added(now.by_n[gate.checkpoint]), _pinned(gate, n))
+        n += 1
+    yield (
+        *_streams(now, record),
+        _added(record),
+        *(_pinned(pin, n) for pin in pins if pin.kind == "gate" and pin not in gates),
+        *(_pinned(pin, None) for pin in pins if pin.kind == "artifact"),
+        *_entries(then, now),
+    )
+
+
+def _added(record: CheckpointRecord) -> AddCheckpoint:
+    return AddCheckpoint(
+        manifest=record.manifest,
+        phase=record.phase,
+        step=record.step,
+        metrics=record.metrics,
+        meta=record.meta,
+        size_bytes=record.size_bytes,
+        tier=record.tier,
+        companions=record.companions or None,
+        commit_keys=record.commit_keys,
+        nonfinite=record.nonfinite or None,
+        held_back=record.held_back or None,
+    )
+
+
+def _pinned(pin: Pin, checkpoint: int | None) -> SetPin:
+    assert pin.kind in ("gate", "artifact")  # its callers choose these
+    return SetPin(
+        kind=pin.kind,
+        name=pin.name,
+        manifest=pin.manifest,
+        checkpoint=checkpoint,
+        metrics=pin.metrics,
+        card=pin.card,
+    )
+
+
+def _streams(now: RunManifest, record: CheckpointRecord) -> Iterator[AppendStream]:
+    for stream in now.streams:
+        # Entries of a line that training went back behind are not this checkpoint's.
+        length = 0 if record.superseded else min(record.streams.get(stream.name, 0), stream.count)
+        for segment in cut(stream.segments, length):
+            yield AppendStream(
+                stream=stream.name,
+                lifetime=stream.lifetime,
+                manifest=segment.manifest,
+                start=segment.start,
+                count=segment.count,
+                first_step=segment.first_step,
+                last_step=segment.last_step,
+            )
+
+
+def _entries(then: RunManifest, now: RunManifest) -> Iterator[Promote]:
+    before = {entry.version for entry in then.roster()}
+    for entry in now.roster():
+        if entry.version in before:
+            yield Promote(
+                version=entry.version,
+                manifest=entry.manifest,
+                gate=entry.gate,
+                phase=entry.phase,
+                step=entry.step,
+                mu=entry.mu,
+                sigma=entry.sigma,
+                frozen=entry.frozen,
+            )
+
+
+def _manifests(actions: Iterable[Action]) -> Iterator[Digest]:
+    for action in actions:
+        match action:
+            case AddCheckpoint():
+                yield action.manifest
+                yield from (action.companions or {}).values()
+            case SetPin():
+                yield action.manifest
+                if action.card is not None:
+                    yield action.card
+            case Promote() | AppendStream():
+                yield action.manifest

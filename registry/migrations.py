@@ -1,0 +1,214 @@
+"""Migrations: functions of the caller that bring a state from one version of its schema to another.
+
+A version is a whole number or dotted text, MAJOR.MINOR or MAJOR.MINOR.PATCH; without a patch it is
+patch 0. Whole numbers are all of one major version. Steps are looked up among those that this
+process registered: a checkpoint says which version it has and never what runs.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any
+
+from registry.errors import IncompatibleState, InvalidInput, RegistryError
+from registry.pytree.paths import clip
+
+__all__ = ["MIGRATIONS", "LossyMigration", "Migrations", "Version", "register_migration"]
+
+Version = int | str
+Migrate = Callable[[dict[str, Any]], dict[str, Any]]
+
+#: Major, minor and patch; whole numbers have the major version -1, which no text has.
+_Parsed = tuple[int, int, int]
+_WHOLE = -1
+_DOTTED = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.(0|[1-9][0-9]{0,8}))?")
+_EXPECTED = "a whole number from 0, or 'MAJOR.MINOR' or 'MAJOR.MINOR.PATCH'"
+
+
+class LossyMigration(UserWarning):
+    """A state went through a step that drops information; the message names both versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    source: Version
+    target: Version
+    migrate: Migrate
+    lossy: bool
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+
+class Migrations:
+    """A table of steps between versions, and the way through it."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[_Parsed, _Parsed], _Step] = {}
+
+    def register(
+        self, source: Version, target: Version, migrate: Migrate, *, lossy: bool = False
+    ) -> None:
+        """Take a step; the same function again, as of a reloaded module, replaces it.
+
+        Args:
+            source: Version of the states that it takes.
+            target: Version of those that it returns; lower than `source` for a step back.
+            migrate: Takes the state and returns it with the new version in it. The top level is its
+                own to change, nested values are not.
+            lossy: Whether information is lost, of which every use then warns.
+
+        Raises:
+            InvalidInput: A version is malformed, both are the same or of different major versions,
+                or another function is registered between them.
+        """
+        ends = (_parse(source), _parse(target))
+        step = _Step(source, target, migrate, lossy)
+        if not callable(migrate):
+            raise InvalidInput("a migration needs a function", where=step, found=clip(migrate))
+        if ends[0] == ends[1]:
+            raise InvalidInput("a migration leads to another version", where=step)
+        if ends[0][0] != ends[1][0]:
+            raise InvalidInput(
+                "a migration stays within a major version",
+                where=step,
+                hint="A new major version is a new kind of state: convert it by hand.",
+            )
+        taken = self._steps.get(ends)
+        if taken is not None and _full_name(taken.migrate) != _full_name(migrate):
+            raise InvalidInput("migration is taken", where=step, found=_full_name(taken.migrate))
+        self._steps[ends] = step
+
+    def apply(self, state: dict[str, Any], key: str, target: Version) -> dict[str, Any]:
+        """Return a state at another version, by the fewest registered steps.
+
+        All steps lead the same way, up or down; of several shortest ways the one with the fewest
+        lossy steps is taken, then the one through the lowest versions. Warns with `LossyMigration`
+        before a lossy step.
+
+        Args:
+            state: Anything that `flatten` takes; its top level is copied and not changed.
+            key: The top-level key that holds the version.
+            target: The version that is wanted.
+
+        Raises:
+            InvalidInput: `target` is not a version.
+            IncompatibleState: The state has no version, one of another major version, or one from
+                which no registered steps lead to `target`; or a step returned something else than a
+                state of its version.
+        """
+        wanted = _parse(target)
+        found = _version_in(state, key)
+        if found[0] != wanted[0]:
+            raise IncompatibleState(
+                "a migration would cross a major version",
+                where=f"state[{key!r}]",
+                expected=target,
+                found=state[key],
+                hint="Load it with the code of its own version, or convert it by hand.",
+            )
+        path = self._path(found, wanted)
+        if path is None:
+            raise IncompatibleState(
+                f"no migration from {state[key]} to {target}",
+                where=f"state[{key!r}]",
+                expected=f"steps that lead there; registered: {self._listed()}",
+                hint="Register the missing steps (register_migration).",
+            )
+        state = copy(state)
+        for step in path:
+            if step.lossy:
+                text = f"the migration of a state from {step} loses information"
+                warnings.warn(text, LossyMigration, stacklevel=2)
+            state = _take(step, state, key)
+        return state
+
+    def _path(self, start: _Parsed, end: _Parsed) -> list[_Step] | None:
+        queue: list[tuple[int, int, list[_Parsed]]] = [(0, 0, [start])]
+        seen = set()
+        while queue:
+            length, losses, path = heappop(queue)
+            here = path[-1]
+            if here == end:
+                return [self._steps[ends] for ends in pairwise(path)]
+            if here in seen:
+                continue
+            seen.add(here)
+            for (source, there), step in self._steps.items():
+                if source == here and (here < there <= end or end <= there < here):
+                    heappush(queue, (length + 1, losses + step.lossy, [*path, there]))
+        return None
+
+    def _listed(self) -> str:
+        return ", ".join(str(self._steps[ends]) for ends in sorted(self._steps)) or "none"
+
+
+#: The steps of this process; `register_migration` fills it.
+MIGRATIONS = Migrations()
+
+
+def register_migration(
+    source: Version, target: Version, migrate: Migrate, *, lossy: bool = False
+) -> None:
+    """Teach this process a step between two versions of a state; see `Migrations.register`.
+
+    Raises:
+        InvalidInput: A version is malformed, both are the same or of different major versions, or
+            another function is registered between them.
+    """
+    MIGRATIONS.register(source, target, migrate, lossy=lossy)
+
+
+def _take(step: _Step, state: dict[str, Any], key: str) -> dict[str, Any]:
+    try:
+        state = step.migrate(state)
+    except Exception as error:
+        error.add_note(f"while migrating a state from {step}")
+        raise
+    try:
+        reached = _version_in(state, key)
+    except RegistryError as error:
+        raise IncompatibleState(f"the migration {step} failed: {error}") from error
+    if reached != _parse(step.target):
+        raise IncompatibleState(
+            f"the migration {step} did not set the version",
+            where=f"state[{key!r}]",
+            expected=step.target,
+            found=state[key],
+        )
+    return state
+
+
+def _version_in(state: dict[str, Any], key: str) -> _Parsed:
+    if not isinstance(state, dict):
+        raise IncompatibleState("not a state", expected="a dict", found=clip(state))
+    if key not in state:
+        raise IncompatibleState("a state without a version", where=f"state[{key!r}]")
+    try:
+        return _parse(state[key])
+    except InvalidInput as error:
+        raise IncompatibleState(
+            error.what, where=f"state[{key!r}]", expected=error.expected, found=error.found
+        ) from error
+
+
+def _parse(version: object) -> _Parsed:
+    if type(version) is int and version >= 0:
+        return (_WHOLE, version, 0)
+    if isinstance(version, str):
+        match = _DOTTED.fullmatch(version)
+        if match is not None:
+            major, minor, patch = map(int, match.groups(default="0"))
+            return (major, minor, patch)
+    raise InvalidInput("not a version", expected=_EXPECTED, found=clip(version))
+
+
+def _full_name(migrate: Migrate) -> str:
+    named = migrate if hasattr(migrate, "__qualname__") else type(migrate)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,213 @@
+"""Gates, artifacts and tags: names that keep stored states.
+
+All of them are pins. A gate is a checkpoint that a phase ended with: immutable, and replaceable
+only while it is damaged. An artifact is any state, added once. A tag moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from registry.actions import Action, SetPin, SetTag
+from registry.checkpoint import Checkpoint
+from registry.committer import Committer
+from registry.digest import Digest
+from registry.errors import Conflict, IntegrityError, InvalidInput, NotFound
+from registry.plain import check_name
+from registry.state import CheckpointRecord, Pin, RunManifest
+from registry.stored import Stored
+from registry.suggest import near
+
+
+def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
+    """Point a movable name at a checkpoint of the run.
+
+    Raises:
+        InvalidInput: The checkpoint is another run's, or the name is not legal.
+        Conflict: The checkpoint was evicted.
+    """
+    n = own(committer, checkpoint, f"a tag ({name})")
+    check_name(name, "a tag")
+
+    def compose(state: RunManifest) -> Sequence[Action]:
+        kept(state, n, checkpoint.ref)
+        return [SetTag(name=name, checkpoint=n)]
+
+    committer.commit(compose)
+
+
+def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
+    """Make a checkpoint a gate; without one, the best of the gate's phase.
+
+    Raises:
+        InvalidInput: Gates are declared and this is none of them, or the checkpoint is another
+            run's or of another phase than the gate's.
+        Conflict: The gate is set to another checkpoint, and that one is sound.
+        NotFound: No checkpoint is given and the phase has no best one.
+    """
+    check_name(name, "a gate")
+    state = committer.log.refresh()
+    phase = _gate_phase(state, name)
+    record = _best(state, name, phase) if checkpoint is None else checkpoint.record
+    if checkpoint is not None:
+        own(committer, checkpoint, f"a gate ({name})")
+    if phase is not None and record.phase != phase:
+        raise InvalidInput(
+            f"this gate is of phase {phase}",
+            where=f"{state.run_id}/gates/{name}",
+            found=f"a checkpoint of phase {record.phase}",
+        )
+    standing = state.pin("gate", name)
+    replaces = None
+    if standing is not None and standing.manifest != record.manifest:
+        replaces = _damaged(committer, standing)
+
+    def compose(state: RunManifest) -> Sequence[Action] | None:
+        now = state.pin("gate", name)
+        if now is not None and now.manifest == record.manifest:
+            return None
+        if (now and now.manifest) != replaces:
+            raise _taken(state, name, now)
+        kept(state, record.n, f"{state.run_id}/{record.manifest.short}")
+        return [
+            SetPin(
+                kind="gate",
+                name=name,
+                manifest=record.manifest,
+                checkpoint=record.n,
+                metrics=record.metrics,
+                replaces=replaces,
+            )
+        ]
+
+    committer.commit(compose)
+    return Checkpoint(committer.store, committer.log, record)
+
+
+def add_artifact(committer: Committer, name: str, state: object) -> Stored:
+    """Add a state under a name that is given once.
+
+    Args:
+        committer: Of the run.
+        name: Its name.
+        state: As for `save`.
+
+    Raises:
+        Conflict: The name holds another state.
+        UnsupportedValue: Something in the state cannot be stored.
+    """
+    check_name(name, "an artifact")
+    committer.log.refresh()
+    written = committer.write_plain(state)
+    digest = written.base.manifest.digest
+
+    def compose(state: RunManifest) -> Sequence[Action] | None:
+        standing = state.pin("artifact", name)
+        if standing is not None and standing.manifest != digest:
+            raise Conflict(
+                "an artifact of this name exists, with other content",
+                where=f"{state.run_id}/artifacts/{name}",
+                expected=standing.manifest.short,
+                found=digest.short,
+                hint="Artifacts are added once; choose another name.",
+            )
+        return None if standing else [SetPin(kind="artifact", name=name, manifest=digest)]
+
+    first = [written]
+    committer.commit(compose, lambda: [first.pop() if first else committer.write_plain(state)])
+    return Stored(committer.store, committer.log, digest, f"artifacts/{name}")
+
+
+def find_pin(state: RunManifest, kind: str, name: str) -> Pin:
+    """Return a pin.
+
+    Raises:
+        NotFound: There is none of that name; near names are suggested.
+    """
+    pin = state.pin(kind, name)
+    if pin is None:
+        known = [one.name for one in state.pins_of(kind)]
+        raise NotFound(
+            f"no such {kind}", where=f"{state.run_id}/{kind}s/{name}", hint=near(name, known)
+        )
+    return pin
+
+
+def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
+    """Return the commit number of a checkpoint of this run.
+
+    Raises:
+        InvalidInput: It is another run's.
+    """
+    if not isinstance(checkpoint, Checkpoint) or checkpoint.run_id != committer.log.run_id:
+        raise InvalidInput(
+            f"{what} names a checkpoint of its own run",
+            where=committer.log.run_id,
+            found=checkpoint.ref if isinstance(checkpoint, Checkpoint) else repr(checkpoint),
+        )
+    return checkpoint.record.n
+
+
+def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+    """Return a checkpoint that is still kept.
+
+    Raises:
+        Conflict: It was evicted meanwhile.
+    """
+    record = state.by_n[n]
+    if record.evicted is not None or state.dropped is not None:
+        raise Conflict(
+            "this checkpoint is not kept any more",
+            where=where,
+            found=state.dropped or record.evicted,
+            hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+        )
+    return record
+
+
+def _gate_phase(state: RunManifest, name: str) -> str | None:
+    declared = {gate.name: gate.phase for gate in state.spec.gates}
+    if declared and name not in declared:
+        raise InvalidInput(
+            "the run has no such gate",
+            where=f"{state.run_id}/gates/{name}",
+            expected=", ".join(declared),
+            hint=near(name, declared) or "Gates are declared by the run's preset.",
+        )
+    return declared.get(name)
+
+
+def _best(state: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
+    monitors = state.spec.phase(phase or state.phase or "").monitors
+    for monitor in monitors[:1]:
+        found = state.best(monitor, phase)
+        if found is not None:
+            return found
+    raise NotFound(
+        "no checkpoint is given for the gate, and its phase has no best one",
+        where=f"{state.run_id}/gates/{name}",
+        expected=f"the metric {monitors[0].metric}" if monitors else "a monitor",
+    )
+
+
+def _damaged(committer: Committer, gate: Pin) -> Digest:
+    """Return the id of a gate that fails verification.
+
+    Raises:
+        Conflict: It is sound.
+    """
+    stored = Stored(committer.store, committer.log, gate.manifest, gate.ref)
+    try:
+        stored.load()
+    except IntegrityError:
+        return gate.manifest
+    raise _taken(committer.log.state, gate.name, gate)
+
+
+def _taken(state: RunManifest, name: str, gate: Pin | None) -> Conflict:
+    return Conflict(
+        "a gate is set once",
+        where=f"{state.run_id}/gates/{name}",
+        found=f"{gate.manifest.short}, which is sound" if gate else "nothing",
+        hint="Only a gate that fails verification may be replaced.",
+    )

@@ -1,0 +1,1 @@
+"""Pools of opponents: rating, drawing and caching past versions of a model."""

@@ -1,0 +1,147 @@
+"""Ratings of players, and what a game makes of them.
+
+Owns the arithmetic: OpenSkill's PlackettLuce model with its numbers pinned, and the rule by which a
+promoted model inherits a rating. It keeps no ratings; the log of a run does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from registry.errors import InvalidInput
+
+# Pinned, though openskill 6 has the same defaults: ratings of one league must stay comparable when
+# the library is upgraded in the middle of it.
+_MU = 25.0
+_SIGMA = _MU / 3
+_BETA = _SIGMA / 2
+_KAPPA = 0.0001
+_TAU = _MU / 300
+
+
+def _finite(value: object, where: str) -> float:
+    if not isinstance(value, bool | str | bytes):
+        try:
+            number = float(value)  # type: ignore[arg-type]  # that is what is being asked
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise InvalidInput(
+        "not a finite number", where=where, expected="a finite number", found=repr(value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """An estimate of a player's skill: a normal distribution.
+
+    Attributes:
+        mu: Its mean, in points of skill; finite.
+        sigma: Its standard deviation, in the same points; finite and above 0.
+
+    Raises:
+        InvalidInput: One of them is anything else.
+    """
+
+    mu: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", _finite(self.mu, "mu"))
+        object.__setattr__(self, "sigma", _finite(self.sigma, "sigma"))
+        if self.sigma <= 0:
+            raise InvalidInput(
+                "not an uncertainty", where="sigma", expected="above 0", found=self.sigma
+            )
+
+    @property
+    def conservative(self) -> float:
+        """The skill that the player has almost surely: mu - 3 sigma, OpenSkill's ordinal."""
+        return self.mu - 3 * self.sigma
+
+
+#: The rating of a player of whom nothing is known.
+DEFAULT = Rating(_MU, _SIGMA)
+
+
+def inherited(rating: Rating) -> Rating:
+    """Return the rating with which a copy of a player of this rating enters a pool.
+
+    The mean is kept; the uncertainty becomes at least a third of that of an unknown player
+    (`seeds/hydra.md`, Opponent Pool Versioning).
+    """
+    return Rating(rating.mu, max(rating.sigma, DEFAULT.sigma / 3))
+
+
+def rate(
+    ratings: Sequence[Rating], ranks: Sequence[float], frozen: Collection[int] = ()
+) -> tuple[Rating, ...]:
+    """Return the ratings after one game of everybody against everybody.
+
+    Args:
+        ratings: Those before it, one for each player.
+        ranks: Where each player came in; lower is better, equal is a tie. Only their order counts.
+        frozen: Indices of players whose rating counts for the others and itself does not move.
+
+    Raises:
+        InvalidInput: There are fewer than two players; ranks or indices do not fit them; a rank is
+            no finite number; the ratings are too far apart to compute with; openskill is missing.
+    """
+    _check_players(ratings, ranks)
+    _check_indices(frozen, len(ratings))
+    places = [_finite(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
+    played = _play(ratings, places)
+    return tuple(
+        before if index in frozen else after
+        for index, (before, after) in enumerate(zip(ratings, played, strict=True))
+    )
+
+
+def _play(ratings: Sequence[Rating], places: Sequence[float]) -> list[Rating]:
+    try:
+        from openskill.models import PlackettLuce
+    except ImportError as error:
+        raise InvalidInput(
+            "openskill, which rates players, cannot be imported",
+            found=error,
+            hint="Install the extra: pip install 'holdfast[pool]'.",
+        ) from error
+    model = PlackettLuce(mu=_MU, sigma=_SIGMA, beta=_BETA, kappa=_KAPPA, tau=_TAU)
+    teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in ratings]
+    # The library cuts the fraction off a rank: 1.2 and 1.7 would be a tie.
+    order = sorted(set(places))
+    dense = [float(order.index(place) + 1) for place in places]
+    try:
+        return [Rating(one.mu, one.sigma) for (one,) in model.rate(teams, ranks=dense)]
+    except (ArithmeticError, InvalidInput) as error:
+        raise InvalidInput(
+            "these ratings are too far out to compute with",
+            where="ratings",
+            expected="means within a thousand points of 0",
+            found=", ".join(f"{rating.mu:g} ± {rating.sigma:g}" for rating in ratings),
+        ) from error
+
+
+def _check_players(ratings: Sequence[Rating], ranks: Sequence[float]) -> None:
+    if len(ratings) < 2:
+        raise InvalidInput(
+            "a game needs players", where="ratings", expected="at least 2", found=len(ratings)
+        )
+    if len(ranks) != len(ratings):
+        raise InvalidInput(
+            "every player has one rank", where="ranks", expected=len(ratings), found=len(ranks)
+        )
+
+
+def _check_indices(frozen: Collection[int], players: int) -> None:
+    for index in frozen:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < players:
+            raise InvalidInput(
+                "not a player of this game",
+                where="frozen",
+                expected=f"an index from 0 to {players - 1}",
+                found=repr(index),
+            )

@@ -1,0 +1,223 @@
+"""Who plays whom: opponents drawn by the number of a game, without a state.
+
+Owns the rule of the draw. Game g depends on the master seed, the phase, g, the weights and the
+pool as it stands, and on no game before it: a resumed run goes on with the same opponents, and a
+game can be drawn anew at any time. What is in the pool is not decided here.
+
+The rule, which is kept for ever:
+
+1. Two 64-bit words: `SeedSequence(seed, spawn_key=(phase, component, game))`, then
+   `generate_state(2, uint64)`. Such a sequence is what the phase's component would spawn as its
+   child number `game`. NumPy promises the stability of SeedSequence, and none for the methods of
+   a Generator, so that no Generator takes part.
+2. Category: `word0 * (sum of the weights) >> 64`, in whole numbers, lies below the sum of the
+   first k weights in the declared order; the smallest such k is the category.
+3. Entry of the roster: index `word1 * (length) >> 64`, the oldest entry first.
+
+The requirement is of `seeds/hydra.md`, Opponent Pool Versioning: the same seed and the same models
+at the same places give the same opponents.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import index
+from typing import Literal, get_args
+
+import numpy as np
+
+from registry.errors import InvalidInput
+
+#: Where an opponent comes from: the current weights in all seats; one of the roster, each as
+#: likely; the frozen entry of a name.
+Kind = Literal["self", "roster", "frozen"]
+
+_WORD_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A share of the games.
+
+    Attributes:
+        kind: Where its opponents come from.
+        weight: Its share, relative to the other categories; a whole number from 0, below 2^32.
+        name: Which frozen entry; None for the other kinds.
+
+    Raises:
+        InvalidInput: One of them is anything else.
+    """
+
+    kind: Kind
+    weight: int
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InvalidInput(
+                "unknown kind of opponents",
+                where="kind",
+                expected=", ".join(get_args(Kind)),
+                found=repr(self.kind),
+            )
+        object.__setattr__(self, "weight", _whole(self.weight, "weight", bits=32))
+        named = isinstance(self.name, str) and self.name != ""
+        if not (named if self.kind == "frozen" else self.name is None):
+            raise InvalidInput(
+                f"a wrong name for the kind {self.kind!r}",
+                where="name",
+                expected="the frozen entry's name" if self.kind == "frozen" else "None",
+                found=repr(self.name),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Matchup:
+    """The opponent of one game.
+
+    Attributes:
+        game: The number of the game.
+        kind: Where the opponent comes from; `self` also where a category had nobody to give.
+        version: Version of the pool's entry; None for `self`.
+    """
+
+    game: int
+    kind: Kind
+    version: int | None
+
+
+def draw(
+    seed: int,
+    phase: int,
+    component: int,
+    game: int,
+    categories: Sequence[Category],
+    roster: Sequence[int],
+    frozen: Mapping[str, int],
+) -> Matchup:
+    """Return the opponent of a game.
+
+    A category that has nobody to give (the roster is empty, no frozen entry has the name) gives
+    its games to `self`.
+
+    Args:
+        seed: Master seed of the run, from 0, below 2^64.
+        phase: Number of the phase, from 0, below 2^32.
+        component: Index of opponent selection among the components that are seeded, likewise.
+        game: Number of the game within the phase, from 0, below 2^64.
+        categories: The shares; their order counts.
+        roster: Versions of the entries that are not frozen, oldest first.
+        frozen: Versions of the frozen entries by their names.
+
+    Raises:
+        InvalidInput: A number is out of its range, the weights sum to 0, the roster does not
+            ascend, or it holds a frozen entry.
+    """
+    return _Draw(seed, phase, component, categories, roster, frozen).matchup(game)
+
+
+def draws(
+    seed: int,
+    phase: int,
+    component: int,
+    categories: Sequence[Category],
+    roster: Sequence[int],
+    frozen: Mapping[str, int],
+    *,
+    start: int,
+    count: int,
+) -> list[Matchup]:
+    """Return the opponents of `count` games from number `start` on, each one as `draw` does.
+
+    Raises:
+        InvalidInput: As for `draw`.
+    """
+    table = _Draw(seed, phase, component, categories, roster, frozen)
+    first = _whole(start, "start", bits=64)
+    return [table.matchup(first + i) for i in range(_whole(count, "count", bits=32))]
+
+
+class _Draw:
+    """What all games of a phase share as long as the pool stands as it is, checked once."""
+
+    def __init__(
+        self,
+        seed: int,
+        phase: int,
+        component: int,
+        categories: Sequence[Category],
+        roster: Sequence[int],
+        frozen: Mapping[str, int],
+    ) -> None:
+        self._seed = _whole(seed, "seed", bits=64)
+        # NumPy cuts the numbers of a spawn key into words of 32 bits. Where only the last one may
+        # have two words, no two keys give the same words.
+        self._key = (_whole(phase, "phase", bits=32), _whole(component, "component", bits=32))
+        self._categories = tuple(categories)
+        self._ends = list(accumulate(category.weight for category in self._categories))
+        if not self._ends or self._ends[-1] == 0:
+            raise InvalidInput(
+                "no category has a weight", where="categories", expected="a sum above 0", found=0
+            )
+        self._roster = [_version(version, "roster") for version in roster]
+        self._frozen = {name: _version(version, name) for name, version in frozen.items()}
+        _check_roster(self._roster, set(self._frozen.values()))
+
+    def matchup(self, game: int) -> Matchup:
+        game = _whole(game, "game", bits=64)
+        first, second = self._words(game)
+        point = first * self._ends[-1] >> _WORD_BITS
+        category = self._categories[bisect_right(self._ends, point)]
+        version: int | None = None
+        if category.kind == "roster" and self._roster:
+            version = self._roster[second * len(self._roster) >> _WORD_BITS]
+        elif category.kind == "frozen" and category.name is not None:
+            version = self._frozen.get(category.name)
+        return Matchup(game, "self" if version is None else category.kind, version)
+
+    def _words(self, game: int) -> tuple[int, int]:
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(*self._key, game))
+        first, second = sequence.generate_state(2, np.uint64).tolist()
+        return first, second
+
+
+def _check_roster(roster: Sequence[int], frozen: set[int]) -> None:
+    if any(later <= earlier for earlier, later in pairwise(roster)):
+        raise InvalidInput(
+            "the roster is not in the order of promotion",
+            where="roster",
+            expected="versions that ascend",
+            found=roster,
+        )
+    both = sorted(frozen & set(roster))
+    if both:
+        raise InvalidInput(
+            "a frozen entry takes no part in the draw of the roster",
+            where="roster",
+            expected="the entries that are not frozen",
+            found=f"version {both[0]}, which is",
+        )
+
+
+def _version(value: object, where: str) -> int:
+    return _whole(value, where, bits=64, least=1)
+
+
+def _whole(value: object, where: str, *, bits: int, least: int = 0) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        number = -1
+    if not least <= number < 2**bits:
+        raise InvalidInput(
+            "out of range",
+            where=where,
+            expected=f"a whole number from {least}, below 2^{bits}",
+            found=repr(value),
+        )
+    return number

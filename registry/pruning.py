@@ -1,0 +1,135 @@
+"""Letting checkpoints go by hand, bringing them back, and releasing a whole run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from registry.actions import Action, DropRun, Evict, Eviction, Recover
+from registry.committer import Committer
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from registry.placing import Written
+from registry.retention import RetentionPlan, has_policies, plan_retention
+from registry.spec import Retention
+from registry.state import CheckpointRecord, RunManifest
+
+
+def prune(
+    committer: Committer, retention: Retention | None = None, *, dry_run: bool = False
+) -> RetentionPlan:
+    """Let go of what retention does not keep.
+
+    Args:
+        committer: Of the run.
+        retention: A policy in place of the run's own.
+        dry_run: Only plan.
+
+    Raises:
+        InvalidInput: The run has no policy, and none is given.
+    """
+    state = committer.log.refresh()
+    if retention is None and not has_policies(state.spec):
+        raise InvalidInput(
+            "nothing says what may go: the run keeps everything",
+            where=state.run_id,
+            expected="a policy, such as Retention(last=3, best=1)",
+        )
+    plan = plan_retention(state, _now_ms(), retention)
+    if dry_run:
+        return plan
+
+    def compose(state: RunManifest) -> Sequence[Action]:
+        nonlocal plan
+        plan = plan_retention(state, _now_ms(), retention)
+        evictions = tuple(
+            Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
+            for verdict in plan.evicted
+        )
+        return [Evict(evictions=evictions)] if evictions else []
+
+    committer.commit(compose)
+    return plan
+
+
+def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRecord]:
+    """Bring evicted checkpoints back; return them.
+
+    Raises:
+        NotFound: One of them is not evicted, or none is named.
+        MissingObject: Collection has removed what it held.
+    """
+    log = committer.log
+    log.refresh()
+    if not checkpoints:
+        raise NotFound("nothing was evicted", where=log.run_id)
+
+    def plan() -> list[Written]:
+        state = log.state
+        wanted = {
+            digest: None
+            for one in (_evicted(state, n) for n in checkpoints)
+            for digest in (one.manifest, *one.companions.values())
+        }
+        # What the run still needs for another reason is there.
+        places = [state.by_manifest[digest] for digest in wanted if digest not in state.holders]
+        try:
+            return committer.adopt(committer.store, places)
+        except MissingObject as error:
+            raise MissingObject(
+                "this checkpoint was evicted, and collected since",
+                where=error.where,
+                hint="A mirror that was synced before may still hold it.",
+            ) from error
+
+    def compose(state: RunManifest) -> Sequence[Action]:
+        for n in checkpoints:
+            _evicted(state, n)
+        return [Recover(checkpoints=tuple(checkpoints))]
+
+    state = committer.commit(compose, plan)
+    return [state.by_n[n] for n in checkpoints]
+
+
+def last_evicted(state: RunManifest, commits: Sequence[Evict]) -> list[int]:
+    """Return the checkpoints of the newest eviction that are still evicted."""
+    for action in reversed(commits):
+        found = [
+            one.checkpoint
+            for one in action.evictions
+            if state.by_n[one.checkpoint].evicted is not None
+        ]
+        if found:
+            return found
+    return []
+
+
+def drop(committer: Committer, reason: str) -> None:
+    """Release everything that a run holds, pins included.
+
+    Raises:
+        InvalidInput: No reason is given.
+        Conflict: The run was dropped before.
+    """
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidInput("dropping a run needs a reason", where=committer.log.run_id)
+
+    def compose(state: RunManifest) -> Sequence[Action]:
+        if state.dropped is not None:
+            raise Conflict("the run was dropped before", where=state.run_id, found=state.dropped)
+        return [DropRun(reason=reason)]
+
+    committer.commit(compose)
+
+
+def _evicted(state: RunManifest, n: int) -> CheckpointRecord:
+    record = state.by_n.get(n)
+    if record is None or record.evicted is None or state.dropped is not None:
+        raise NotFound(
+            "this checkpoint is not evicted" if state.dropped is None else "the run was dropped",
+            where=f"{state.run_id}: commit {n}",
+        )
+    return record
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,109 @@
+"""Coming back to a run: the newest checkpoint that is whole, and what was passed over for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from registry.checkpoint import Checkpoint
+from registry.digest import Digest
+from registry.errors import Conflict, IntegrityError, InvalidInput, RestoreFailed
+from registry.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A checkpoint that `restore` passed over.
+
+    Attributes:
+        ref: Which one.
+        digest: Its id.
+        reason: What was wrong with it.
+    """
+
+    ref: str
+    digest: Digest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What `restore` came back with.
+
+    Attributes:
+        state: The state.
+        checkpoint: Where it is from.
+        report: The newer checkpoints that could not be loaded, newest first.
+    """
+
+    state: Any
+    checkpoint: Checkpoint
+    report: tuple[Attempt, ...]
+
+
+def check_source(run_id: str, at: Checkpoint) -> None:
+    """Refuse what a run cannot be restored from.
+
+    Raises:
+        InvalidInput: It is no checkpoint, or another run's.
+        Conflict: It is superseded or evicted.
+    """
+    if not isinstance(at, Checkpoint):
+        raise InvalidInput(
+            "not a checkpoint", expected="run.restore(at=reg.checkpoint('RUN/...'))", found=repr(at)
+        )
+    if at.run_id != run_id:
+        raise InvalidInput(
+            "a run is restored from a checkpoint of its own", where=run_id, found=at.ref
+        )
+    if at.superseded:
+        raise Conflict(
+            "training has gone back behind this checkpoint already",
+            where=at.ref,
+            hint="Load it with `checkpoint.load()`, or fork a run of its own from it.",
+        )
+    if at.record.evicted is not None:
+        raise Conflict(
+            "this checkpoint is not kept any more",
+            where=at.ref,
+            found=at.record.evicted,
+            hint="`holdfast undo` brings it back until it is collected.",
+        )
+
+
+def restore_newest(
+    trainer: Trainer, candidates: Sequence[Checkpoint], map_location: object
+) -> Restored | None:
+    """Return the first state that can be loaded whole, and go on from there.
+
+    Args:
+        trainer: Goes on from it.
+        candidates: Checkpoints, the newest first.
+        map_location: Device for the tensors.
+
+    Raises:
+        RestoreFailed: There are candidates, and none could be loaded.
+    """
+    passed: list[Attempt] = []
+    for checkpoint in candidates:
+        if checkpoint.record.held_back:
+            why = f"weights that are not finite: {', '.join(checkpoint.nonfinite)}"
+            passed.append(Attempt(checkpoint.ref, checkpoint.digest, why))
+            continue
+        try:
+            state = checkpoint.load(map_location=map_location)
+        except IntegrityError as error:
+            trainer.distrust(checkpoint)
+            passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
+            continue
+        trainer.resume_at(checkpoint)
+        return Restored(state, checkpoint, tuple(passed))
+    if not passed:
+        return None
+    listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in passed)
+    raise RestoreFailed(
+        f"none of {len(passed)} checkpoints could be loaded{listed}",
+        where=candidates[0].run_id,
+        hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them.",
+    )

@@ -1,0 +1,349 @@
+"""Segments: runs of entries of an append-only stream, such as a loss history, kept as states.
+
+An entry maps names to plain values and has a whole `step`. A segment keeps its entries by columns,
+so that 200,000 numbers are one array, and gives them back exactly: keys in their order, every type
+and bit. The state of a segment is `{"entries": {...}}` with
+
+    count      how many entries there are
+    orders     each distinct list of keys, in the order of first appearance; one for most streams
+    order      which of `orders` each entry has: unsigned integers, one for each entry; only where
+               there is more than one list
+    columns    for each key, in the order of first appearance, its values in the entries that have
+               it: int64 where all are int and fit, float64 where all are float, else a list
+
+Which entries lack a key follows from `orders` and `order` and is not stored once more. Also owns
+which segments a new one swallows. Neither stores nor names segments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from registry import pytree
+from registry.errors import InvalidInput, Malformed, UnsupportedValue
+from registry.plain import check_step
+from registry.pytree.paths import clip
+
+#: A segment of more entries is left as it is for ever.
+MERGE_CAP = 1_000_000
+_STEP = "step"
+_ATOMS = frozenset({bool, float, int, NoneType})
+#: Values are checked at the depth at which they will stand in the state; so a path begins.
+_SHOWN = "state['entries']['columns']"
+_NAMED = "entries/columns/"
+
+Array = np.ndarray[Any, Any]
+
+
+# Entries
+
+
+def check_entries(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return entries as a stream keeps them: copies that later changes to the values do not reach.
+
+    Args:
+        entries: Mappings of strings to plain values, each with a `step`, a whole number from 0 to
+            2^53 in any order; it comes back as an int.
+
+    Raises:
+        InvalidInput: An entry is no mapping, has a key that is no string, or no step; the message
+            says which, counted from 0.
+        UnsupportedValue: A value is or holds an array or tensor, or cannot be stored; the message
+            names its path.
+    """
+    if isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Iterable):
+        raise InvalidInput(
+            "entries are not a list of mappings",
+            expected="[{'step': 0, ...}, ...]",
+            found=type(entries).__name__,
+            hint="Put a single entry into a list.",
+        )
+    return [_checked(index, entry) for index, entry in enumerate(entries)]
+
+
+def _checked(index: int, entry: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(entry, Mapping):
+        raise InvalidInput(
+            "an entry is not a mapping",
+            where=f"entries[{index}]",
+            expected="{'step': 0, ...}",
+            found=type(entry).__name__,
+        )
+    fields = dict(entry)
+    if _STEP not in fields:
+        raise InvalidInput(
+            "an entry has no step", where=f"entries[{index}]", expected="a key 'step'"
+        )
+    fields[_STEP] = _step(index, fields[_STEP])
+    return {
+        key: value if _is_simple(key, value) else _copied(index, key, value)
+        for key, value in fields.items()
+    }
+
+
+def _step(index: int, step: object) -> int:
+    try:
+        return check_step(step)
+    except InvalidInput as error:
+        raise InvalidInput(
+            error.what,
+            where=f"entries[{index}][{_STEP!r}]",
+            expected=error.expected,
+            found=error.found,
+        ) from error
+
+
+def _is_simple(key: object, value: object) -> bool:
+    """Return whether nothing is left to check, as for nearly all values of nearly all streams."""
+    kind = type(value)
+    return (
+        (kind in _ATOMS or (kind is str and value.isascii()))  # type: ignore[attr-defined]
+        and type(key) is str
+        and key.isascii()
+    )
+
+
+def _copied(index: int, key: object, value: object) -> Any:
+    if type(key) is not str:
+        raise InvalidInput(
+            "a key of an entry is not a string", where=f"entries[{index}]", found=clip(key)
+        )
+    try:
+        flat = pytree.flatten({"entries": {"columns": {index: {key: value}}}})
+    except UnsupportedValue as error:
+        where = "entries" + (error.where or "").removeprefix(_SHOWN)
+        raise UnsupportedValue(error.what, where=where, hint=error.hint) from error
+    (component,) = flat.components
+    if component.leaves:
+        _refuse_arrays(component)
+    texts = [leaf.buffer() for leaf in component.leaves]
+    copy = pytree.unflatten_component(component.skeleton, texts, name=component.name)
+    return copy["columns"][index][key]
+
+
+def _refuse_arrays(component: pytree.FlatComponent) -> None:
+    # Long strings and byte strings are leaves, too, and welcome.
+    kinds = pytree.leaf_kinds(component.skeleton)
+    for number, leaf in enumerate(component.leaves):
+        if kinds[number] not in ("bytes", "str"):
+            raise UnsupportedValue(
+                "an entry holds an array or a tensor",
+                where="entries/" + leaf.path.removeprefix(_NAMED),
+                hint="Append a number (x.item()) or a list (x.tolist()); keep arrays in a state.",
+            )
+
+
+# Segments
+
+
+def pack_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state of a segment.
+
+    Args:
+        entries: Entries as `check_entries` or `unpack_entries` returns them. They are not looked
+            into again, and nested values are not copied.
+
+    Raises:
+        InvalidInput: A step is missing or not a whole number from 0.
+    """
+    orders: dict[tuple[str, ...], int] = {}
+    order: list[int] = []
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for entry in entries:
+        order.append(orders.setdefault(tuple(entry), len(orders)))
+        for key, value in entry.items():
+            values[key].append(value)
+    body: dict[str, Any] = {"count": len(order), "orders": [list(keys) for keys in orders]}
+    if len(orders) > 1:
+        body["order"] = np.array(order, dtype=np.min_scalar_type(len(orders) - 1))
+    body["columns"] = {key: _column(items) for key, items in values.items()}
+    if order and not _are_steps(body["columns"].get(_STEP), len(order)):
+        raise InvalidInput(
+            "an entry has no step, or one that is not a whole number from 0",
+            where="entries",
+            hint="Pass entries through check_entries, which says where.",
+        )
+    return {"entries": body}
+
+
+def unpack_entries(
+    state: Mapping[str, Any], start: int = 0, stop: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the entries of a segment, or those that `[start:stop]` takes of a list of them.
+
+    Nested values are those of the state and not copies.
+
+    Raises:
+        Malformed: The state is not that of a segment.
+    """
+    segment = _read(state)
+    window = range(segment.count)[start:stop]
+    if not window:
+        return []
+    first, last = segment.used(window.start), segment.used(window.stop)
+    feeds = {
+        key: iter(_items(column[first.get(key, 0) : last.get(key, 0)]))
+        for key, column in segment.columns.items()
+    }
+    rows = [[(key, feeds[key].__next__) for key in keys] for keys in segment.orders]
+    picks: Iterable[int] = repeat(0, len(window))
+    if segment.order is not None:
+        picks = segment.order[window.start : window.stop].tolist()
+    return [{key: draw() for key, draw in rows[pick]} for pick in picks]
+
+
+def steps(state: Mapping[str, Any]) -> Array:
+    """Return the step of each entry of a segment, int64, in the order of the entries.
+
+    Raises:
+        Malformed: The state is not that of a segment.
+    """
+    segment = _read(state)
+    return segment.columns[_STEP] if segment.count else np.empty(0, np.int64)
+
+
+def merge_count(counts: Sequence[int], new: int, *, cap: int = MERGE_CAP) -> int:
+    """Return how many of the last segments a new one swallows.
+
+    Each segment that stays has at least twice the entries of the one after it, unless it is beyond
+    the cap; so n entries stand in at most log2(n) segments below the cap, and an entry is rewritten
+    only as its segment grows by half: O(n log n) entries in all, however large each append is.
+
+    Args:
+        counts: Entries of each segment, oldest first.
+        new: Entries of the new segment by itself.
+        cap: Segments of more entries are never swallowed.
+    """
+    swallowed = 0
+    for count in reversed(counts):
+        if count > cap or count >= 2 * new:
+            break
+        new += count
+        swallowed += 1
+    return swallowed
+
+
+# Columns
+
+
+def _column(values: list[Any]) -> Array | list[Any]:
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return np.array(values, np.float64)
+    if kinds == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:  # beyond int64
+            pass
+    return values
+
+
+def _items(column: Array | list[Any]) -> list[Any]:
+    return column.tolist() if isinstance(column, np.ndarray) else column
+
+
+def _are_steps(column: object, count: int) -> bool:
+    return (
+        isinstance(column, np.ndarray)
+        and column.dtype == np.int64
+        and column.shape == (count,)
+        and int(column.min(initial=0)) >= 0
+    )
+
+
+# Reading: the state came from a store and may be anything
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """The parts of a segment.
+
+    Attributes:
+        count: Entries.
+        columns: Values by key.
+        orders: The distinct lists of keys.
+        order: Which of them each entry has; `None` where there is one or none.
+    """
+
+    count: int
+    columns: Mapping[str, Any]
+    orders: list[list[str]]
+    order: Array | None
+
+    def used(self, stop: int) -> dict[str, int]:
+        """Return how many values of each column the first `stop` entries take."""
+        tally = [stop]
+        if self.order is not None:
+            tally = np.bincount(self.order[:stop], minlength=len(self.orders)).tolist()
+        used: dict[str, int] = defaultdict(int)
+        for keys, number in zip(self.orders, tally, strict=False):
+            for key in keys:
+                used[key] += number
+        return used
+
+
+def _read(state: Mapping[str, Any]) -> _Segment:
+    body = state.get("entries") if isinstance(state, Mapping) else None
+    if not isinstance(body, Mapping) or body.keys() - {"order"} != {"count", "orders", "columns"}:
+        raise _malformed("not a segment", "count, orders, columns", clip(body))
+    count, orders, columns = body["count"], body["orders"], body["columns"]
+    if type(count) is not int or count < 0:
+        raise _malformed("a bad count", "a whole number from 0", clip(count))
+    if not _are_orders(orders) or bool(orders) != bool(count):
+        raise _malformed("bad orders of keys", "distinct lists of keys with a step", clip(orders))
+    order = body.get("order")
+    several = len(orders) > 1
+    if several != ("order" in body) or (several and not _are_picks(order, count, len(orders))):
+        raise _malformed("a bad order", f"{count} numbers below {len(orders)}", clip(order))
+    segment = _Segment(count, columns, orders, order)
+    _check_columns(segment)
+    return segment
+
+
+def _are_orders(orders: object) -> bool:
+    return (
+        isinstance(orders, list)
+        and all(
+            isinstance(keys, list)
+            and all(type(key) is str for key in keys)
+            and _STEP in keys
+            and len(set(keys)) == len(keys)
+            for keys in orders
+        )
+        and len(set(map(tuple, orders))) == len(orders)
+    )
+
+
+def _are_picks(order: object, count: int, orders: int) -> bool:
+    return (
+        isinstance(order, np.ndarray)
+        and order.dtype.kind == "u"
+        and order.shape == (count,)
+        and bool(np.all(order < orders))
+    )
+
+
+def _check_columns(segment: _Segment) -> None:
+    used, columns = segment.used(segment.count), segment.columns
+    if not isinstance(columns, Mapping) or columns.keys() != used.keys():
+        raise _malformed("other columns than keys", clip(list(used)), clip(columns))
+    for key, column in columns.items():
+        if isinstance(column, np.ndarray):
+            fits = column.shape == (used[key],) and column.dtype in (np.int64, np.float64)
+        else:
+            fits = isinstance(column, list) and len(column) == used[key]
+        if not fits:
+            raise _malformed(f"a bad column {key!r}", f"{used[key]} values", clip(column))
+    if segment.count and not _are_steps(columns[_STEP], segment.count):
+        raise _malformed("a bad column of steps", "int64 from 0", clip(columns[_STEP]))
+
+
+def _malformed(what: str, expected: str, found: str) -> Malformed:
+    return Malformed(f"{what} in a segment", where="entries", expected=expected, found=found)

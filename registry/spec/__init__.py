@@ -1,0 +1,31 @@
+"""Run specifications: what a preset, or a user's own file, says about a run."""
+
+from __future__ import annotations
+
+from registry.spec.policies import Retention, Tier
+from registry.spec.run_spec import (
+    Draw,
+    DtypeRule,
+    Gate,
+    Phase,
+    Pool,
+    RunSpec,
+    Stream,
+)
+from registry.spec.transitions import Change, Readiness, Row, Transition
+
+__all__ = [
+    "Change",
+    "Draw",
+    "DtypeRule",
+    "Gate",
+    "Phase",
+    "Pool",
+    "Readiness",
+    "Retention",
+    "Row",
+    "RunSpec",
+    "Stream",
+    "Tier",
+    "Transition",
+]

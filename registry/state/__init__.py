@@ -1,0 +1,40 @@
+"""What a run is now: the replay of its log by pure functions.
+
+`RunManifest` is the result, a frozen value; `advance` folds further slots into it. The rules that
+make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
+`sync` agree on them. Reading slots is the business of `registry.log`.
+"""
+
+from __future__ import annotations
+
+from registry.state.apply_streams import cut
+from registry.state.records import (
+    CheckpointRecord,
+    ClaimRecord,
+    GroupRecord,
+    PhaseRecord,
+    Pin,
+    PoolRecord,
+    Segment,
+    StreamRecord,
+    WriterRecord,
+)
+from registry.state.replay import advance
+from registry.state.run_manifest import RunManifest
+from registry.state.slots import Slot
+
+__all__ = [
+    "CheckpointRecord",
+    "ClaimRecord",
+    "GroupRecord",
+    "PhaseRecord",
+    "Pin",
+    "PoolRecord",
+    "RunManifest",
+    "Segment",
+    "Slot",
+    "StreamRecord",
+    "WriterRecord",
+    "advance",
+    "cut",
+]

@@ -1,0 +1,113 @@
+"""Replay of actions on checkpoints and on the names that pin them."""
+
+from __future__ import annotations
+
+from registry.actions import (
+    AddCheckpoint,
+    Evict,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    SetPin,
+    SetTag,
+)
+from registry.state.draft import Draft
+from registry.state.records import CheckpointRecord, Pin
+
+
+def add(draft: Draft, action: AddCheckpoint) -> None:
+    """Add a checkpoint."""
+    n = draft.commits
+    draft.require(n > 0, "commit 0 references a manifest")
+    draft.require(n not in draft.checkpoints, "two checkpoints in one commit")
+    draft.phase = action.phase
+    draft.checkpoints[n] = CheckpointRecord(
+        n=n,
+        manifest=action.manifest,
+        phase=action.phase,
+        step=action.step,
+        metrics=action.metrics,
+        meta=action.meta,
+        size_bytes=action.size_bytes,
+        time_ms=draft.time_ms,
+        tier=action.tier,
+        companions=action.companions or {},
+        commit_keys=action.commit_keys,
+        nonfinite=action.nonfinite or (),
+        held_back=bool(action.held_back),
+        streams={name: stream.count for name, stream in draft.streams.items() if stream.count},
+    )
+
+
+def report(draft: Draft, action: ReportMetrics) -> None:
+    """Add or replace metrics."""
+    checkpoint = draft.checkpoint(action.checkpoint)
+    changed: dict[str, object] = {"metrics": {**checkpoint.metrics, **action.metrics}}
+    if action.tier is not None:
+        changed["tier"] = action.tier
+    draft.change(checkpoint.n, **changed)
+
+
+def evict(draft: Draft, action: Evict) -> None:
+    """Let checkpoints go."""
+    pinned = {pin.checkpoint for pin in draft.pins.values() if pin.kind in ("gate", "tag")}
+    for eviction in action.evictions:
+        checkpoint = draft.checkpoint(eviction.checkpoint)
+        draft.require(checkpoint.evicted is None, f"checkpoint {checkpoint.n} is evicted twice")
+        draft.require(checkpoint.n not in pinned, f"checkpoint {checkpoint.n} is evicted, a pin")
+        draft.change(checkpoint.n, evicted=eviction.reason, recovered=False)
+
+
+def recover(draft: Draft, action: Recover) -> None:
+    """Bring evicted checkpoints back."""
+    for n in action.checkpoints:
+        draft.require(draft.checkpoint(n).evicted is not None, f"checkpoint {n} is not evicted")
+        draft.change(n, evicted=None, recovered=True)
+
+
+def set_tag(draft: Draft, action: SetTag) -> None:
+    """Point a movable name at a checkpoint."""
+    checkpoint = draft.checkpoint(action.checkpoint)
+    draft.require(checkpoint.evicted is None, f"a tag names checkpoint {checkpoint.n}, evicted")
+    draft.pins["tag", action.name] = Pin(
+        kind="tag",
+        name=action.name,
+        manifest=checkpoint.manifest,
+        checkpoint=checkpoint.n,
+        time_ms=draft.time_ms,
+    )
+
+
+def set_pin(draft: Draft, action: SetPin) -> None:
+    """Give an immutable name."""
+    before = draft.pins.get((action.kind, action.name))
+    replaced = () if before is None else before.replaced
+    if before is not None:
+        replaces = action.kind == "gate" and action.replaces == before.manifest
+        draft.require(replaces, f"{before.ref} is set twice")
+        replaced = (*replaced, before.manifest)
+    if action.kind == "gate":
+        same = action.checkpoint is not None and (
+            draft.checkpoint(action.checkpoint).manifest == action.manifest
+        )
+        draft.require(same, f"{action.kind} {action.name} is no checkpoint")
+    elif action.checkpoint is not None:
+        draft.checkpoint(action.checkpoint)
+    draft.pins[action.kind, action.name] = Pin(
+        kind=action.kind,
+        name=action.name,
+        manifest=action.manifest,
+        checkpoint=action.checkpoint,
+        metrics=action.metrics,
+        card=action.card,
+        time_ms=draft.time_ms,
+        replaced=replaced,
+    )
+    if action.kind == "release":
+        draft.fields["release"] = action.name
+
+
+def point_release(draft: Draft, action: PointRelease) -> None:
+    """Say which release is the latest."""
+    draft.require(("release", action.version) in draft.pins, f"no release {action.version}")
+    draft.fields["release"] = action.version

@@ -1,0 +1,63 @@
+"""Replay of actions on the run as a whole."""
+
+from __future__ import annotations
+
+from registry.actions import CreateRun, DropRun, EnterPhase, Rewind, SetStatus, TakeOver
+from registry.state.apply_streams import cut_streams
+from registry.state.draft import Draft
+from registry.state.records import PhaseRecord, WriterRecord
+
+
+def create(draft: Draft, action: CreateRun) -> None:
+    """Begin the run."""
+    draft.require(draft.created is None, "the run is begun twice")
+    draft.created = action
+    draft.fields["created_ms"] = draft.time_ms
+
+
+def set_status(draft: Draft, action: SetStatus) -> None:
+    """Change how the run stands."""
+    draft.fields["status"] = action.status
+
+
+def take_over(draft: Draft, action: TakeOver) -> None:
+    """Change who may save."""
+    draft.fields["writer"] = WriterRecord(
+        token=action.token, host=action.host, time_ms=draft.time_ms
+    )
+
+
+def rewind(draft: Draft, action: Rewind) -> None:
+    """Supersede what came after a checkpoint: later ones, phases entered, entries of streams."""
+    kept = -1 if action.to is None else draft.checkpoint(action.to).n
+    for n, checkpoint in draft.checkpoints.items():
+        if n > kept and not checkpoint.superseded:
+            draft.change(n, superseded=True)
+    draft.phases = [
+        record.model_copy(update={"superseded": True}) if record.n > kept else record
+        for record in draft.phases
+    ]
+    draft.phase = None if action.to is None else draft.checkpoint(action.to).phase
+    cut_streams(draft, {} if action.to is None else draft.checkpoint(action.to).streams)
+
+
+def enter_phase(draft: Draft, action: EnterPhase) -> None:
+    """Begin a phase."""
+    draft.phases.append(
+        PhaseRecord(
+            n=draft.commits,
+            from_phase=action.from_phase,
+            to_phase=action.to_phase,
+            source=action.source,
+            manifest=action.manifest,
+            rows=action.rows,
+            ready=action.ready,
+            companions=action.companions,
+        )
+    )
+    draft.phase = action.to_phase
+
+
+def drop(draft: Draft, action: DropRun) -> None:
+    """Release everything."""
+    draft.fields["dropped"] = action.reason

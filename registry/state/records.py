@@ -1,0 +1,236 @@
+"""The parts of a run manifest: checkpoints, pins, pool entries, streams, followers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from registry.actions import AppliedRow, CommitKeys, Lifetime
+from registry.records import (
+    DigestField,
+    FloatField,
+    Metrics,
+    Name,
+    PhaseName,
+    Plain,
+    Record,
+    Step,
+)
+
+
+class CheckpointRecord(Record):
+    """A checkpoint of a run.
+
+    Attributes:
+        n: Number of the commit that added it: its name within the run's history.
+        manifest: Its id.
+        phase: Phase it belongs to.
+        step: The counter's value.
+        metrics: The newest value of each metric.
+        meta: What was kept beside the state.
+        size_bytes: Bytes of all tensors.
+        time_ms: When it was added, by its author's clock.
+        superseded: Whether training resumed from an earlier one; it is never latest or best.
+        tier: Retention class within the phase.
+        companions: Ids of the states beside it, by name.
+        commit_keys: Keys of the state that its commit keeps.
+        nonfinite: Paths of weights that hold NaN or infinity, the first few.
+        held_back: Whether it is never latest or best for that reason.
+        evicted: Why it is found no more; `None` while it is kept.
+        recovered: Whether it was evicted and brought back; retention lets it alone then.
+        streams: Length of each stream when it was added: where a resume from it continues them.
+    """
+
+    n: int
+    manifest: DigestField
+    phase: PhaseName
+    step: Step
+    metrics: Metrics
+    meta: Plain = None
+    size_bytes: int
+    time_ms: int
+    superseded: bool = False
+    tier: Name | None = None
+    companions: dict[Name, DigestField] = Field(default={})
+    commit_keys: CommitKeys | None = None
+    nonfinite: tuple[str, ...] = ()
+    held_back: bool = False
+    evicted: str | None = None
+    recovered: bool = False
+    streams: dict[Name, int] = Field(default={})
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is on the current line of training and kept."""
+        return not self.superseded and self.evicted is None
+
+
+class WriterRecord(Record):
+    """The trainer that may save.
+
+    Attributes:
+        token: Random, of its handle.
+        host: Where it runs.
+        time_ms: When it took the run over, by its own clock.
+    """
+
+    token: str
+    host: str
+    time_ms: int
+
+
+class Pin(Record):
+    """A name that keeps a stored state.
+
+    Attributes:
+        kind: `gate`, `release`, `artifact` or `tag`.
+        name: The name.
+        manifest: Id of the state.
+        checkpoint: Commit number of the checkpoint that it is, or was cut from.
+        metrics: Values that describe it.
+        card: Id of the model card.
+        time_ms: When it was set, by its author's clock.
+        replaced: Ids of the damaged states that stood here before.
+    """
+
+    kind: Literal["gate", "release", "artifact", "tag"]
+    name: str
+    manifest: DigestField
+    checkpoint: int | None = None
+    metrics: Metrics = Field(default={})
+    card: DigestField | None = None
+    time_ms: int
+    replaced: tuple[DigestField, ...] = ()
+
+    @property
+    def ref(self) -> str:
+        """Its ref within the run."""
+        return f"{self.kind}s/{self.name}"
+
+
+class PoolRecord(Record):
+    """An entry of the opponent pool.
+
+    Attributes:
+        version: Its number; never given again.
+        manifest: Id of the inference-only state.
+        checkpoint: Commit number of the checkpoint that it was cut from.
+        gate: Gate that it was cut from.
+        phase: Phase of its source.
+        step: Step of its source.
+        mu: Estimated skill.
+        sigma: Uncertainty.
+        games: Games played.
+        wins: Games won.
+        frozen: Whether it is never evicted and never rated again.
+        time_ms: When it was promoted, by its author's clock.
+        evicted: Why it is drawn no more; `None` while it plays.
+    """
+
+    version: int
+    manifest: DigestField
+    checkpoint: int | None = None
+    gate: Name | None = None
+    phase: PhaseName
+    step: Step
+    mu: FloatField
+    sigma: FloatField
+    games: int = 0
+    wins: int = 0
+    frozen: bool = False
+    time_ms: int
+    evicted: str | None = None
+
+
+class Segment(Record):
+    """A part of a stream.
+
+    Attributes:
+        manifest: Id of the state that holds it.
+        start: Position in the stream of its first entry.
+        count: Entries of it that belong to the stream; the state may hold more behind them.
+        first_step: Least step in it.
+        last_step: Greatest step in it.
+    """
+
+    manifest: DigestField
+    start: int
+    count: int
+    first_step: Step
+    last_step: Step
+
+
+class StreamRecord(Record):
+    """A stream.
+
+    Attributes:
+        name: Its name.
+        lifetime: `forever` or `resettable`.
+        segments: What it holds, in order.
+        archives: What it held before it was begun anew, by label.
+    """
+
+    name: Name
+    lifetime: Lifetime
+    segments: tuple[Segment, ...] = ()
+    archives: dict[Name, tuple[Segment, ...]] = Field(default={})
+
+    @property
+    def count(self) -> int:
+        """Entries that it holds."""
+        return self.segments[-1].start + self.segments[-1].count if self.segments else 0
+
+
+class PhaseRecord(Record):
+    """A phase that was entered by a transition.
+
+    Attributes:
+        n: Number of the commit.
+        from_phase: The phase before.
+        to_phase: The phase.
+        source: Ref within the run of what was loaded.
+        manifest: Its id.
+        rows: What became of each part.
+        ready: Metrics that were checked, with their values.
+        companions: Frozen states that every checkpoint of the phase has beside it.
+        superseded: Whether training went back behind it.
+    """
+
+    n: int
+    from_phase: PhaseName
+    to_phase: PhaseName
+    source: str
+    manifest: DigestField
+    rows: tuple[AppliedRow, ...] = ()
+    ready: Metrics = Field(default={})
+    companions: dict[Name, DigestField] = Field(default={})
+    superseded: bool = False
+
+
+class ClaimRecord(Record):
+    """A checkpoint that a follower works on.
+
+    Attributes:
+        checkpoint: Its commit number.
+        follower: Who.
+        until_ms: Until when, by the follower's clock.
+    """
+
+    checkpoint: int
+    follower: str
+    until_ms: int
+
+
+class GroupRecord(Record):
+    """Followers that share a run's checkpoints out among themselves.
+
+    Attributes:
+        name: Of the group.
+        done: Commit numbers of the checkpoints that it is done with, ascending.
+        claims: What is being worked on.
+    """
+
+    name: Name
+    done: tuple[int, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()

@@ -1,0 +1,41 @@
+"""One numbered file of a run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from registry.actions import Commit, Line, decode_line
+from registry.framing import join_lines, split_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One numbered file of a run's log.
+
+    Attributes:
+        number: Its place in the log, dense from 0.
+        data: The file's bytes.
+        lines: What it says, each with its exact bytes.
+    """
+
+    number: int
+    data: bytes
+    lines: tuple[tuple[bytes, Line], ...]
+
+    @classmethod
+    def build(cls, number: int, lines: Sequence[Line | bytes]) -> Slot:
+        """Assemble a slot from records, or from lines that are copied byte for byte."""
+        encoded = [line if isinstance(line, bytes) else line.encode() for line in lines]
+        return cls.decode(number, join_lines(encoded), where=f"slot {number}")
+
+    @classmethod
+    def decode(cls, number: int, data: bytes, *, where: str) -> Slot:
+        """Verify and parse a file."""
+        lines = split_lines(data, where=where)
+        return cls(number, data, tuple((line, decode_line(line, where=where)) for line in lines))
+
+    @property
+    def commits(self) -> tuple[tuple[bytes, Commit], ...]:
+        """The commit lines, each with its exact bytes."""
+        return tuple((raw, line) for raw, line in self.lines if isinstance(line, Commit))

@@ -1,0 +1,127 @@
+"""Semantic versions (semver.org, 2.0.0): how released models are named and ordered."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import total_ordering
+
+from registry.errors import InvalidInput
+
+#: Longer text is no version, in characters; a release stands in a ref, whose names are shorter.
+MAX_LENGTH = 256
+MAX_RELEASE_LENGTH = 64
+_NUMBER = r"(0|[1-9][0-9]*)"
+_PRE = r"(?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+_BUILD = r"[0-9A-Za-z-]+"
+_VERSION = re.compile(
+    rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-({_PRE}(?:\.{_PRE})*))?(?:\+({_BUILD}(?:\.{_BUILD})*))?"
+)
+_EXPECTED = "MAJOR.MINOR.PATCH, such as 1.4.0 or 2.0.0-rc.1"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class SemVer:
+    """A semantic version. Ordered by precedence (semver.org, rule 11); `str` gives its text back.
+
+    Build metadata is kept and not compared: `1.0.0+a` equals `1.0.0+b`.
+
+    Attributes:
+        major: Rises with incompatible changes; from 0.
+        minor: Rises with compatible additions; from 0.
+        patch: Rises with compatible corrections; from 0.
+        prerelease: What stands behind `-`, or empty: `rc.1`. Comes before the release itself.
+        build: What stands behind `+`, or empty.
+
+    Raises:
+        InvalidInput: The parts are not those of a version.
+    """
+
+    major: int
+    minor: int
+    patch: int
+    prerelease: str = ""
+    build: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        text = str(self)
+        match = _VERSION.fullmatch(text) if len(text) <= MAX_LENGTH else None
+        # Of the parts, too: a `+` within `prerelease` would read as another version.
+        if match is None or _parts(match) != (
+            *(self.major, self.minor, self.patch),
+            *(self.prerelease, self.build),
+        ):
+            raise _not_a_version(text)
+
+    @classmethod
+    def parse(cls, text: str) -> SemVer:
+        """Return the version that a text spells.
+
+        Raises:
+            InvalidInput: It is not a semantic version of at most 256 characters.
+        """
+        match = None
+        if isinstance(text, str) and len(text) <= MAX_LENGTH:
+            match = _VERSION.fullmatch(text)
+        if match is None:
+            raise _not_a_version(text)
+        return cls(*_parts(match))
+
+    def __str__(self) -> str:
+        core = f"{self.major}.{self.minor}.{self.patch}"
+        pre = f"-{self.prerelease}" if self.prerelease else ""
+        return core + pre + (f"+{self.build}" if self.build else "")
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, SemVer):
+            return NotImplemented
+        return self._precedence() < other._precedence()
+
+    def _precedence(self) -> tuple[object, ...]:
+        # Numbers come before words, a shorter list before a longer one that begins with it.
+        identifiers = tuple(
+            (0, int(part), "") if part.isdigit() else (1, 0, part)
+            for part in self.prerelease.split(".")
+        )
+        return (self.major, self.minor, self.patch, not self.prerelease, identifiers)
+
+
+def release_version(text: str) -> SemVer:
+    """Return the version that names a release.
+
+    Raises:
+        InvalidInput: It is not a semantic version, has more than 64 characters, or has build
+            metadata: releases that differ in nothing else would have one precedence.
+    """
+    version = SemVer.parse(text)
+    if version.build:
+        raise InvalidInput(
+            "the name of a release has no build metadata",
+            where=text,
+            expected=text.partition("+")[0],
+            hint="Keep the build in the model card.",
+        )
+    if len(text) > MAX_RELEASE_LENGTH:
+        raise InvalidInput(
+            "the name of a release is too long",
+            where=text,
+            expected=f"at most {MAX_RELEASE_LENGTH} characters",
+            found=len(text),
+        )
+    return version
+
+
+def _parts(match: re.Match[str]) -> tuple[int, int, int, str, str]:
+    major, minor, patch, prerelease, build = match.groups(default="")
+    return int(major), int(minor), int(patch), prerelease, build
+
+
+def _not_a_version(text: object) -> InvalidInput:
+    like = isinstance(text, str) and text[:1] in ("v", "V")
+    return InvalidInput(
+        "not a semantic version",
+        where=repr(text)[:MAX_LENGTH],
+        expected=_EXPECTED,
+        hint=f"Leave out the {text[0]!r}." if like else None,  # type: ignore[index]
+    )

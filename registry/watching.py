@@ -1,0 +1,3 @@
+"""Following a run: each checkpoint once for each group of followers."""
+
+from __future__ import annotations
