@@ -63,7 +63,9 @@ class Charge:
             actions.append(TakeOver(token=self._token, host=host_name()))
         if state.status != "running":
             actions.append(SetStatus(status="running"))
-        if any(map(self.is_behind, state.live())) or any(map(self.is_behind, state.phases)):
+        if self.resumed_at is not None and (
+            any(map(self.is_behind, state.live())) or any(map(self.is_behind, state.phases))
+        ):
             actions.append(Rewind(to=self.resumed_at))
         return actions
 

@@ -162,7 +162,7 @@ class Committer:
 
     def choose_bases(self, wanted: Iterable[Digest]) -> list[Base]:
         """Return the first `MAX_BASES` states that another one can be stored against."""
-        held = self.log.state.holders
+        held = self.log.state.held
         bases: dict[Digest, Base] = {}
         for manifest in wanted:
             if manifest in bases or manifest not in held or len(bases) == MAX_BASES:

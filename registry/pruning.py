@@ -71,7 +71,7 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
             for digest in (one.manifest, *one.companions.values())
         }
         # What the run still needs for another reason is there.
-        places = [state.by_manifest[digest] for digest in wanted if digest not in state.holders]
+        places = [state.by_manifest[digest] for digest in wanted if digest not in state.held]
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:

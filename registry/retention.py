@@ -132,6 +132,9 @@ class _Group:
 
         newest = self.state.latest(self.phase)
         protect(newest.n if newest else None, "latest")
+        last = self.state.live(self.phase)[-1:]
+        if last and last[0].held_back:
+            protect(last[0].n, "newest, held back")
         for monitor in self.monitors:
             best = self.state.best(monitor, self.phase)
             protect(best.n if best else None, f"best/{monitor.label}")

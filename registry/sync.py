@@ -217,11 +217,11 @@ class _RunCopy:
         _ = writer.epoch
         commits = self._missing(self._log.state)
         here = self._log.state
-        present = here.by_manifest.keys() & here.holders.keys()
+        present = here.by_manifest.keys() & here.held
         wanted = [
             place
             for place in self._state.places
-            if place.manifest in self._state.holders and place.manifest not in present
+            if place.manifest in self._state.held and place.manifest not in present
         ]
         places: list[Place] = []
         choice = Choice()

@@ -220,7 +220,7 @@ class _Verification:
             affected = (f"{run_id} from slot {state.next_slot} on",)
             self._findings.append(Finding("log", run_id, error.summary, affected, _MEND))
         self._checkpoints += sum(record.evicted is None for record in state.checkpoints)
-        for digest, holders in state.holders.items():
+        for digest, holders in state.holders().items():
             refs = tuple(f"{run_id}/{holder}" for holder in holders)
             place = state.by_manifest.get(digest)
             if place is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -141,11 +141,15 @@ class RunManifest(Record):
 
     def live(self, phase: str | None = None) -> list[CheckpointRecord]:
         """Return the kept checkpoints of the current line of training, in log order."""
-        return [
-            checkpoint
-            for checkpoint in self.checkpoints
-            if checkpoint.is_live and phase in (None, checkpoint.phase)
-        ]
+        if phase is None:
+            return list(self._live)
+        return [checkpoint for checkpoint in self._live if checkpoint.phase == phase]
+
+    @cached_property
+    def _live(self) -> tuple[CheckpointRecord, ...]:
+        return tuple(
+            one for one in self.checkpoints if one.evicted is None and not one.superseded
+        )
 
     def latest(self, phase: str | None = None) -> CheckpointRecord | None:
         """Return the last live checkpoint in log order whose weights are finite."""
@@ -180,43 +184,49 @@ class RunManifest(Record):
         return [found for rank, _, found in sorted(rated) if not math.isnan(rank)]
 
     @cached_property
-    def holders(self) -> Mapping[Digest, tuple[str, ...]]:
-        """Every manifest that the run needs, with refs within the run of what needs it.
+    def held(self) -> frozenset[Digest]:
+        """Every manifest that the run needs.
 
         What is not among these is dead: collection may remove what it alone uses, and nobody may
         name it again without making sure that it is still there.
         """
-        held: dict[Digest, list[str]] = {}
+        return frozenset(manifest for manifest, *_ in self._holdings())
 
-        def hold(manifest: Digest, ref: str) -> None:
-            held.setdefault(manifest, []).append(ref)
+    def holders(self) -> dict[Digest, tuple[str, ...]]:
+        """Return the manifests in `held`, each with refs within the run of what needs it."""
+        found: dict[Digest, list[str]] = {}
+        for manifest, *parts in self._holdings():
+            shown = (part.short if isinstance(part, Digest) else part for part in parts)
+            found.setdefault(manifest, []).append("/".join(shown))
+        return {manifest: tuple(refs) for manifest, refs in found.items()}
 
+    def _holdings(self) -> Iterator[tuple[Any, ...]]:
+        """Yield every manifest that is needed, with the parts of a ref of what needs it."""
         if self.dropped is not None:
-            return {}
+            return
         for checkpoint in self.checkpoints:
             if checkpoint.evicted is None:
-                hold(checkpoint.manifest, checkpoint.manifest.short)
+                yield checkpoint.manifest, checkpoint.manifest
                 for name, manifest in checkpoint.companions.items():
-                    hold(manifest, f"{checkpoint.manifest.short}/companions/{name}")
+                    yield manifest, checkpoint.manifest, "companions", name
         for pin in self.pins:
-            hold(pin.manifest, pin.ref)
+            yield pin.manifest, pin.ref
             if pin.card is not None:
-                hold(pin.card, f"{pin.ref}/card")
+                yield pin.card, pin.ref, "card"
         for entry in self.roster():
-            hold(entry.manifest, f"pool/v{entry.version:04d}")
+            yield entry.manifest, f"pool/v{entry.version:04d}"
         for stream in self.streams:
             for segment in stream.segments:
-                hold(segment.manifest, f"streams/{stream.name}")
+                yield segment.manifest, "streams", stream.name
             for label, segments in stream.archives.items():
                 for segment in segments:
-                    hold(segment.manifest, f"streams/{stream.name}/{label}")
+                    yield segment.manifest, "streams", stream.name, label
         for phase in self.phases:
             if not phase.superseded:
                 for name, manifest in phase.companions.items():
-                    hold(manifest, f"companions/{name}")
-        return {manifest: tuple(refs) for manifest, refs in held.items()}
+                    yield manifest, "companions", name
 
     def is_placed(self, place: Place) -> bool:
         """Return whether a place is current and the manifest that it is of is needed: rule W2a."""
         current = self.by_manifest.get(place.manifest) == place
-        return current and place.manifest in self.holders
+        return current and place.manifest in self.held
