@@ -1,0 +1,123 @@
+"""What a run's history takes on disk: 20 Hydra saves with all that hangs on them, beside files.
+
+Each save has the KL anchor beside it and lets a copy of the model into the opponent pool; two of
+the saves become gates, and one frozen network is shared by all. The plain files are what a folder
+of `torch.save` files holds: one for every checkpoint, anchor, pool copy, gate and network. Bytes
+are those of the files, counted after every step; nothing is timed.
+
+    python storage.py [--saves N] [--scale S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from workloads import frozen, hydra, pool_copy
+
+import registry
+
+ROWS = ("checkpoints", "KL anchors", "pool copies", "gates", "frozen network")
+
+
+def plain_files(folder: Path, saves: int, scale: float) -> Counter[str]:
+    """Write the history as files; return their bytes by what they are."""
+    sizes: Counter[str] = Counter()
+    shared = frozen(scale)
+
+    def keep(row: str, name: str, state: Any) -> None:
+        path = folder / name
+        torch.save(state, path)
+        sizes[row] += path.stat().st_size
+        path.unlink()
+
+    keep("frozen network", "grp.pt", shared["grp"])
+    for number, state in enumerate(_history(saves, scale)):
+        keep("checkpoints", f"ckpt_{number}.pt", state)
+        keep("KL anchors", f"anchor_{number}.pt", shared["kl_anchor"])
+        keep("pool copies", f"pool_v{number:04d}.pt", pool_copy(state))
+        if number in _gates(saves):
+            keep("gates", f"gate_{number}.pt", state)
+    return sizes
+
+
+def holdfast(folder: Path, saves: int, scale: float) -> Counter[str]:
+    """Keep the same history in a registry; return the bytes by which each step made it grow."""
+    sizes: Counter[str] = Counter()
+    shared = frozen(scale)
+    with registry.init(folder / "registry") as reg:
+        run = reg.create_run("hydra", seed=0)
+
+        @contextmanager
+        def counted(row: str) -> Iterator[None]:
+            before = _bytes_in(folder)
+            yield
+            sizes[row] += _bytes_in(folder) - before
+
+        with counted("frozen network"):
+            run.add_artifact("grp", shared["grp"])
+        for number, state in enumerate(_history(saves, scale)):
+            with counted("checkpoints"):
+                ck = run.save(
+                    state, step=state["global_step"], companions={"kl_anchor": shared["kl_anchor"]}
+                )
+            if number == 0:
+                packs = ck.companion("kl_anchor").placement.packs
+                sizes["KL anchors"] = sum(pack.size_bytes for pack in packs)
+                sizes["checkpoints"] -= sizes["KL anchors"]
+            with counted("pool copies"):
+                run.pool.promote(ck)
+            if number in _gates(saves):
+                with counted("gates"):
+                    run.set_gate(f"gate{number}", ck)
+        if not reg.verify(deep=True).ok:
+            raise SystemExit("the registry is not sound; its size means nothing")
+    return sizes
+
+
+def _history(saves: int, scale: float) -> Iterator[dict[str, Any]]:
+    training = hydra(scale)
+    yield training.state()
+    for _ in range(saves - 1):
+        yield training.next_save()
+
+
+def _gates(saves: int) -> set[int]:
+    return {saves // 3, saves - 1}
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _measured(measure: Callable[[Path, int, float], Counter[str]], options: Any) -> Counter[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(Path(folder), options.saves, options.scale)
+
+
+def main() -> None:
+    """Measure both and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--saves", type=int, default=20)
+    parser.add_argument("--scale", type=float, default=1.0)
+    options = parser.parse_args()
+    plain, ours = _measured(plain_files, options), _measured(holdfast, options)
+    table = Table(title=f"bytes after {options.saves} Hydra saves")
+    for column in ("what", "plain files, MB", "Holdfast, MB", "ratio"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for row in (*ROWS, "total"):
+        sizes = [sum(side.values()) if row == "total" else side[row] for side in (plain, ours)]
+        table.add_row(row, *(f"{size / 1e6:,.2f}" for size in sizes), f"{sizes[1] / sizes[0]:.4f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
