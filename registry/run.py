@@ -26,6 +26,7 @@ from registry.store import Store
 from registry.stored import Stored
 from registry.streams import Stream
 from registry.trainer import PendingSave, Trainer
+from registry.watching import Watch
 
 
 class Run:
@@ -265,6 +266,60 @@ class Run:
         state = at.load(map_location=map_location)
         self._trainer.resume_at(at)
         return Restored(state, at, ())
+
+    # Following
+
+    def watch(
+        self,
+        phase: int | str | None = None,
+        *,
+        group: str = "default",
+        hold_s: float = 3600,
+        poll_s: float = 1.0,
+        longest_poll_s: float = 30.0,
+        timeout_s: float | None = None,
+        follow: bool = True,
+        follower: str | None = None,
+    ) -> Watch:
+        """Follow the run: each checkpoint comes once to one follower of a group, in log order.
+
+        A checkpoint is claimed before it comes, and acknowledged when the loop asks for the next
+        one. A loop that is left by an exception or `break` leaves the last checkpoint
+        unacknowledged, so that it is done again once its hold is over: at least once, never lost.
+        `acknowledge()` on what this returns says before a `break` that it is done. Superseded and
+        evicted checkpoints, and those held back for weights that are not finite, do not come.
+
+        The loop ends by itself when the run is completed, failed or dropped and the group is done
+        with all of it. Waiting costs one request a poll.
+
+        Args:
+            phase: Only checkpoints of this phase.
+            group: Followers that share the checkpoints out; every other group gets all of them.
+            hold_s: Seconds for which nobody else of the group gets a checkpoint and retention lets
+                it alone; afterwards a follower that said nothing is taken for dead.
+            poll_s: Seconds between looks at the log; twice as long after each look that finds
+                nothing new.
+            longest_poll_s: At most so long.
+            timeout_s: End the loop after so many seconds without a checkpoint; never without it.
+            follow: Whether to wait for more; `False` gives what is there now.
+            follower: A name that outlives this process, such as a job's id: started again under
+                it, a follower goes on with what it held. Only one may bear it at a time. Random
+                without it.
+
+        Raises:
+            InvalidInput: The run has no such phase, or a name or a time is not legal.
+        """
+        return Watch(
+            self.committer,
+            phase,
+            group=group,
+            hold_s=hold_s,
+            poll_s=poll_s,
+            longest_poll_s=longest_poll_s,
+            timeout_s=timeout_s,
+            follow=follow,
+            follower=follower,
+        )
 
     # Names that keep
 

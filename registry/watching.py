@@ -1,3 +1,213 @@
-"""Following a run: each checkpoint once for each group of followers."""
+"""Following a run: each checkpoint once for each group of followers.
+
+What a group is done with, and who of it works on what until when, stands in the run's log; so
+followers need no other way to agree, and any of them may die. Owns choosing the next checkpoint and
+waiting for it. What a claim means to retention is the business of `registry.retention`.
+"""
 
 from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from registry.actions import Acknowledge, Action, Claim
+from registry.checkpoint import Checkpoint
+from registry.committer import Committer
+from registry.errors import Conflict, InvalidInput
+from registry.plain import check_name, check_phase
+from registry.rules import check_phase_is_declared
+from registry.state import CheckpointRecord, RunManifest
+
+_OVER = ("completed", "failed")
+# How a follower waits and what it takes for the time; tests put other ones here.
+_sleep = time.sleep
+_monotonic = time.monotonic
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class Watch(Iterator[Checkpoint]):
+    """The checkpoints of a run as they come; `Run.watch` explains the arguments.
+
+    Attributes:
+        group: The group of followers.
+        follower: Who follows.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        phase: int | str | None,
+        *,
+        group: str,
+        hold_s: float,
+        poll_s: float,
+        longest_poll_s: float,
+        timeout_s: float | None,
+        follow: bool,
+        follower: str | None,
+    ) -> None:
+        self._committer = committer
+        self._log = committer.log
+        self._phase = None if phase is None else check_phase(phase)
+        if self._phase is not None:
+            check_phase_is_declared(self._log.state.spec, self._phase)
+        self.group = check_name(group, "a group of followers")
+        self.follower = check_name(follower or secrets.token_hex(8), "a follower")
+        self._hold_ms = math.ceil(_seconds("hold_s", hold_s) * 1000)
+        self._poll_s = _seconds("poll_s", poll_s)
+        self._longest_poll_s = max(self._poll_s, _seconds("longest_poll_s", longest_poll_s))
+        self._timeout_s = math.inf if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self._follow = follow
+        self._end: int | None = None
+        self._held: int | None = None
+
+    def __iter__(self) -> Self:
+        # A new loop says nothing of the checkpoint that the loop before it was left with.
+        self._held = None
+        return self
+
+    def __next__(self) -> Checkpoint:
+        """Acknowledge the last checkpoint, wait for the next one and claim it."""
+        deadline, pause_s = _monotonic() + self._timeout_s, self._poll_s
+        while True:
+            before = self._log.state.next_slot
+            state = self._log.refresh()
+            if self._end is None and not self._follow:
+                self._end = state.commits
+            taken = self._take()
+            if taken is not None:
+                return Checkpoint(self._committer.store, self._log, taken)
+            left_s = deadline - _monotonic()
+            if self._is_over() or left_s <= 0:
+                raise StopIteration
+            if state.next_slot > before:
+                pause_s = self._poll_s
+            jittered_s = pause_s * random.uniform(0.5, 1)
+            _sleep(max(0.0, min(jittered_s, left_s, self._until_expiry_s())))
+            pause_s = min(self._longest_poll_s, 2 * pause_s)
+
+    def acknowledge(self) -> None:
+        """Be done with the checkpoint that came last, before leaving the loop on purpose.
+
+        Raises:
+            Conflict: Others write to the run too often; it is not acknowledged.
+        """
+        self._committer.commit(lambda state: self._acknowledgement(state) or None)
+        self._held = None
+
+    def renew(self) -> None:
+        """Hold the checkpoint that came last for another `hold_s` from now.
+
+        Raises:
+            InvalidInput: No checkpoint is held.
+            Conflict: The hold was over and another follower took the checkpoint, or is done with
+                it; or the run was dropped.
+        """
+        held = self._held
+        if held is None:
+            raise InvalidInput("this follower holds no checkpoint", where=self._where)
+
+        def compose(state: RunManifest) -> Sequence[Action]:
+            group = state.group(self.group)
+            holder = next((one.follower for one in group.claims if one.checkpoint == held), None)
+            if state.dropped is not None or holder != self.follower:
+                raise Conflict(
+                    "this checkpoint is no longer this follower's",
+                    where=f"{self._where}: {state.by_n[held].manifest.short}",
+                    expected=self.follower,
+                    found=state.dropped or holder or "nobody: it was acknowledged",
+                    hint="Hold it longer than the work takes.",
+                )
+            return self._claim(held)
+
+        self._log.refresh()
+        self._committer.commit(compose)
+
+    def _take(self) -> CheckpointRecord | None:
+        """Acknowledge what is held and claim what comes next, both in one commit."""
+        taken: CheckpointRecord | None = None
+
+        def compose(state: RunManifest) -> Sequence[Action] | None:
+            nonlocal taken
+            taken = next(self._free(state), None)
+            claim = [] if taken is None else self._claim(taken.n)
+            return [*self._acknowledgement(state), *claim] or None
+
+        try:
+            self._committer.commit(compose)
+        except Conflict:
+            # All races lost: as many others write as can. What is held is still held.
+            return None
+        self._held = None if taken is None else taken.n
+        return taken
+
+    def _open(self, state: RunManifest) -> Iterator[CheckpointRecord]:
+        """Yield what the group is not done with, in log order."""
+        if state.dropped is not None:
+            return
+        done = {*state.group(self.group).done, self._held}
+        for record in state.live(self._phase):
+            is_known = self._end is None or record.n < self._end
+            if is_known and not record.held_back and record.n not in done:
+                yield record
+
+    def _free(self, state: RunManifest) -> Iterator[CheckpointRecord]:
+        """Yield what no other follower holds."""
+        held = self._held_by_others(state)
+        return (record for record in self._open(state) if record.n not in held)
+
+    def _held_by_others(self, state: RunManifest) -> dict[int, int]:
+        """Return until when others hold which checkpoints; what has expired is not held."""
+        now_ms = _now_ms()
+        return {
+            claim.checkpoint: claim.until_ms
+            for claim in state.group(self.group).claims
+            if claim.follower != self.follower and claim.until_ms > now_ms
+        }
+
+    def _is_over(self) -> bool:
+        """Return whether nothing can come any more."""
+        state = self._log.state
+        if self._held is not None or next(self._free(state), None) is not None:
+            return False  # races were lost: there is something to say yet
+        if not self._follow or state.dropped is not None:
+            return True
+        # What others hold may become free again: they may die over it.
+        return state.status in _OVER and next(self._open(state), None) is None
+
+    def _until_expiry_s(self) -> float:
+        """Return in how many seconds the first of the others' holds ends."""
+        state = self._log.state
+        held, now_ms = self._held_by_others(state), _now_ms()
+        ends = [held[record.n] for record in self._open(state) if record.n in held]
+        return (min(ends) - now_ms) / 1000 if ends else math.inf
+
+    def _claim(self, n: int) -> list[Action]:
+        until_ms = _now_ms() + self._hold_ms
+        claim = Claim(group=self.group, checkpoint=n, follower=self.follower, until_ms=until_ms)
+        return [claim]
+
+    def _acknowledgement(self, state: RunManifest) -> list[Action]:
+        """Return what says that the held checkpoint is done, unless that was said already."""
+        held = self._held
+        if held is None or state.dropped is not None or held in state.group(self.group).done:
+            return []
+        return [Acknowledge(group=self.group, checkpoint=held, follower=self.follower)]
+
+    @property
+    def _where(self) -> str:
+        return f"{self._log.run_id}: group {self.group}"
+
+
+def _seconds(name: str, value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]  # checked just before
+        raise InvalidInput("not a time", where=name, expected="seconds, above 0", found=repr(value))
+    return float(value)  # type: ignore[arg-type]
