@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import repeat
 from types import NoneType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from registry import pytree
 from registry.errors import InvalidInput, Malformed, UnsupportedValue
@@ -39,7 +39,10 @@ _ATOMS = frozenset({bool, float, int, NoneType})
 _SHOWN = "state['entries']['columns']"
 _NAMED = "entries/columns/"
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 
 # Entries
@@ -162,6 +165,7 @@ def pack_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             values[key].append(value)
     body: dict[str, Any] = {"count": len(order), "orders": [list(keys) for keys in orders]}
     if len(orders) > 1:
+        np = _numpy()
         body["order"] = np.array(order, dtype=np.min_scalar_type(len(orders) - 1))
     body["columns"] = {key: _column(items) for key, items in values.items()}
     if order and not _are_steps(body["columns"].get(_STEP), len(order)):
@@ -206,7 +210,9 @@ def steps(state: Mapping[str, Any]) -> Array:
         Malformed: The state is not that of a segment.
     """
     segment = _read(state)
-    return segment.columns[_STEP] if segment.count else np.empty(0, np.int64)
+    np = _numpy()
+    found: Array = segment.columns[_STEP] if segment.count else np.empty(0, np.int64)
+    return found
 
 
 def merge_count(counts: Sequence[int], new: int, *, cap: int = MERGE_CAP) -> int:
@@ -234,22 +240,22 @@ def merge_count(counts: Sequence[int], new: int, *, cap: int = MERGE_CAP) -> int
 
 
 def _column(values: list[Any]) -> Array | list[Any]:
-    kinds = set(map(type, values))
+    np, kinds = _numpy(), set(map(type, values))
+    column: Array | list[Any] = values
     if kinds == {float}:
-        return np.array(values, np.float64)
-    if kinds == {int}:
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:  # beyond int64
-            pass
-    return values
+        column = np.array(values, np.float64)
+    elif kinds == {int}:
+        with suppress(OverflowError):  # beyond int64
+            column = np.array(values, np.int64)
+    return column
 
 
 def _items(column: Array | list[Any]) -> list[Any]:
-    return column.tolist() if isinstance(column, np.ndarray) else column
+    return column if isinstance(column, list) else column.tolist()
 
 
 def _are_steps(column: object, count: int) -> bool:
+    np = _numpy()
     return (
         isinstance(column, np.ndarray)
         and column.dtype == np.int64
@@ -281,7 +287,7 @@ class _Segment:
         """Return how many values of each column the first `stop` entries take."""
         tally = [stop]
         if self.order is not None:
-            tally = np.bincount(self.order[:stop], minlength=len(self.orders)).tolist()
+            tally = _numpy().bincount(self.order[:stop], minlength=len(self.orders)).tolist()
         used: dict[str, int] = defaultdict(int)
         for keys, number in zip(self.orders, tally, strict=False):
             for key in keys:
@@ -322,6 +328,7 @@ def _are_orders(orders: object) -> bool:
 
 
 def _are_picks(order: object, count: int, orders: int) -> bool:
+    np = _numpy()
     return (
         isinstance(order, np.ndarray)
         and order.dtype.kind == "u"
@@ -331,7 +338,7 @@ def _are_picks(order: object, count: int, orders: int) -> bool:
 
 
 def _check_columns(segment: _Segment) -> None:
-    used, columns = segment.used(segment.count), segment.columns
+    np, used, columns = _numpy(), segment.used(segment.count), segment.columns
     if not isinstance(columns, Mapping) or columns.keys() != used.keys():
         raise _malformed("other columns than keys", clip(list(used)), clip(columns))
     for key, column in columns.items():
@@ -347,3 +354,11 @@ def _check_columns(segment: _Segment) -> None:
 
 def _malformed(what: str, expected: str, found: str) -> Malformed:
     return Malformed(f"{what} in a segment", where="entries", expected=expected, found=found)
+
+
+@cache
+def _numpy() -> Any:
+    """Return NumPy, imported at first use: `import registry` stays light."""
+    import numpy as np
+
+    return np
