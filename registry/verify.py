@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from registry import canonical
 from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
@@ -28,7 +29,7 @@ from registry.keys import (
     snapshot_slot,
 )
 from registry.loading import index_chunks, read_lists, verify_pack_chunks
-from registry.log import RunLog, list_runs
+from registry.log import REPLAY_VERSION, RunLog, list_runs
 from registry.manifest import Manifest
 from registry.pack import PackEntry, open_pack
 from registry.placement import Placement
@@ -193,14 +194,16 @@ class _Verification:
     def _check_snapshot(self, key: str) -> None:
         try:
             data = self._store.backend.get(key)
-            _, body = split_lines(data, where=key)
+            header, body = split_lines(data, where=key)
+            self._count(len(data))
+            if _is_of_another_replay(header, where=key):
+                return
             state = RunManifest.decode(body, where=key)
             if (snapshot_prefix(state.run_id), state.next_slot) != (
                 key.removesuffix(key.rpartition("/")[2]),
                 snapshot_slot(key) + 1,
             ):
                 raise Malformed("a snapshot of another run or slot", where=key)
-            self._count(len(data))
         except (RegistryError, ValueError) as error:
             advice = "A cache, ignored on reading; it may be deleted."
             self._findings.append(
@@ -347,3 +350,11 @@ class _Verification:
                     "error" if refs else "note",
                 )
             )
+
+
+def _is_of_another_replay(header: bytes, *, where: str) -> bool:
+    """Return whether a snapshot is another version's, which this one ignores by design."""
+    said = canonical.decode(header, where=where)
+    if not isinstance(said, dict) or said.get("format") != "holdfast.snapshot/1":
+        raise Malformed("not a snapshot", where=where, found=header[:80].decode())
+    return said.get("replay") != REPLAY_VERSION

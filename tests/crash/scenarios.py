@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from registry import sync
-from registry.actions import Monitor
+from registry import Monitor, sync
 from registry.errors import StoreUnavailable
 from registry.registry import Registry
 from tests.crash.world import RUN, Scratch, fresh_store, make_state, opened

@@ -52,7 +52,7 @@ def twins() -> Specimen:
 def _grown(held: dict[str, tuple[int, ...]]) -> Specimen:
     store = fresh_store()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("registry.registry.describe_environment", dict)
+        patch.setattr("registry.creation.describe_environment", dict)
         patch.setattr("registry.log.SNAPSHOT_EVERY", 3)
         with opened(store) as registry:
             for name, steps in held.items():

@@ -215,7 +215,7 @@ def build_registry(folder: Path) -> None:
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
         "registry.log.author": lambda: "trainer@host",
-        "registry.registry.describe_environment": lambda: {"host": "host", "python": "3.11"},
+        "registry.creation.describe_environment": lambda: {"host": "host", "python": "3.11"},
         "socket.gethostname": lambda: "host",
     }
     with mock.patch("registry.log.SNAPSHOT_EVERY", 4):

@@ -14,7 +14,6 @@ from registry.actions import (
     Commit,
     CreateRun,
     Mark,
-    Monitor,
     Place,
     ReportMetrics,
     Rewind,
@@ -26,6 +25,7 @@ from registry.actions import (
 )
 from registry.digest import Digest
 from registry.errors import Malformed, UnsupportedFormat
+from registry.monitors import Monitor
 from tests.strategies import digests, json_values, quick, texts
 
 floats = st.floats(allow_nan=False)
@@ -118,8 +118,8 @@ ADD = AddCheckpoint(manifest=Digest.of(b""), phase="p", step=0, size_bytes=0).to
 UNKNOWN = {
     "kind": (_changed(kind="evict"), "evict"),
     "kind of nothing else": (b'{"kind":"later"}', "later"),
-    "action": (_changed(actions=[{"action": "pin.set"}]), r"pin\.set"),
-    "second action": (_changed(actions=[ADD, {"action": "pin.set"}]), r"pin\.set"),
+    "action": (_changed(actions=[{"action": "pin.move"}]), r"pin\.move"),
+    "second action": (_changed(actions=[ADD, {"action": "pin.move"}]), r"pin\.move"),
 }
 
 

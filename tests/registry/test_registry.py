@@ -135,14 +135,14 @@ def test_a_run_of_the_same_name_is_refused(reg, backend):
 def test_a_default_name_is_time_and_seed_with_a_suffix_on_collision(reg, monkeypatch):
     from datetime import UTC, datetime
 
-    from registry import registry as module
+    from registry import creation
 
     class Clock(datetime):
         @classmethod
         def now(cls, tz=None):
             return datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
-    monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr(creation, "datetime", Clock)
     names = [reg.create_run(seed=0xFFA1B2C3D4).id for _ in range(3)]
     base = "20260102_030405_a1b2c3d4"
     assert names == [base, f"{base}_2", f"{base}_3"]

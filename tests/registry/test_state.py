@@ -13,7 +13,6 @@ from registry.actions import (
     Commit,
     CreateRun,
     Mark,
-    Monitor,
     Place,
     ReportMetrics,
     Rewind,
@@ -25,6 +24,7 @@ from registry.actions import (
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed
 from registry.framing import join_lines
+from registry.monitors import Monitor
 from registry.state import RunManifest, Slot, advance
 from tests.strategies import quick
 

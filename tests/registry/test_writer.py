@@ -13,7 +13,7 @@ from registry.keys import ObjectKey, epoch_key
 from registry.log import RunLog, commit_line
 from registry.manifest import Component, Manifest
 from registry.placement import PackRef, Placement
-from registry.state import RunManifest
+from registry.state import CheckpointRecord, RunManifest
 from registry.writer import Choice, Condemned, Writer, placed_keys
 from tests.registry.conftest import (
     Hooked,
@@ -259,7 +259,7 @@ def test_w3_sweeps_that_never_end_are_told(orphans, backend, open_registry):
             mark(store, "run", len(epochs))
 
     hooked.before = collector
-    with pytest.raises(Conflict, match=r"sweeps condemned what this save chose.*times in a row"):
+    with pytest.raises(Conflict, match="overtook this commit 5 times in a row"):
         run.save(small_state(), step=1)
     assert open_registry(backend).run("run").latest() is None
 
@@ -303,29 +303,47 @@ def _placed(i: int, *packs: ObjectKey) -> tuple[Place, Placement]:
     return place, placement
 
 
+def _standing(place: Place) -> RunManifest:
+    """Return a run with a checkpoint in this place."""
+    record = CheckpointRecord(
+        n=1, manifest=place.manifest, phase="main", step=1, metrics={}, size_bytes=0, time_ms=0
+    )
+    return RunManifest(run_id="r", checkpoints=(record,), places=(place,))
+
+
 PACK = ObjectKey("packs", Digest.of(b"pack"), 0)
 
 
 def test_w2a_a_key_is_covered_while_a_place_that_used_it_stands():
     place, placement = _placed(1, PACK)
     choice = Choice(frozenset({PACK}), {PACK: [place]})
-    standing = RunManifest(run_id="r", places=(place,))
     assert placed_keys(place, placement) >= {PACK}
-    assert choice.unproven(standing) == set()
+    assert choice.unproven(_standing(place)) == set()
     assert choice.unproven(RunManifest(run_id="r")) == {PACK}
     moved = place.model_copy(update={"placement_generation": 1})
-    assert choice.unproven(RunManifest(run_id="r", places=(moved,))) == {PACK}
+    assert choice.unproven(_standing(moved)) == {PACK}
+
+
+def test_w2a_a_place_of_what_the_run_needs_no_more_covers_nothing():
+    place, _ = _placed(1, PACK)
+    choice = Choice(frozenset({PACK}), {PACK: [place]})
+    (record,) = _standing(place).checkpoints
+    assert choice.unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
+    evicted = record.model_copy(update={"evicted": "for room"})
+    kept = {"run_id": "r", "places": (place,)}
+    assert choice.unproven(RunManifest(**kept, checkpoints=(evicted,))) == {PACK}
+    assert choice.unproven(RunManifest(**kept, checkpoints=(record,), dropped="over")) == {PACK}
 
 
 def test_w2a_one_of_several_places_is_enough():
     first, second = _placed(1, PACK)[0], _placed(2, PACK)[0]
     choice = Choice(frozenset({PACK}), {PACK: [first, second]})
-    assert choice.unproven(RunManifest(run_id="r", places=(second,))) == set()
+    assert choice.unproven(_standing(second)) == set()
 
 
 def test_w2a_a_key_that_nothing_covers_is_unproven():
     place, _ = _placed(1, PACK)
-    assert Choice(frozenset({PACK})).unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
+    assert Choice(frozenset({PACK})).unproven(_standing(place)) == {PACK}
 
 
 def _annotate(state):
