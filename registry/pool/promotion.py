@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from registry.actions import Action, EvictEntries, Promote
 from registry.digest import Digest
+from registry.errors import IncompatibleState, InvalidInput
 from registry.pool.ratings import DEFAULT, Rating, inherited
-from registry.spec import Pool
+from registry.rules import first_of
+from registry.spec import Pool, RunSpec
 from registry.state import CheckpointRecord, PoolRecord, RunManifest
 
 #: What a run without a declared pool has.
@@ -41,6 +43,31 @@ def pool_rules(state: RunManifest) -> Pool:
     return state.spec.pool or UNDECLARED
 
 
+def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[str]:
+    """Return the components that inference needs: all of them where the specification says nothing.
+
+    Args:
+        spec: Of the run.
+        parts: Components of the state.
+        where: What the state is of, for messages.
+
+    Raises:
+        IncompatibleState: The specification says what it needs, and none of it is there.
+    """
+    present = list(parts)
+    if not spec.inference:
+        return present
+    found = [name for key in spec.inference if (name := first_of(key, present))]
+    if not found:
+        raise IncompatibleState(
+            "nothing of what inference needs is in this state",
+            where=where,
+            expected=", ".join(spec.inference),
+            found=", ".join(present),
+        )
+    return found
+
+
 def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
     """Return the actions that let a model into the pool, oldest entries out for it.
 
@@ -71,21 +98,45 @@ def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[
 
 
 def rating_of(state: RunManifest, metrics: Mapping[str, float]) -> Rating:
-    """Return a checkpoint's rating: by its metrics, else by the newest that has them."""
-    rules = pool_rules(state)
-    for known in (metrics, *(record.metrics for record in reversed(state.live()))):
-        if rules.mu in known and rules.sigma in known:
-            return Rating(known[rules.mu], known[rules.sigma])
+    """Return the rating of the training model: by these metrics, else by the newest that have it.
+
+    A value that is no rating (NaN, an uncertainty of 0) is passed over: no save fails for it. So is
+    what training went back behind; a checkpoint that was evicted meanwhile still counts.
+    """
+    lines = (record.metrics for record in reversed(state.checkpoints) if not record.superseded)
+    for known in (metrics, *lines):
+        rating = own_rating(state, known)
+        if rating is not None:
+            return rating
     return DEFAULT
 
 
+def own_rating(state: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
+    """Return the rating that these metrics alone say, if they do."""
+    rules = pool_rules(state)
+    if rules.mu not in metrics or rules.sigma not in metrics:
+        return None
+    try:
+        return Rating(metrics[rules.mu], metrics[rules.sigma])
+    except InvalidInput:
+        return None
+
+
 def find_entry(state: RunManifest, candidate: Candidate) -> PoolRecord | None:
-    """Return the playing entry that was cut from the same source already."""
-    for entry in state.roster():
-        same_source = (entry.checkpoint, entry.gate) == (candidate.checkpoint, candidate.gate)
-        if same_source and entry.manifest == candidate.manifest:
+    """Return the playing entry that this candidate would only repeat.
+
+    That is the same model of the same phase and step in the same role. Its checkpoint's number does
+    not count: training that went back and saves the same model at the same step again finds the
+    entry there, as does a fork, which inherits entries without their checkpoints.
+    """
+    for entry in reversed(state.roster()):
+        if _identity(entry) == _identity(candidate):
             return entry
     return None
+
+
+def _identity(one: PoolRecord | Candidate) -> tuple[object, ...]:
+    return one.manifest, one.phase, one.step, one.gate, one.frozen
 
 
 def candidate_of(record: CheckpointRecord, manifest: Digest) -> Candidate:

@@ -1,0 +1,153 @@
+"""An entry of the pool as a user holds it: an inference-only state with its rating.
+
+Nothing here commits; letting entries in, rating them and drawing them is `registry.pool.league`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from datetime import UTC, datetime
+
+from registry.checkpoint import phase_value
+from registry.errors import NotFound
+from registry.log import RunLog
+from registry.pool.ratings import Rating
+from registry.state import PoolRecord, RunManifest
+from registry.store import Store
+from registry.stored import Stored
+
+
+class PoolEntry(Stored):
+    """A model in the pool. Cheap to hold: nothing of it is read before it is asked for.
+
+    Ratings and counts are those that this handle of the run has read last.
+    """
+
+    def __init__(self, store: Store, log: RunLog, record: PoolRecord) -> None:
+        super().__init__(store, log, record.manifest, name_of(record.version))
+        self._version = record.version
+        self._record = record
+
+    @property
+    def record(self) -> PoolRecord:
+        """What the run's log says of it, as far as this handle has read."""
+        return find_record(self._log.state, self._version) or self._record
+
+    @property
+    def version(self) -> int:
+        """Its number. Numbers only grow, and none is given twice in a run."""
+        return self._version
+
+    @property
+    def mu(self) -> float:
+        """Its rating: the skill that is estimated, in points."""
+        return self.record.mu
+
+    @property
+    def sigma(self) -> float:
+        """The uncertainty of its rating, in points."""
+        return self.record.sigma
+
+    @property
+    def conservative(self) -> float:
+        """The skill that it has almost surely: mu - 3 sigma."""
+        return Rating(self.mu, self.sigma).conservative
+
+    @property
+    def games(self) -> int:
+        """Games that were recorded with it."""
+        return self.record.games
+
+    @property
+    def wins(self) -> int:
+        """Games among them in which it came first, alone."""
+        return self.record.wins
+
+    @property
+    def win_rate(self) -> float | None:
+        """Wins by games, from 0 to 1; `None` before any game."""
+        record = self.record
+        return record.wins / record.games if record.games else None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is never evicted and never rated again."""
+        return self._record.frozen
+
+    @property
+    def gate(self) -> str | None:
+        """The gate that it was cut from: the name by which it is drawn where it is frozen."""
+        return self._record.gate
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Commit number of its checkpoint, for `Run.find`; `None` where a fork inherited it."""
+        return self._record.checkpoint
+
+    @property
+    def phase(self) -> int | str:
+        """The phase of its checkpoint; a number where it was given as one."""
+        return phase_value(self._record.phase)
+
+    @property
+    def step(self) -> int:
+        """The step of its checkpoint."""
+        return self._record.step
+
+    @property
+    def promoted(self) -> datetime:
+        """When it was promoted, by the clock of who did."""
+        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+
+    @property
+    def evicted(self) -> str | None:
+        """Why it left the pool; `None` while it plays."""
+        return self.record.evicted
+
+
+def name_of(version: int) -> str:
+    """Return the ref of an entry within its run."""
+    return f"pool/v{version:04d}"
+
+
+def find_record(state: RunManifest, version: int) -> PoolRecord | None:
+    """Return the entry of a version, evicted or not."""
+    place = bisect_left(state.pool, version, key=lambda record: record.version)
+    if place < len(state.pool) and state.pool[place].version == version:
+        return state.pool[place]
+    return None
+
+
+def require_record(state: RunManifest, version: int) -> PoolRecord:
+    """Return the entry of a version, evicted or not.
+
+    Raises:
+        NotFound: There never was one.
+    """
+    record = find_record(state, version)
+    if record is None:
+        known = [entry.version for entry in state.roster()]
+        raise NotFound(
+            "the pool never had this version",
+            where=f"{state.run_id}/{name_of(version)}",
+            expected=f"1 to {state.next_version - 1}" if state.pool else "none: the pool is empty",
+            hint=f"Playing now: {', '.join(map(str, known))}." if known else None,
+        )
+    return record
+
+
+def require_playing(state: RunManifest, version: int) -> PoolRecord:
+    """Return the entry of a version that plays.
+
+    Raises:
+        NotFound: There never was one, or it left the pool; the message says why.
+    """
+    record = require_record(state, version)
+    if record.evicted is not None:
+        raise NotFound(
+            "this version left the pool",
+            where=f"{state.run_id}/{name_of(version)}",
+            found=record.evicted,
+            hint=f"Its ratings stay: `run.pool.history({version})`.",
+        )
+    return record

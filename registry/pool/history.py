@@ -1,0 +1,86 @@
+"""What became of the entries of a pool, told from a run's log. It is never rewritten.
+
+This is the eviction log of `seeds/hydra.md`, Opponent Pool Versioning: the whole history of ratings
+of every entry, those that have gone included, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from registry.actions import Action, Commit, EvictEntries, Promote, RateMatch
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEvent:
+    """Something that happened to an entry, and how it stood afterwards.
+
+    Attributes:
+        version: The entry.
+        event: `promoted`, `rated` (a match was recorded) or `evicted`.
+        n: Number of the commit that says so.
+        time: When, by the clock of who committed; UTC.
+        mu: Its rating.
+        sigma: The uncertainty of its rating.
+        games: Games that it had played.
+        wins: Games that it had won.
+        match: The match, of `rated` alone.
+        reason: Why it had to go, of `evicted` alone.
+    """
+
+    version: int
+    event: Literal["promoted", "rated", "evicted"]
+    n: int
+    time: datetime
+    mu: float
+    sigma: float
+    games: int = 0
+    wins: int = 0
+    match: str | None = None
+    reason: str | None = None
+
+
+def pool_events(commits: Iterable[Commit]) -> Iterator[PoolEvent]:
+    """Yield everything that happened to any entry, oldest first.
+
+    Args:
+        commits: All of a run, in order.
+    """
+    last: dict[int, PoolEvent] = {}
+    for commit in commits:
+        time = datetime.fromtimestamp(commit.time_ms / 1000, UTC)
+        for action in commit.actions:
+            for event in _events(action, commit.n, time, last):
+                last[event.version] = event
+                yield event
+
+
+def _events(
+    action: Action, n: int, time: datetime, last: dict[int, PoolEvent]
+) -> Iterator[PoolEvent]:
+    match action:
+        case Promote():
+            yield PoolEvent(action.version, "promoted", n, time, action.mu, action.sigma)
+        case RateMatch():
+            for rated in action.ratings:
+                before = last[rated.version]
+                yield PoolEvent(
+                    version=rated.version,
+                    event="rated",
+                    n=n,
+                    time=time,
+                    mu=rated.mu,
+                    sigma=rated.sigma,
+                    games=before.games + rated.games,
+                    wins=before.wins + rated.wins,
+                    match=action.match,
+                )
+        case EvictEntries():
+            for version in action.versions:
+                before = last[version]
+                yield replace(
+                    before, event="evicted", n=n, time=time, match=None, reason=action.reason
+                )

@@ -1,0 +1,145 @@
+"""What a match says: the ratings and the games of every entry that took part. Pure."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from operator import index
+
+from registry.actions import Rated, RateMatch
+from registry.errors import InvalidInput
+from registry.pool.entries import require_record
+from registry.pool.promotion import rating_of
+from registry.pool.ratings import Rating, rate
+from registry.state import RunManifest
+
+_LONGEST_ID = 128
+
+#: Where each player came in, by version; `None` is the model in training. Lower is better.
+Places = Mapping[int | None, float]
+
+
+def check_places(versions: Sequence[int | None], ranks: Sequence[float]) -> Places:
+    """Return where each player came in: the mean of its ranks where it held several seats.
+
+    Raises:
+        InvalidInput: Versions and ranks do not fit each other, one of them is none, or fewer than
+            two players took part.
+    """
+    if len(versions) != len(ranks):
+        raise InvalidInput(
+            "every seat has one rank", where="ranks", expected=len(versions), found=len(ranks)
+        )
+    seats: dict[int | None, list[float]] = {}
+    for place, (version, rank) in enumerate(zip(versions, ranks, strict=True)):
+        player = None if version is None else check_version(version, f"versions[{place}]")
+        seats.setdefault(player, []).append(_check_rank(rank, f"ranks[{place}]"))
+    if len(seats) < 2:
+        raise InvalidInput(
+            "a match is between different players",
+            where="versions",
+            expected="at least 2 of them",
+            found=", ".join(map(str, versions)) or "none",
+        )
+    return {player: math.fsum(held) / len(held) for player, held in seats.items()}
+
+
+def check_match(match: object) -> str:
+    """Return the identity of a match; a random one where none is given.
+
+    Raises:
+        InvalidInput: It is no text of 1 to 128 characters.
+    """
+    if match is None:
+        return secrets.token_hex(16)
+    if isinstance(match, str) and 0 < len(match) <= _LONGEST_ID and _is_text(match):
+        return match
+    raise InvalidInput(
+        "not the identity of a match",
+        where="match",
+        expected=f"a text of 1 to {_LONGEST_ID} characters",
+        found=repr(match),
+    )
+
+
+def check_version(version: object, where: str = "version") -> int:
+    """Return a version as an int.
+
+    Raises:
+        InvalidInput: It is no whole number from 1.
+    """
+    try:
+        if isinstance(version, bool):
+            raise TypeError
+        number = index(version)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InvalidInput(
+            "not a version of the pool",
+            where=where,
+            expected="a whole number from 1",
+            found=repr(version),
+        )
+    return number
+
+
+def rating_match(state: RunManifest, places: Places, match: str) -> RateMatch:
+    """Return what a match makes of the entries that took part.
+
+    The model in training plays with its newest rating and is not rated: checkpoints have ratings of
+    their own, as metrics. A win is to come first alone; who ties for it has won nothing, nor have
+    the others.
+
+    Raises:
+        NotFound: The pool never had one of the versions.
+        InvalidInput: The ratings are too far apart to compute with; openskill is missing.
+    """
+    entries = {player: require_record(state, player) for player in places if player is not None}
+    before = [
+        rating_of(state, {})
+        if player is None
+        else Rating(entries[player].mu, entries[player].sigma)
+        for player in places
+    ]
+    players = list(places)
+    fixed = [
+        seat for seat, player in enumerate(players) if player is None or entries[player].frozen
+    ]
+    after = rate(before, [places[player] for player in players], fixed)
+    best = min(places.values())
+    alone = list(places.values()).count(best) == 1
+    return RateMatch(
+        match=match,
+        ratings=tuple(
+            Rated(
+                version=player,
+                mu=rating.mu,
+                sigma=rating.sigma,
+                games=1,
+                wins=int(alone and places[player] == best),
+            )
+            for player, rating in zip(players, after, strict=True)
+            if player is not None
+        ),
+    )
+
+
+def _check_rank(rank: object, where: str) -> float:
+    if not isinstance(rank, bool | str | bytes):
+        try:
+            number = float(rank)  # type: ignore[arg-type]  # that is what is being asked
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise InvalidInput("not a rank", where=where, expected="a finite number", found=repr(rank))
+
+
+def _is_text(match: str) -> bool:
+    try:
+        match.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True

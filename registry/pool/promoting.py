@@ -1,0 +1,178 @@
+"""One promotion as a commit: what is cut, what must hold, and what it says in one slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from registry.actions import Action
+from registry.committer import Committer, Stale
+from registry.digest import Digest
+from registry.errors import Conflict, InvalidInput
+from registry.manifest import Manifest
+from registry.placing import Written
+from registry.pool.promotion import (
+    Candidate,
+    find_entry,
+    inference_parts,
+    own_rating,
+    promotion,
+    rating_of,
+)
+from registry.pool.ratings import DEFAULT, Rating
+from registry.state import CheckpointRecord, RunManifest
+from registry.stored import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a model is cut from.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        gate: The gate that it is, where it enters the pool as one.
+    """
+
+    checkpoint: CheckpointRecord
+    gate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a model enters the pool.
+
+    Attributes:
+        frozen: Whether it is never evicted and never rated again.
+        mu: Its estimated skill; inherited where absent.
+        sigma: The uncertainty of that; likewise.
+
+    Raises:
+        InvalidInput: A number is no rating.
+    """
+
+    frozen: bool = False
+    mu: float | None = None
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        self.over(DEFAULT)
+
+    def over(self, inherited: Rating) -> Rating:
+        """Return the rating: what is given, in place of what is inherited."""
+        mu = inherited.mu if self.mu is None else self.mu
+        return Rating(mu, inherited.sigma if self.sigma is None else self.sigma)
+
+
+class PromotionCommit:
+    """A promotion under way.
+
+    Args:
+        committer: Of the run.
+        source: Finds what is promoted in the run as it stands, or raises.
+        terms: How it enters.
+
+    Attributes:
+        version: Version of the entry, once the commit has landed.
+    """
+
+    def __init__(
+        self, committer: Committer, source: Callable[[RunManifest], Source], terms: Terms
+    ) -> None:
+        self._committer = committer
+        self._source = source
+        self._terms = terms
+        self._cut_of: Digest | None = None
+        self._model: Digest
+        self._written = False
+        self.version = -1
+
+    def commit(self) -> None:
+        """Let the model in, unless it plays already."""
+        state = self._committer.log.refresh()
+        source = self._source(state)
+        for entry in state.roster():
+            played = (entry.checkpoint, entry.gate, entry.frozen)
+            if played == (source.checkpoint.n, source.gate, self._terms.frozen):
+                self.version = entry.version
+                return
+        self._committer.commit(self._actions, self._plan)
+
+    def _plan(self) -> Sequence[Written]:
+        """Cut the model out of its checkpoint, unless the run holds just that already."""
+        committer, state = self._committer, self._committer.log.state
+        record = _kept(state, self._source(state).checkpoint)
+        where = f"{state.run_id}/{record.manifest.short}"
+        whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
+        parts = whole.manifest.components
+        names = inference_parts(state.spec, parts, where=where)
+        model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
+        self._cut_of, self._model = record.manifest, model.digest
+        self._written = self._model not in state.held
+        return [committer.cut(record.manifest, names)] if self._written else []
+
+    def _actions(self, state: RunManifest) -> Sequence[Action] | None:
+        source = self._source(state)
+        record = _kept(state, source.checkpoint)
+        stands = self._written or self._model in state.held
+        if record.manifest != self._cut_of or not stands:
+            raise Stale
+        candidate = Candidate(
+            manifest=self._model,
+            phase=record.phase,
+            step=record.step,
+            checkpoint=record.n,
+            gate=source.gate,
+            frozen=self._terms.frozen,
+        )
+        known = find_entry(state, candidate)
+        if known is not None:
+            self.version = known.version
+            return None
+        self.version = state.next_version
+        return promotion(state, candidate, self._rating(state, record))
+
+    def _rating(self, state: RunManifest, record: CheckpointRecord) -> Rating:
+        # An anchor is not the model in training: without a rating of its own it has none.
+        inherited = (
+            own_rating(state, record.metrics) or DEFAULT
+            if self._terms.frozen
+            else rating_of(state, record.metrics)
+        )
+        return self._terms.over(inherited)
+
+
+def require_held(state: RunManifest) -> None:
+    """Refuse to go on with a run that was dropped.
+
+    Raises:
+        Conflict: It was.
+    """
+    if state.dropped is not None:
+        raise Conflict(
+            "the run was dropped: its pool is closed", where=state.run_id, found=state.dropped
+        )
+
+
+def _kept(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
+    """Return a checkpoint that may enter the pool.
+
+    Raises:
+        Conflict: It was evicted, or its run dropped.
+        InvalidInput: Its weights are not finite.
+    """
+    require_held(state)
+    where = f"{state.run_id}/{record.manifest.short}"
+    if record.evicted is not None:
+        raise Conflict(
+            "this checkpoint is not kept any more",
+            where=where,
+            found=record.evicted,
+            hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+        )
+    if record.held_back:
+        raise InvalidInput(
+            "its weights hold NaN or infinity: it cannot play",
+            where=where,
+            found=", ".join(record.nonfinite),
+        )
+    return record
