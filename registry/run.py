@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
 from registry import pins, pruning
 from registry.actions import Commit, Evict, RunStatus, SetStatus
@@ -19,14 +19,19 @@ from registry.pool.league import OpponentPool
 from registry.releases import Releases
 from registry.restoring import Restored, check_source, restore_newest
 from registry.retention import RetentionPlan
-from registry.save_request import SaveOptions, SaveRequest
+from registry.save_request import DEFAULT_PHASE, SaveOptions, SaveRequest
+from registry.seeding import child, phase_number
 from registry.spec import Retention, RunSpec
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store
 from registry.stored import Stored
 from registry.streams import Stream
 from registry.trainer import PendingSave, Trainer
+from registry.transitions import Transitioned, TransitionOptions, transition
 from registry.watching import Watch
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
 
 
 class Run:
@@ -320,6 +325,60 @@ class Run:
             follow=follow,
             follower=follower,
         )
+
+    # From phase to phase
+
+    def transition(self, to: int | str, **options: Unpack[TransitionOptions]) -> Transitioned:
+        """Begin a phase by the way that the preset declares: checked, and in one commit.
+
+        The source is loaded whole and verified; every check is made before anything is committed.
+        Called again before anything was saved in the phase, it returns the same and commits
+        nothing. Like a save it takes the run over, and after `restore` it supersedes what came
+        after the restored checkpoint.
+
+        Args:
+            to: The phase.
+            **options: Any of
+
+                - `targets`: what the parts that are checked strictly are to be loaded into:
+                  modules, or states, by part.
+                - `metrics`: metrics for the readiness of the source, before those that it has.
+                - `enable`: conditions of the preset that hold.
+                - `initialise`: functions that make parts which are reset, by part; of a pattern,
+                  new values by the paths below the key. What nothing makes is left out.
+                - `map_location`: device for the tensors.
+
+        Returns:
+            The state that the phase begins with, the frozen companions, the seeds, the source, and
+            every row as it was applied.
+
+        Raises:
+            IncompatibleState: The source is not fit: it differs from a target, something is not
+                zero, a metric has not got there, or rows and parts do not cover each other. The
+                message lists everything.
+            InvalidInput: No such way is declared, or an argument names nothing.
+            NotFound: The source, or an anchor of the pool, is not there.
+            IntegrityError: The source, or an anchor, is damaged; nothing is fallen back to.
+            Conflict: The phase is under way, or the run is over.
+            Fenced: Another trainer has taken the run over.
+        """
+        return transition(self._trainer, self.committer, to, **options)
+
+    def seed_sequence(self, component: int, phase: int | str | None = None) -> SeedSequence:
+        """Return the `numpy.random.SeedSequence` of one component that a phase seeds.
+
+        Args:
+            component: Its index among the components that are seeded.
+            phase: The phase; the one that the run is in without it.
+
+        Raises:
+            InvalidInput: The phase has no number and is not declared.
+        """
+        created, first = self.manifest.created, self.spec.phases[:1]
+        assert created is not None  # a handle is of a run that was begun
+        named = check_phase(phase) if phase is not None else self.manifest.phase
+        name = named or (first[0].name if first else DEFAULT_PHASE)
+        return child(int(created.seed, 16), phase_number(self.spec, name), component)
 
     # Names that keep
 

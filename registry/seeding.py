@@ -1,0 +1,89 @@
+"""Seeds of a run: from the master seed to those of phases and their components.
+
+The tree is NumPy's. Phase p has `SeedSequence(seed, spawn_key=(p,))`, and component i of it the
+sequence that this one would spawn as its child number i: `SeedSequence(seed, spawn_key=(p, i))`.
+A child is a function of three numbers, so that nothing has to be remembered of how many were
+spawned. NumPy promises the output of SeedSequence for ever. (`formats/hydra.md`, Seed tree.)
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING
+
+from registry.errors import InvalidInput
+from registry.spec import RunSpec
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
+
+
+def phase_sequence(seed: int, phase: int) -> SeedSequence:
+    """Return the seed sequence of a phase; whoever spawns from it spawns its components in order.
+
+    Args:
+        seed: Master seed of the run, from 0, below 2^64.
+        phase: Number of the phase, from 0, below 2^32.
+
+    Raises:
+        InvalidInput: A number is out of its range.
+    """
+    return _sequence(seed, _whole(phase, "phase", 32))
+
+
+def child(seed: int, phase: int, component: int) -> SeedSequence:
+    """Return the seed sequence of one component of a phase.
+
+    Args:
+        seed: Master seed of the run, from 0, below 2^64.
+        phase: Number of the phase, from 0, below 2^32.
+        component: Its index among the components that are seeded, likewise.
+
+    Raises:
+        InvalidInput: A number is out of its range.
+    """
+    return _sequence(seed, _whole(phase, "phase", 32), _whole(component, "component", 32))
+
+
+def phase_number(spec: RunSpec, phase: str) -> int:
+    """Return the number by which a phase is seeded.
+
+    It is the phase's own where every phase is a number, else its place among the declared ones,
+    from 1.
+
+    Raises:
+        InvalidInput: It is no number, and not declared.
+    """
+    names = [one.name for one in spec.phases] or [phase]
+    if all(name.isdigit() for name in names):
+        return int(phase)
+    if phase not in names or not spec.phases:
+        raise InvalidInput(
+            "a phase without a number has no seeds",
+            where=f"phase {phase}",
+            expected="a number, or one of the declared phases",
+        )
+    return names.index(phase) + 1
+
+
+def _sequence(seed: int, *key: int) -> SeedSequence:
+    from numpy.random import SeedSequence  # here, since `import registry` stays light
+
+    return SeedSequence(_whole(seed, "seed", 64), spawn_key=key)
+
+
+def _whole(value: object, where: str, bits: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**bits:
+        raise InvalidInput(
+            "out of range",
+            where=where,
+            expected=f"a whole number from 0, below 2^{bits}",
+            found=repr(value),
+        )
+    return number

@@ -1,0 +1,8 @@
+"""Phase transitions carried out: checked, executed and recorded as one commit."""
+
+from __future__ import annotations
+
+from registry.transitions.passage import Transitioned, TransitionOptions, transition
+from registry.transitions.rows import Applied
+
+__all__ = ["Applied", "TransitionOptions", "Transitioned", "transition"]

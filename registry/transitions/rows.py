@@ -1,0 +1,258 @@
+"""The rows of a transition's table: found in a source, and carried out.
+
+Finding changes nothing and tells everything that does not fit; carrying out then makes the state
+that the new phase begins with. Nothing here knows of runs or commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from registry import pytree
+from registry.errors import IncompatibleState, InvalidInput
+from registry.pytree import values
+from registry.rules import first_of
+from registry.spec import Change, Row, Transition
+from registry.suggest import near
+
+#: Makes a part that is reset; of a pattern, a mapping of the paths below the key to new values.
+Initialise = Mapping[str, Callable[[], Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A row as it was carried out.
+
+    Attributes:
+        part: The key or pattern that it was about: the alternative that existed.
+        change: What became of it.
+        to: Where it went, as a key or as a companion; `None` where nowhere.
+        paths: The leaves that a pattern matched: of a reset, what is left to the caller to make.
+        why: Where the rule comes from.
+    """
+
+    part: str
+    change: Change
+    to: str | None
+    paths: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a phase begins with.
+
+    Attributes:
+        state: Parts carried along, frozen copies, parts made new.
+        companions: Frozen states that are kept beside every checkpoint.
+    """
+
+    state: dict[str, Any] = field(default_factory=dict)
+    companions: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A row with the place that it is about.
+
+    Attributes:
+        row: The row.
+        part: The alternative that exists.
+        paths: What a pattern matches.
+    """
+
+    row: Row
+    part: str
+    paths: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        return self.part.split("/")[0]
+
+    def applied(self) -> Applied:
+        row = self.row
+        return Applied(self.part, row.change, row.to or row.companion, self.paths, row.why)
+
+
+class Table:
+    """The rows of a transition that hold, found in a source.
+
+    Attributes:
+        problems: What does not fit, as clauses; only a table without any can be carried out.
+        applied: Every row that holds.
+    """
+
+    def __init__(
+        self, rules: Transition, enabled: Collection[str], source: Mapping[str, Any]
+    ) -> None:
+        self._source = source
+        self._rows = [
+            row
+            for row in rules.rows
+            if (row.when is None or row.when in enabled) and row.unless not in enabled
+        ]
+        self.problems: list[str] = []
+        leaves = {
+            name: [path for path, _ in values.walk(name, value)] for name, value in source.items()
+        }
+        self._taken = list(self._find(("carry", "freeze"), leaves))
+        made = self._made(leaves)
+        self._cut = list(self._find(("reset", "discard"), made, patterns=True))
+        self._left = [
+            _Found(row, first_of(row.part, source) or row.alternatives[0])
+            for row in self._rows
+            if row.change in ("reset", "discard", "reseed") and not row.is_pattern
+        ]
+        self._check_complete(made)
+        found = [*self._taken, *self._cut, *self._left]
+        found.sort(key=lambda one: self._rows.index(one.row))
+        self.applied = tuple(one.applied() for one in found)
+
+    @property
+    def reseeded(self) -> dict[str, int | None]:
+        """What is seeded anew: its child of the phase's sequence; `None` for the sequence."""
+        seeds: dict[str, int | None] = {}
+        for found in self._left:
+            if found.row.change == "reseed" and found.row.seeds:
+                seeds.update(found.row.seeds)
+            elif found.row.change == "reseed":
+                seeds[found.part] = None
+        return seeds
+
+    def carry_out(self, initialise: Initialise) -> Begun:
+        """Make what the new phase begins with.
+
+        Args:
+            initialise: Makes parts that are reset, by the part or one of its alternatives.
+
+        Raises:
+            InvalidInput: It names something that is not reset.
+            IncompatibleState: It gave other paths or dtypes than were taken out.
+        """
+        makers = self._makers(initialise)
+        begun = Begun()
+        for found in self._taken:
+            part = self._take(found)
+            if found.row.companion is None:
+                begun.state[found.row.to or found.key] = part
+            else:
+                begun.companions.setdefault(found.row.companion, {})[found.key] = part
+        for found in self._cut:
+            rest = _cut(found, begun.state[found.key], makers.get(found.row.part))
+            if rest is values.DROP:
+                del begun.state[found.key]
+            else:
+                begun.state[found.key] = rest
+        for found in self._left:
+            if found.row.part in makers:
+                begun.state[found.part] = makers[found.row.part]()
+        return begun
+
+    def _find(
+        self, changes: Collection[Change], leaves: Mapping[str, list[str]], patterns: bool = False
+    ) -> Iterator[_Found]:
+        """Yield the rows of some kinds with the alternatives that exist among these leaves."""
+        for row in self._rows:
+            if row.change not in changes or (patterns and not row.is_pattern):
+                continue
+            for part in row.alternatives:
+                key = part.split("/")[0]
+                paths = [path for path in leaves.get(key, ()) if fnmatchcase(path, part)]
+                if paths or (key in leaves and not row.is_pattern):
+                    yield _Found(row, part, tuple(paths) if row.is_pattern else ())
+                    break
+            else:
+                self.problems.append(f"nothing is there to {row.change}: {row.part}")
+
+    def _made(self, leaves: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the leaves of the new state as they are before anything is taken out."""
+        made: dict[str, list[str]] = {}
+        beside = set()
+        for found in self._taken:
+            if found.row.companion is not None:
+                place = (found.row.companion, found.key)
+                if place in beside:
+                    self.problems.append(f"two rows make {found.key} of companion {place[0]}")
+                beside.add(place)
+                continue
+            to = found.row.to or found.key
+            if to in made:
+                self.problems.append(f"two rows make {to}")
+            paths = found.paths or leaves[found.key]
+            made[to] = [to + path[len(found.key) :] for path in paths]
+        return made
+
+    def _check_complete(self, made: Collection[str]) -> None:
+        """Note keys of which two rows say different things, and those of which none says any."""
+        for one in self._left:
+            if one.part in made:
+                self.problems.append(f"two rows about {one.part}: one makes it, one does not")
+        named = {one.key for one in [*self._taken, *self._left] if not one.row.is_pattern}
+        for name in self._source:
+            if name not in named:
+                self.problems.append(f"no row says what becomes of {name}")
+
+    def _makers(self, initialise: Initialise) -> dict[str, Callable[[], Any]]:
+        resets = [one for one in [*self._cut, *self._left] if one.row.change == "reset"]
+        names = {name: one for one in resets for name in (one.row.part, *one.row.alternatives)}
+        for name in initialise:
+            if name not in names:
+                raise InvalidInput(
+                    "only what a transition resets can be initialised",
+                    where=f"initialise[{name!r}]",
+                    expected=", ".join(one.row.part for one in resets) or "nothing",
+                    hint=near(name, names),
+                )
+        return {names[name].row.part: maker for name, maker in initialise.items()}
+
+    def _take(self, found: _Found) -> Any:
+        """Return a part of the source, or a frozen copy of it."""
+        value, wanted = self._source[found.key], frozenset(found.paths)
+        row = found.row
+
+        def visit(path: str, leaf: Any) -> Any:
+            if row.is_pattern and path not in wanted:
+                return values.DROP
+            return values.frozen(leaf, row.dtype) if row.change == "freeze" else leaf
+
+        return values.rebuild(found.key, value, visit)
+
+
+def _cut(found: _Found, value: Any, maker: Callable[[], Any] | None) -> Any:
+    """Return a part of the new state without what a pattern takes out, or with that made new."""
+    made: Mapping[str, Any] = {} if maker is None else maker()
+    wanted = frozenset(found.paths)
+    below = {path.removeprefix(f"{found.key}/"): path for path in found.paths}
+    if maker is not None and set(made) != set(below):
+        raise IncompatibleState(
+            "what was made anew is not what was taken out",
+            where=f"initialise[{found.row.part!r}]",
+            expected=", ".join(below),
+            found=", ".join(map(str, made)),
+        )
+    new = {below[name]: fresh for name, fresh in made.items()}
+
+    def visit(path: str, leaf: Any) -> Any:
+        if path not in wanted:
+            return leaf
+        if path not in new:
+            return values.DROP
+        _check_like(path, leaf, new[path])
+        return new[path]
+
+    return values.rebuild(found.key, value, visit)
+
+
+def _check_like(path: str, old: Any, new: Any) -> None:
+    """Refuse another dtype; the shape may be another one, as of a copy that takes more inputs."""
+    if not values.is_array(old):
+        return
+    wanted = pytree.describe(old)[0]
+    found = pytree.describe(new)[0] if values.is_array(new) else type(new).__name__
+    if found != wanted:
+        raise IncompatibleState(
+            "a part was made anew with another dtype", where=path, expected=wanted, found=found
+        )
