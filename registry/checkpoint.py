@@ -32,6 +32,18 @@ class Checkpoint(Stored):
         self._n = record.n
         self._record = record
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int, bytes]:
+        return self.run_id, self._n, self.digest
+
     @property
     def record(self) -> CheckpointRecord:
         """What the run's log says of it, as far as this handle has read."""
