@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from registry.cli import checkpoints, diffs, doctor, files, maintenance, runs
+from registry.cli import checkpoints, diffs, doctor, files, maintenance, pool, runs
 from registry.cli.failures import DEBUG, told
 
 
@@ -70,5 +70,6 @@ app.command("log")(runs.log)
 app.command("diff")(diffs.diff)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
+app.add_typer(pool.app, name="pool")
 app.command("verify")(maintenance.verify)
 app.command("sync")(maintenance.sync)

@@ -1,4 +1,4 @@
-"""The opponent pool as its users hold it: who enters, who leaves, who is found, drawn and loaded."""
+"""The opponent pool as its users hold it: who enters, leaves, is found, drawn and loaded."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_weights_that_are_not_finite_do_not_play_unless_they_were_let_through(re
 def test_a_state_without_what_inference_needs_does_not_play(run, backend):
     checkpoint = run.save({"optimizer": {"lr": 0.1}}, step=1, phase=3)
     before = contents(backend)
-    with pytest.raises(IncompatibleState, match="model | net"):
+    with pytest.raises(IncompatibleState, match=r"model \| net"):
         run.pool.promote(checkpoint)
     assert contents(backend) == before
 
@@ -415,7 +415,7 @@ def test_the_history_of_an_entry_outlives_it(run, save):
 
 # Of master seed 42, phase 3, child 4, as `test_selection` has them: the categories of the first ten
 # games, and what a roster of five gives.
-_DRAWN = "self self self frozen self self self roster self roster".split()
+_DRAWN = [*["self"] * 3, "frozen", *["self"] * 3, "roster", "self", "roster"]
 
 
 def test_opponents_are_drawn_by_the_runs_seed_phase_and_child(reg):

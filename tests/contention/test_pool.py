@@ -1,0 +1,158 @@
+"""Many processes promote and rate at once: every version is given once, every match counts once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from registry.actions import EvictEntries, Promote
+from registry.errors import Conflict
+from registry.registry import Registry
+from registry.spec import Phase, Pool, RunSpec
+from tests.contention.processes import all_at_once
+
+_PROCESSES = 8
+_EACH = 4
+_SIZE = 5
+_PATIENCE_S = 120
+_SPEC = RunSpec(
+    phases=(Phase(name="league"),), inference=("model",), pool=Pool(phase="league", size=_SIZE)
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A registry in a folder."""
+    url = str(tmp_path / "registry")
+    registry.init(url).close()
+    return url
+
+
+@pytest.fixture
+def bucket(radosgw_url: Callable[[], str]) -> str:
+    """A registry on a real S3 server."""
+    url = radosgw_url()
+    registry.init(url).close()
+    return url
+
+
+def _player(i: int) -> dict[str, Any]:
+    weights = np.arange(300, dtype=np.float32)
+    return {"model": {"w": weights + i}, "optimizer": {"m": weights * i}}
+
+
+def _fill(url: str, checkpoints: int) -> None:
+    with registry.open(url) as reg:
+        run = reg.create_run("shared", seed=1, preset=_SPEC)
+        for step in range(checkpoints):
+            run.save(_player(step), step=step, phase="league")
+
+
+def _patiently(act: Callable[[], Any]) -> Any:
+    """Do something once more as often as others got there first too often."""
+    while True:
+        try:
+            return act()
+        except Conflict as error:
+            if "lost" not in str(error):
+                raise
+
+
+def promote(reg: Registry, number: int, barrier: Barrier, each: int) -> list[tuple[int, int]]:
+    """Promote checkpoints that no other process does; return each one's step and version."""
+    run = reg.run("shared")
+    mine = [one for one in run.checkpoints() if one.step // each == number]
+    barrier.wait(_PATIENCE_S)
+    return [(one.step, _patiently(lambda one=one: run.pool.promote(one)).version) for one in mine]
+
+
+def promote_the_newest(reg: Registry, number: int, barrier: Barrier) -> int:
+    """Promote the checkpoint that all others promote as well; return its version."""
+    run = reg.run("shared")
+    newest = run.latest()
+    assert newest is not None
+    barrier.wait(_PATIENCE_S)
+    version: int = _patiently(lambda: run.pool.promote(newest)).version
+    return version
+
+
+def play(reg: Registry, number: int, barrier: Barrier, matches: int) -> None:
+    """Record matches of this process's own, and some that every process records."""
+    run = reg.run("shared")
+    barrier.wait(_PATIENCE_S)
+    for match in range(matches):
+        for name in (f"{number}-{match}", f"all-{match}"):
+            _patiently(lambda name=name: run.pool.record_match([1, 2], [1, 2], match=name))
+
+
+def _check_promotions(url: str) -> None:
+    total = _PROCESSES * _EACH
+    _fill(url, total)
+    told = dict(pair for pairs in all_at_once(url, promote, _PROCESSES, _EACH) for pair in pairs)
+    assert sorted(told) == list(range(total))
+    assert sorted(told.values()) == list(range(1, total + 1))
+    with registry.open(url) as reg:
+        run = reg.run("shared")
+        assert [entry.version for entry in run.pool.entries()] == list(range(1, total + 1))
+        assert {entry.step: entry.version for entry in run.pool.entries()} == told
+        playing = [entry.version for entry in run.pool.roster()]
+        assert playing == list(range(total - _SIZE + 1, total + 1))
+        # In the log: each version promoted once, each of the others evicted once, oldest first.
+        actions = [action for commit in run.history() for action in commit.actions]
+        promoted = [action.version for action in actions if isinstance(action, Promote)]
+        evicted = [
+            v for action in actions if isinstance(action, EvictEntries) for v in action.versions
+        ]
+        assert promoted == list(range(1, total + 1))
+        assert evicted == list(range(1, total - _SIZE + 1))
+        for entry in run.pool.roster():
+            assert entry.load()["model"]["w"][0] == entry.step
+        assert reg.verify(deep=True).findings == ()
+    with registry.open(url) as reg:
+        run = reg.run("shared")
+        gone = next(one for one in run.checkpoints() if told[one.step] == 1)
+        assert run.pool.promote(gone).version == total + 1
+
+
+def test_8_processes_promote_into_one_pool_in_a_folder(folder: str) -> None:
+    _check_promotions(folder)
+
+
+@pytest.mark.radosgw
+def test_8_processes_promote_into_one_pool_in_a_bucket(bucket: str) -> None:
+    _check_promotions(bucket)
+
+
+def test_a_checkpoint_that_8_processes_promote_enters_once(folder: str) -> None:
+    _fill(folder, 2)
+    assert all_at_once(folder, promote_the_newest, _PROCESSES) == [1] * _PROCESSES
+    with registry.open(folder) as reg:
+        assert [entry.version for entry in reg.run("shared").pool.entries()] == [1]
+        assert reg.verify(deep=True).findings == ()
+
+
+def test_matches_of_8_processes_count_once_each(folder: str) -> None:
+    matches = 3
+    _fill(folder, 2)
+    with registry.open(folder) as reg:
+        run = reg.run("shared")
+        for checkpoint in run.checkpoints():
+            run.pool.promote(checkpoint)
+    all_at_once(folder, play, _PROCESSES, matches)
+    with registry.open(folder) as reg:
+        pool = reg.run("shared").pool
+        expected = _PROCESSES * matches + matches
+        assert [entry.games for entry in pool.roster()] == [expected, expected]
+        assert [entry.wins for entry in pool.roster()] == [expected, 0]
+        names = Counter(event.match for event in pool.history(1) if event.event == "rated")
+        assert len(names) == expected
+        assert set(names.values()) == {1}
+        last = pool.history(1)[-1]
+        assert (last.mu, last.games) == (pool.entry(1).mu, expected)
