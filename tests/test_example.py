@@ -30,6 +30,11 @@ def test_the_main_job_where_one_was_broken_off_before(tmp_path: Path) -> None:
     assert "FAIL" not in done.stdout
     assert "every claim held" in done.stdout
     with registry.open(tmp_path / "demo" / "registry", read_only=True) as reg:
-        assert reg.runs() == ["demo1-killed", "demo2-killed", "demo2-straight"]
+        branch = "demo2-killed-branch"
+        assert reg.runs() == ["demo1-killed", "demo2-killed", branch, "demo2-straight"]
+        assert (
+            reg.checkpoint(branch).digest == reg.checkpoint("demo2-killed/gates/plain_best").digest
+        )
+        assert list(reg.stored("demo2-killed/releases/latest").components) == ["model"]
         killed, straight = (reg.checkpoint(f"demo2-{name}") for name in ("killed", "straight"))
         assert killed.digest == straight.digest

@@ -1,4 +1,4 @@
-"""Train, kill, resume, compare, evaluate, mirror: what Holdfast promises, seen at work.
+"""Train, kill, resume, compare, evaluate, release, mirror: what Holdfast promises, at work.
 
     python examples/digits/main.py [FOLDER]
 
@@ -98,6 +98,8 @@ def main() -> int:
         killed, straight = train_twice(story, reg, folder)
         compare(story, reg, folder, killed, straight)
         here = evaluate(story, reg.url, f"{killed}/best")
+        look_back(story, reg, folder, killed)
+        release(story, reg, folder, killed)
         endpoint = stack.enter_context(s3_server())
         far = mirror(story, reg, endpoint)
         there = evaluate(story, far, f"{straight}/best")
@@ -106,6 +108,7 @@ def main() -> int:
         story.chapter("Every byte of both registries is read and checked against its digest")
         for url in (reg.url, far):
             verify(story, url)
+        tell_story(story, reg.url, killed)
     story.chapter("Done")
     if story.broken:
         story.say(f"{len(story.broken)} claims did not hold: {'; '.join(story.broken)}")
@@ -138,18 +141,19 @@ def train_twice(story: Story, reg: Registry, folder: Path) -> tuple[str, str]:
     story.chapter(f"Two runs train side by side; {killed} will not live long")
 
     def start(run_id: str) -> Program:
-        sizes = ["--steps", str(STEPS), "--every", str(EVERY)]
         log = folder / f"{run_id}.log"
-        return Program(log, "train.py", "--registry", reg.url, "--run", run_id, *sizes)
+        arguments = ("--registry", reg.url, "--run", run_id, "--steps", str(STEPS))
+        return Program(log, "train.py", *arguments)
 
     undisturbed, victim = start(straight), start(killed)
     wait_for_checkpoints(reg, killed, victim)
     status = victim.kill()
-    seen = reg.run(killed).checkpoints()
-    for ck in seen:
+    run = reg.run(killed)
+    for ck in run.checkpoints():
         story.say(f"{killed}: {describe(ck)}")
+    saved = len(run.manifest.checkpoints)
     story.claim(f"SIGKILL at a random instant ended {killed}", status == -signal.SIGKILL)
-    story.claim(f"{len(seen)} checkpoints are there, of {STEPS // EVERY}", len(seen) >= 2)
+    story.claim(f"{saved} checkpoints were saved, of {STEPS // EVERY}", saved >= 2)
     story.chapter("The same command again")
     again = start(killed)
     again.wait()
@@ -175,7 +179,7 @@ def wait_for_checkpoints(reg: Registry, run_id: str, trainer: Program) -> None:
         if run is None and run_id in reg.runs():
             run = reg.run(run_id)
         if run is not None:
-            found = len(run.refresh().checkpoints())
+            found = len(run.refresh().manifest.checkpoints)
             saved += [time.monotonic()] * (found - len(saved))
     # Anywhere in the time that the next checkpoint takes, the save of it included.
     time.sleep(random.random() * (saved[-1] - saved[0]) / (wanted - 1))
@@ -184,20 +188,26 @@ def wait_for_checkpoints(reg: Registry, run_id: str, trainer: Program) -> None:
 def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: str) -> None:
     """Show that a kill and a resume left no trace in what was trained."""
     story.chapter("Does the kill show in the result?")
-    ours, theirs = reg.run(killed).checkpoints(), reg.run(straight).checkpoints()
-    for ck in (ours[-1], theirs[-1]):
+    ours, theirs = (reg.checkpoint(f"{name}/latest") for name in (killed, straight))
+    for ck in (ours, theirs):
         story.say(f"{ck.run_id}: {describe(ck)}")
     story.claim(
         f"step {STEPS} has the same id in both runs: the same bits in weights, optimizer, "
         "scheduler and generators",
-        ours[-1].step == theirs[-1].step == STEPS and ours[-1].digest == theirs[-1].digest,
+        ours.step == theirs.step == STEPS and ours.digest == theirs.digest,
     )
-    same = [a.digest == b.digest for a, b in zip(ours, theirs, strict=False)]
+    # The log tells of every checkpoint, of those too that retention has let go.
+    histories = [
+        [(one.step, one.manifest) for one in reg.run(name).manifest.checkpoints]
+        for name in (killed, straight)
+    ]
     expected = STEPS // EVERY
-    story.claim(f"so have all {expected} steps", sum(same) == len(ours) == len(theirs) == expected)
-    told = sum(ck.size_bytes for run in reg.runs() for ck in reg.run(run).checkpoints())
-    files = [file for file in (folder / "registry").rglob("*") if file.is_file()]
-    kept = sum(file.stat().st_size for file in files)
+    story.claim(
+        f"so have all {expected} steps",
+        histories[0] == histories[1] and len(histories[0]) == expected,
+    )
+    told = sum(one.size_bytes for run in reg.runs() for one in reg.run(run).manifest.checkpoints)
+    kept = bytes_in(folder)
     story.claim(
         f"what is equal is stored once: {megabytes(told)} of checkpoints lie in {megabytes(kept)}",
         kept < 0.6 * told,
@@ -222,11 +232,76 @@ def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
     with registry.open(url, read_only=True) as reg:
         ck = reg.checkpoint(ref)
         run = reg.run(ck.run_id)
-        lowest = min(other.metrics["validation_loss"] for other in run.checkpoints())
-        story.claim("best has the lowest validation loss", ck.metrics["validation_loss"] == lowest)
+        phase = [one for one in run.manifest.checkpoints if one.phase == ck.phase]
+        lowest = min(one.metrics["validation_loss"] for one in phase)
+        story.claim(
+            f"best has the lowest validation loss of phase {ck.phase}",
+            ck.metrics["validation_loss"] == lowest,
+        )
         reported = ck.metrics.get("test_accuracy")
         story.claim("the evaluator's report stands in the registry", reported == accuracy)
     return found
+
+
+def look_back(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
+    """Show what is left of a run by its preset: phases, gate, retention, stream."""
+    story.chapter(f"What the preset made of {run_id}")
+    run = reg.run(run_id)
+    for phase in run.spec.phases:
+        kept = run.checkpoints(phase=phase.name)
+        best, latest = run.best(phase=phase.name), run.latest(phase=phase.name)
+        shown = ", ".join(str(ck.step) for ck in kept)
+        story.say(f"phase {phase.name}: {phase.about} Kept: steps {shown}")
+        story.claim(
+            f"phase {phase.name} keeps its last 3 and its best, at most 4",
+            len(kept) <= 4 and best in kept and latest in kept,
+        )
+    gate, best = run.gate("plain_best"), run.best(phase="plain")
+    story.claim("the gate is the best of the first phase", best is not None and gate == best)
+    losses = run.stream("loss").read()
+    story.claim(
+        f"the stream holds the loss of each of the {STEPS} steps once, killed or not",
+        [entry["step"] for entry in losses] == list(range(1, STEPS + 1)),
+    )
+    before = bytes_in(folder)
+    branch = reg.fork(gate, f"{run_id}-branch")
+    cost = bytes_in(folder) - before
+    story.claim(
+        f"a fork from the gate, {gate.size_bytes:,} B of state, costs {cost:,} B",
+        cost < 64 * 1024 and reg.checkpoint(f"{branch.id}/latest").digest == gate.digest,
+    )
+
+
+def release(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
+    """Publish the best network, without what only training needs."""
+    story.chapter("The best network becomes release 1.0.0")
+    run, best = reg.run(run_id), reg.checkpoint(f"{run_id}/best")
+    card = {
+        "description": "Tells handwritten digits apart, 8 by 8 pixels.",
+        "data": "the digits of scikit-learn, shifted by up to a pixel",
+        "intended_use": "this demonstration",
+    }
+    before = bytes_in(folder)
+    published = run.releases.publish("1.0.0", best, card=card)
+    cost = bytes_in(folder) - before
+    story.say(f"{published.ref}: {', '.join(published.components)}; {published.digest.short}")
+    story.claim(
+        f"it holds the model alone and costs {cost:,} B",
+        list(published.components) == ["model"] and cost < 64 * 1024,
+    )
+    found = reg.stored(f"{run_id}/releases/latest")
+    story.claim("releases/latest is it", found.digest == published.digest)
+
+
+def tell_story(story: Story, url: str, run_id: str) -> None:
+    """Print the run's history as anybody can read it."""
+    story.chapter(f"The story of {run_id}, newest first")
+    holdfast = Path(sys.executable).with_name("holdfast")
+    done = subprocess.run(
+        [str(holdfast), "log", run_id, "-r", url], stdout=subprocess.PIPE, text=True, check=False
+    )
+    print(done.stdout)
+    story.claim("the log tells it", done.returncode == 0 and "begin the run" in done.stdout)
 
 
 @contextmanager
@@ -309,6 +384,12 @@ def describe(ck: Checkpoint) -> str:
     """Return a checkpoint in one line."""
     loss = ck.metrics["validation_loss"]
     return f"step {ck.step:4}  validation loss {loss:.4f}  {ck.size_bytes:,} B  {ck.digest.short}"
+
+
+def bytes_in(folder: Path) -> int:
+    """Return what the registry takes on disk."""
+    files = [file for file in (folder / "registry").rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def megabytes(size_bytes: int) -> str:
