@@ -1,12 +1,39 @@
-"""Releases: inference-only states under semantic versions, each with a model card, immutable."""
+"""Releases: inference-only states under semantic versions, each with a model card, immutable.
+
+A release is a pin of its own, so the checkpoint that it was cut from may go; it holds no chunk that
+the checkpoint does not hold. The card is a stored state as well.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from registry import pytree
+from registry.actions import Action, Commit, CommitKeys, PointRelease, SetPin
+from registry.canonical import float_to_hex
+from registry.cards import check_card, read_card, write_card
+from registry.checkpoint import Checkpoint
 from registry.committer import Committer
+from registry.digest import Digest
+from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from registry.log import RunLog
-from registry.state import Pin
+from registry.placing import Written
+from registry.plain import check_metrics
+from registry.pytree import FlatState
+from registry.rules import first_of
+from registry.state import CheckpointRecord, Pin, RunManifest
 from registry.store import Store
 from registry.stored import Stored
+from registry.suggest import near
+from registry.versions import release_version
+
+#: A card: a mapping, or the path of a YAML file.
+Card = Mapping[str, Any] | str | os.PathLike[str]
+_CARD = "card"
 
 
 class Release(Stored):
@@ -26,17 +53,348 @@ class Release(Stored):
         """The values that describe it."""
         return dict(self._pin.metrics)
 
+    @property
+    def published(self) -> datetime:
+        """When it was published, by the publisher's clock."""
+        return datetime.fromtimestamp(self._pin.time_ms / 1000, UTC)
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether `releases/latest` names it, as far as this handle has read."""
+        return self._log.state.release == self.version
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Commit number of the checkpoint that it comes from; the checkpoint may be gone."""
+        return self._pin.checkpoint
+
+    @property
+    def source(self) -> str | None:
+        """Ref of the checkpoint that it comes from."""
+        record = self._source()
+        return None if record is None else Checkpoint(self._store, self._log, record).ref
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Its model card, read and verified at each call; empty where it has none.
+
+        Raises:
+            IntegrityError: The card is damaged or gone.
+        """
+        if self._pin.card is None:
+            return {}
+        stored = Stored(self._store, self._log, self._pin.card, f"{self._pin.ref}/{_CARD}")
+        return dict(stored.load()[_CARD])
+
+    def card_yaml(self) -> str:
+        """Return its model card as YAML: block style, keys sorted."""
+        return write_card(self.card)
+
+    def commit_keys(self) -> CommitKeys | None:
+        """Return the keys of the state that a commit keeps: of a whole checkpoint, its own."""
+        record = self._source()
+        is_whole = record is not None and record.manifest == self.digest
+        return record.commit_keys if record is not None and is_whole else None
+
+    def _source(self) -> CheckpointRecord | None:
+        return None if self.checkpoint is None else self._log.state.by_n.get(self.checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseEvent:
+    """A step in the history of a run's releases.
+
+    Attributes:
+        n: Number of the commit.
+        event: `published`, or `pointed`: an older release was made the latest again.
+        version: The release that is the latest since.
+        author: Who, as `user@host`.
+        time: When, by the author's clock.
+        reason: Why; of `pointed` only.
+    """
+
+    n: int
+    event: Literal["published", "pointed"]
+    version: str
+    author: str
+    time: datetime
+    reason: str = ""
+
 
 class Releases:
     """The releases of a run: publishing, finding, rolling back."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
+        self._log = committer.log
+
+    def publish(
+        self,
+        version: str,
+        checkpoint: Checkpoint,
+        *,
+        card: Card | None = None,
+        metrics: Mapping[str, object] | None = None,
+        only: str | Iterable[str] | None = None,
+        state: object = None,
+    ) -> Release:
+        """Publish a checkpoint, or what inference needs of it, under a semantic version, for good.
+
+        No chunk is stored again; needs no writer token. The release becomes `releases/latest`, also
+        where its version is lower than others: a patch of an older line is the newest release.
+        Publishing the same again changes nothing.
+
+        Args:
+            version: `MAJOR.MINOR.PATCH`, perhaps with a pre-release (`2.0.0-rc.1`), without build
+                metadata.
+            checkpoint: Of this run.
+            card: The model card: a mapping, or the path of a YAML file. It must have the fields
+                that the run's preset asks for.
+            metrics: Numbers that describe it; those of the checkpoint without them.
+            only: The components that are published; without it those that the preset names for
+                inference, and the whole state where it names none.
+            state: What is published in place of components of the checkpoint, such as converted
+                weights with a smaller configuration; the checkpoint is then its source alone.
+
+        Raises:
+            InvalidInput: The version, the card or the metrics are none, the card lacks fields, the
+                checkpoint is another run's, or `only` and `state` are both given.
+            NotFound: The checkpoint has no component of a name in `only`.
+            IncompatibleState: The checkpoint has nothing of what the preset names for inference.
+            Conflict: The version holds something else, or the checkpoint was evicted.
+        """
+        wanted = self._wanted(str(release_version(version)), checkpoint, card, metrics)
+        if state is not None and only is not None:
+            raise InvalidInput("`only` and `state` exclude each other", where=wanted.where)
+        if state is not None:
+            wanted.state = pytree.flatten(state)
+            pytree.await_devices(wanted.state)
+        else:
+            wanted.parts = _parts(checkpoint, self._log.state, only)
+        now = self._committer.commit(wanted.actions, wanted.plan)
+        return self._release(_find(now, wanted.name))
 
     def get(self, version: str) -> Release:
-        """Return a release."""
-        raise NotImplementedError
+        """Return a release.
+
+        Raises:
+            NotFound: There is none of this version; near ones are suggested.
+        """
+        return self._release(_find(self._log.refresh(), version))
 
     def latest(self) -> Release:
-        """Return the release that `releases/latest` names."""
-        raise NotImplementedError
+        """Return the release that `releases/latest` names: the last published, or rolled back to.
+
+        Raises:
+            NotFound: None has been published.
+        """
+        state = self._log.refresh()
+        if state.release is None:
+            raise NotFound("nothing has been released yet", where=f"{state.run_id}/releases/latest")
+        return self._release(_find(state, state.release))
+
+    def list(self) -> list[Release]:
+        """Return every release as of now, in the order of publication."""
+        return [self._release(pin) for pin in self._log.refresh().pins_of("release")]
+
+    def rollback(self, version: str, reason: str = "") -> Release:
+        """Make a published release the latest again; nothing else changes.
+
+        Args:
+            version: Of the release.
+            reason: Why, for whoever reads the history.
+
+        Raises:
+            NotFound: There is no such release.
+            InvalidInput: The reason is not text.
+            Conflict: The run was dropped.
+        """
+        if not isinstance(reason, str) or reason.encode(errors="replace").decode() != reason:
+            raise InvalidInput("a reason is not text", found=repr(reason))
+        _find(self._log.refresh(), version)
+
+        def compose(state: RunManifest) -> Sequence[Action] | None:
+            if state.dropped is not None:
+                raise Conflict("the run was dropped", where=state.run_id, found=state.dropped)
+            is_news = state.release != version
+            return [PointRelease(version=version, reason=reason)] if is_news else None
+
+        return self._release(_find(self._committer.commit(compose), version))
+
+    def history(self) -> Iterator[ReleaseEvent]:
+        """Yield who published and rolled back what and when, oldest first, as of now."""
+        for slot in self._log.slots():
+            for _, commit in slot.commits:
+                yield from _events(commit)
+
+    def _wanted(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        card: Card | None,
+        metrics: Mapping[str, object] | None,
+    ) -> _Publication:
+        state = self._log.refresh()
+        if not isinstance(checkpoint, Checkpoint) or checkpoint.run_id != state.run_id:
+            raise InvalidInput(
+                "a release is made of a checkpoint of its own run",
+                where=f"{state.run_id}/releases/{name}",
+                found=checkpoint.ref if isinstance(checkpoint, Checkpoint) else repr(checkpoint),
+            )
+        fields = {} if card is None else read_card(card)
+        check_card(fields, state.spec.card_fields)
+        values = None if metrics is None else check_metrics(metrics)
+        return _Publication(self._committer, name, checkpoint, fields, values)
+
+    def _release(self, pin: Pin) -> Release:
+        return Release(self._committer.store, self._log, pin)
+
+
+def _find(state: RunManifest, version: str) -> Pin:
+    pin = state.pin("release", version)
+    if pin is None:
+        known = [one.name for one in state.pins_of("release")]
+        where = f"{state.run_id}/releases/{version}"
+        raise NotFound("no such release", where=where, hint=near(str(version), known))
+    return pin
+
+
+@dataclass(slots=True)
+class _Publication:
+    """A release on its way.
+
+    Attributes:
+        committer: Of the run.
+        name: The version.
+        checkpoint: Where it comes from.
+        card: The card; none where empty.
+        metrics: Values that were given.
+        parts: Components to cut out; the whole checkpoint where `None`.
+        state: What is published in their place.
+        digest: Id of what is published, once it is on the store.
+        card_digest: Id of the card.
+    """
+
+    committer: Committer
+    name: str
+    checkpoint: Checkpoint
+    card: dict[str, Any]
+    metrics: dict[str, float] | None
+    parts: list[str] | None = None
+    state: FlatState | None = None
+    digest: Digest | None = None
+    card_digest: Digest | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.checkpoint.run_id}/releases/{self.name}"
+
+    def plan(self) -> Sequence[Written]:
+        """Put on the store what the checkpoint is not already: manifests and the card."""
+        written, of = [], self.checkpoint.digest
+        self.digest = of
+        if self.state is not None:
+            written.append(self.committer.write(self.state, self.committer.choose_bases([of])))
+        elif self.parts is not None:
+            written.append(self.committer.cut(of, self.parts))
+        if written:
+            self.digest = written[0].base.manifest.digest
+        if self.card:
+            # Sorted, so that cards which differ in nothing else have one id.
+            written.append(self.committer.write_plain({_CARD: _sorted(self.card)}))
+            self.card_digest = written[-1].base.manifest.digest
+        return written
+
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return the pin; nothing where the same stands already."""
+        standing = state.pin("release", self.name)
+        if standing is not None:
+            self._check_same(standing)
+            return None
+        record = state.by_n[self.checkpoint.record.n]
+        if state.dropped is not None or record.evicted is not None:
+            raise Conflict(
+                "this checkpoint is not kept any more",
+                where=self.checkpoint.ref,
+                found=state.dropped or record.evicted,
+                hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+            )
+        assert self.digest is not None  # plan has run
+        return [
+            SetPin(
+                kind="release",
+                name=self.name,
+                manifest=self.digest,
+                checkpoint=record.n,
+                metrics=record.metrics if self.metrics is None else self.metrics,
+                card=self.card_digest,
+            )
+        ]
+
+    def _check_same(self, standing: Pin) -> None:
+        others = {
+            "other content": standing.manifest != self.digest,
+            "another card": standing.card != self.card_digest,
+            "other metrics": self.metrics is not None
+            and _bits(self.metrics) != _bits(standing.metrics),
+        }
+        differing = [what for what, differs in others.items() if differs]
+        if differing:
+            raise Conflict(
+                "this version is published already",
+                where=self.where,
+                expected=f"{standing.manifest.short}, as it was published",
+                found=" and ".join(differing),
+                hint="A release never changes: publish another version.",
+            )
+
+
+def _parts(
+    checkpoint: Checkpoint, state: RunManifest, only: str | Iterable[str] | None
+) -> list[str] | None:
+    """Return the components that a release consists of; `None` for the whole checkpoint."""
+    known = checkpoint.manifest.components
+    if only is not None:
+        chosen = list(dict.fromkeys([only] if isinstance(only, str) else only))
+        for name in chosen:
+            if name not in known:
+                raise NotFound(
+                    "no such component",
+                    where=f"{checkpoint.ref}: {name}",
+                    expected=", ".join(known),
+                    hint=near(name, known),
+                )
+        if not chosen:
+            raise InvalidInput("a release of no components", where=checkpoint.ref)
+    else:
+        inference = state.spec.inference
+        chosen = [found for key in inference if (found := first_of(key, known))]
+        if inference and not chosen:
+            raise IncompatibleState(
+                "the checkpoint has nothing of what the preset names for inference",
+                where=checkpoint.ref,
+                expected=", ".join(inference),
+                found=", ".join(known),
+                hint="Name the components with only=[...].",
+            )
+    return None if chosen in ([], list(known)) else chosen
+
+
+def _events(commit: Commit) -> Iterator[ReleaseEvent]:
+    time = datetime.fromtimestamp(commit.time_ms / 1000, UTC)
+    for action in commit.actions:
+        match action:
+            case SetPin(kind="release", name=version):
+                yield ReleaseEvent(commit.n, "published", version, commit.author, time)
+            case PointRelease(version=version, reason=reason):
+                yield ReleaseEvent(commit.n, "pointed", version, commit.author, time, reason)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _bits(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {name: float_to_hex(value) for name, value in metrics.items()}  # NaN equals NaN here
