@@ -181,7 +181,8 @@ class RunManifest(Record):
             for checkpoint in self.live(phase)
             if not checkpoint.held_back
         ]
-        return [found for rank, _, found in sorted(rated) if not math.isnan(rank)]
+        # Before they are sorted: among NaN nothing has an order.
+        return [found for *_, found in sorted(one for one in rated if not math.isnan(one[0]))]
 
     @cached_property
     def held(self) -> frozenset[Digest]:

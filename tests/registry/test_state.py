@@ -272,6 +272,7 @@ def _rated(*values):
         ((0.0, -0.0), 0, 0),
         ((math.inf, -math.inf), 1, 0),
         ((math.inf, math.nan), 0, 0),
+        ((None, 2.0, None, 1.0, None, 3.0, math.nan), 3, 5),
     ],
 )
 def test_the_best_value_wins_and_nan_and_missing_never_do(values, lowest, highest):
