@@ -54,10 +54,10 @@ def phase_number(spec: RunSpec, phase: str) -> int:
     Raises:
         InvalidInput: It is no number, and not declared.
     """
-    names = [one.name for one in spec.phases] or [phase]
-    if all(name.isdigit() for name in names):
+    names = [one.name for one in spec.phases]
+    if phase.isdigit() and all(name.isdigit() for name in names):
         return int(phase)
-    if phase not in names or not spec.phases:
+    if phase not in names:
         raise InvalidInput(
             "a phase without a number has no seeds",
             where=f"phase {phase}",
