@@ -1,0 +1,103 @@
+# The policies of a registry on S3, as JSON. No provider and no resource: `terraform apply` works
+# offline, and everything in here is tested (tests/terraform). The layout of keys is that of
+# docs/spec.md, "The store".
+
+terraform {
+  required_version = ">= 1.5"
+}
+
+locals {
+  base   = var.prefix == "" ? "" : "${var.prefix}/"
+  bucket = "arn:${var.partition}:s3:::${var.bucket}"
+  files  = "${local.bucket}/${local.base}"
+
+  # A `*` also stands for slashes. No key can pass for another kind all the same: ids of runs hold no
+  # slash, so "/log/" and "/snapshots/" occur in a key of a run once, behind the id.
+  slots     = ["${local.files}runs/*/log/*"]
+  snapshots = ["${local.files}runs/*/snapshots/*"]
+  epochs    = ["${local.files}epochs/*"]
+  config    = ["${local.files}registry.json"]
+  probe     = ["${local.files}.probe/*"]
+  objects   = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
+
+  # A PUT that cannot replace anything. The condition asks whether the header is there; the only value
+  # that S3 takes is `*`.
+  if_absent = { Null = { "s3:if-none-match" = "false" } }
+
+  # Every right that a role can have.
+  rights = {
+    # For a key that is absent, S3 says 404 to who may list it, 403 to anybody else. It takes the key
+    # for the prefix of that question, so the condition does not stand in the way.
+    list = {
+      for name, value in {
+        Sid       = "List"
+        Effect    = "Allow"
+        Action    = ["s3:ListBucket"]
+        Resource  = [local.bucket]
+        Condition = { StringLike = { "s3:prefix" = ["${local.base}*"] } }
+      } : name => value if name != "Condition" || local.base != ""
+    }
+    read = { Sid = "Read", Effect = "Allow", Action = ["s3:GetObject"], Resource = ["${local.files}*"] }
+
+    commit = { Sid = "Commit", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.slots, Condition = local.if_absent }
+
+    # Without condition: an object that was found damaged is replaced under its own key. The key is the
+    # digest of what belongs there, so whoever puts anything else is found out by the next reader, and
+    # versioning keeps what was there.
+    store = { Sid = "Store", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.objects }
+
+    # Without condition: a snapshot is a cache and may be written over.
+    snapshot = { Sid = "Snapshot", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.snapshots }
+
+    condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.epochs, Condition = local.if_absent }
+    collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots) }
+
+    init  = { Sid = "Init", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.config, Condition = local.if_absent }
+    probe = { Sid = "Probe", Effect = "Allow", Action = ["s3:PutObject", "s3:DeleteObject"], Resource = local.probe }
+
+    decrypt = { Sid = "Decrypt", Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.kms_key_arn] }
+    encrypt = { Sid = "Encrypt", Effect = "Allow", Action = ["kms:GenerateDataKey"], Resource = [var.kms_key_arn] }
+  }
+
+  read_rights  = concat(["list", "read"], var.kms_key_arn == null ? [] : ["decrypt"])
+  write_rights = concat(local.read_rights, var.kms_key_arn == null ? [] : ["encrypt"])
+
+  # Nobody may delete a version, so what a collector deletes and a trainer replaces can be brought back
+  # for as long as the bucket keeps noncurrent versions.
+  roles = {
+    trainer   = concat(local.write_rights, ["commit", "store", "snapshot"])
+    evaluator = local.read_rights
+    annotator = concat(local.write_rights, ["commit", "snapshot"])
+    collector = concat(local.write_rights, ["commit", "snapshot", "condemn", "collect"])
+    operator  = concat(local.write_rights, ["init", "probe"])
+  }
+
+  history = concat(local.slots, local.epochs, local.config)
+
+  # What holds for everybody, administrators included, whatever else they are allowed.
+  guards = [
+    {
+      Sid       = "TlsOnly"
+      Effect    = "Deny"
+      Principal = "*"
+      Action    = ["s3:*"]
+      Resource  = [local.bucket, "${local.bucket}/*"]
+      Condition = { Bool = { "aws:SecureTransport" = "false" } }
+    },
+    {
+      Sid       = "HistoryStays"
+      Effect    = "Deny"
+      Principal = "*"
+      Action    = ["s3:DeleteObject", "s3:DeleteObjectVersion"]
+      Resource  = local.history
+    },
+    {
+      Sid       = "HistoryIsNotRewritten"
+      Effect    = "Deny"
+      Principal = "*"
+      Action    = ["s3:PutObject"]
+      Resource  = local.history
+      Condition = { Null = { "s3:if-none-match" = "true" } }
+    },
+  ]
+}

@@ -1,0 +1,33 @@
+variable "bucket" {
+  description = "Name of the bucket."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.bucket))
+    error_message = "Not the name of a bucket: 3 to 63 of a-z, 0-9, '.' and '-'."
+  }
+}
+
+variable "prefix" {
+  description = "Where in the bucket the registry lies, without slashes at the ends; \"\" for the whole bucket."
+  type        = string
+  default     = ""
+
+  # A wildcard or a policy variable in here would open other prefixes.
+  validation {
+    condition     = can(regex("^([A-Za-z0-9!_.'()-]+(/[A-Za-z0-9!_.'()-]+)*)?$", var.prefix))
+    error_message = "A prefix is names of A-Z, a-z, 0-9 and !_.'()- with single slashes between them."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "The KMS key that encrypts the bucket; null where S3 does it with its own keys."
+  type        = string
+  default     = null
+}
+
+variable "partition" {
+  description = "\"aws\", \"aws-cn\" or \"aws-us-gov\"."
+  type        = string
+  default     = "aws"
+}

@@ -1,0 +1,49 @@
+variable "bucket" {
+  description = "Name of the bucket to make. One registry lies in it."
+  type        = string
+}
+
+variable "prefix" {
+  description = "Where in the bucket the registry lies, without slashes at the ends; \"\" for the whole bucket."
+  type        = string
+  default     = ""
+}
+
+variable "kms_key_arn" {
+  description = "A KMS key to encrypt with; null for keys of S3's own. Its key policy must let IAM decide."
+  type        = string
+  default     = null
+}
+
+variable "noncurrent_days" {
+  description = "For how many days a replaced or deleted object can be brought back."
+  type        = number
+  default     = 30
+
+  validation {
+    condition     = var.noncurrent_days >= 1
+    error_message = "At least one day."
+  }
+}
+
+variable "principals" {
+  description = "By role (trainer, evaluator, annotator, collector, operator), ARNs of IAM roles of this account that get its policy."
+  type        = map(list(string))
+  default     = {}
+
+  validation {
+    condition     = length(setsubtract(keys(var.principals), ["trainer", "evaluator", "annotator", "collector", "operator"])) == 0
+    error_message = "A role is one of trainer, evaluator, annotator, collector and operator."
+  }
+
+  validation {
+    condition     = alltrue([for arn in flatten(values(var.principals)) : can(regex("^arn:[a-z-]+:iam::[0-9]{12}:role/", arn))])
+    error_message = "A principal is an IAM role: arn:aws:iam::123456789012:role/NAME."
+  }
+}
+
+variable "tags" {
+  description = "Tags for the bucket and the policies."
+  type        = map(string)
+  default     = {}
+}

@@ -1,0 +1,1 @@
+"""The terraform module: its policies, applied for real and tried role by operation."""

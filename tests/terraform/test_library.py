@@ -1,0 +1,246 @@
+"""The library under each role: what it needs it has, and nothing it did can be undone by it.
+
+On the guard (`judges`), which heeds conditions: a PUT that the library sent without `If-None-Match`
+where a policy asks for it would be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import registry
+from backends import open_backend
+from registry import log
+from registry.cli import checks
+from registry.epochs import encode_sweep
+from registry.errors import AccessDenied, NotFound
+from registry.keys import epoch_key
+from tests.terraform.judges import ADMINISTRATOR, Judge, Policies, World, client
+
+Become = Callable[[str], str]
+
+_STATE = {"model": {"weight": bytes(range(256)) * 400}}
+_OTHER = {"model": {"weight": bytes(range(255)) * 400}}
+
+
+@pytest.fixture
+def become(world: World, monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Work with the credentials of a role from here on; gives the registry's URL."""
+
+    def switch(role: str) -> str:
+        world.roles[role].set_environment(monkeypatch)
+        return world.url
+
+    return switch
+
+
+@pytest.fixture
+def trained(become: Become) -> str:
+    """A registry that an operator made and a trainer saved a checkpoint into; gives its URL."""
+    with registry.init(become("operator"), skip_race_probe=True):
+        pass
+    with registry.open(become("trainer")) as reg:
+        reg.create_run("a").save(_STATE, step=1, metrics={"loss": 1.0})
+    return become("evaluator")
+
+
+def _keys(world: World, become: Become) -> list[str]:
+    backend = open_backend(become("evaluator"))
+    found = [info.key for info in backend.list()]
+    backend.close()
+    return found
+
+
+def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: World) -> None:
+    with registry.init(become("operator"), skip_race_probe=True):
+        pass
+    found = {check.name for check in checks.run(world.url) if check.status != "ok"}
+    assert found == {"made"}  # it was told not to race the store
+    assert _keys(world, become) == ["registry.json"]
+    with registry.open(become("operator")) as reg, pytest.raises(AccessDenied):
+        reg.create_run("a")
+
+
+@pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector"])
+def test_nobody_else_makes_one(become: Become, role: str) -> None:
+    with pytest.raises(AccessDenied):
+        registry.init(become(role))
+    with pytest.raises(AccessDenied):
+        registry.init(become(role), skip_race_probe=True)
+
+
+def test_a_trainer_saves_and_comes_back(
+    trained: str, become: Become, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SNAPSHOT_EVERY", 1)
+    with registry.open(become("trainer")) as reg:
+        run = reg.run("a", create=True)
+        restored = run.restore()
+        assert restored is not None
+        assert restored.state == _STATE
+        with run:
+            run.save(_OTHER, step=2).report({"loss": 0.5})
+            run.tag("shipped", run.save_async(_STATE, step=3).wait())
+        assert run.status == "completed"
+        assert reg.verify(deep=True).ok
+    kinds = {key.split("/")[2] for key in _keys(world, become) if key.startswith("runs/")}
+    assert kinds == {"log", "snapshots"}
+
+
+def test_a_trainer_mends_what_is_damaged(trained: str, become: Become, world: World) -> None:
+    (pack,) = (key for key in _keys(world, become) if key.startswith("packs/"))
+    client(world.owner).put_object(Bucket=world.bucket, Key=f"team/{pack}", Body=b"damaged")
+    with registry.open(become("trainer")) as reg:
+        assert not reg.verify(deep=True).ok
+        reg.create_run("b").save(_STATE, step=1)
+        assert reg.verify(deep=True).ok
+
+
+def test_a_trainer_mirrors_a_registry(
+    trained: str, become: Become, world: World, tmp_path: object
+) -> None:
+    with registry.init(f"{tmp_path}/local") as local:
+        local.create_run("b").save(_OTHER, step=1)
+    registry.sync(f"{tmp_path}/local", become("trainer"))
+    with registry.open(become("evaluator")) as reg:
+        assert reg.runs() == ["a", "b"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "operator"])
+def test_nothing_can_be_deleted(trained: str, become: Become, world: World, role: str) -> None:
+    keys = _keys(world, become)
+    assert len({key.split("/")[0] for key in keys}) == 5
+    backend = open_backend(become(role))
+    for key in keys:
+        with pytest.raises(AccessDenied):
+            backend.delete(key)
+    assert [info.key for info in backend.list()] == keys
+    backend.close()
+
+
+def test_history_stays_whoever_asks(trained: str, become: Become, world: World) -> None:
+    keys = [key for key in _keys(world, become) if key.startswith(("runs/", "registry.json"))]
+    backend = open_backend(become(ADMINISTRATOR))
+    for key in keys:
+        with pytest.raises(AccessDenied):
+            backend.delete(key)
+    backend.close()
+
+
+def test_history_is_not_rewritten_whoever_asks(
+    guard_judge: Judge, policies: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = guard_judge.world(policies)
+    for role in ("trainer", "collector", "operator", ADMINISTRATOR):
+        world.roles[role].set_environment(monkeypatch)
+        backend = open_backend(world.url)
+        for key in ("runs/a/log/00000000000000000000", epoch_key(1), "registry.json"):
+            with pytest.raises(AccessDenied):
+                backend.put(key, b"other")
+        backend.close()
+
+
+def test_an_evaluator_reads_and_writes_nothing(trained: str, become: Become) -> None:
+    with registry.open(become("evaluator")) as reg:
+        checkpoint = reg.checkpoint("a/latest")
+        assert checkpoint.load() == _STATE
+        assert reg.verify(deep=True).ok
+        restored = reg.run("a").restore()
+        assert restored is not None
+        assert not restored.report
+        with pytest.raises(NotFound):
+            reg.run("b")
+        for write in (
+            lambda: reg.run("a").save(_OTHER, step=2),
+            lambda: reg.create_run("b"),
+            lambda: checkpoint.report({"accuracy": 1.0}),
+            lambda: reg.run("a").tag("mine", checkpoint),
+        ):
+            with pytest.raises(AccessDenied):
+                write()
+    with registry.open(become("evaluator"), read_only=True) as reg:
+        assert reg.checkpoint("a/latest").metrics == {"loss": 1.0}
+
+
+def test_an_annotator_reports_and_tags_and_saves_nothing(
+    trained: str, become: Become, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "SNAPSHOT_EVERY", 1)
+    with registry.open(become("annotator")) as reg:
+        checkpoint = reg.checkpoint("a/latest")
+        assert checkpoint.load() == _STATE
+        checkpoint.report({"accuracy": 1.0})
+        reg.run("a").tag("best-so-far", checkpoint)
+        with pytest.raises(AccessDenied):
+            reg.run("a").save(_OTHER, step=2)
+    with registry.open(become("evaluator")) as reg:
+        found = reg.checkpoint("a/tags/best-so-far")
+        assert found.metrics == {"loss": 1.0, "accuracy": 1.0}
+    assert any("/snapshots/" in key for key in _keys(world, become))
+
+
+def test_a_collector_condemns_and_deletes_objects_alone(
+    trained: str, become: Become, world: World
+) -> None:
+    keys = _keys(world, become)
+    with registry.open(become("collector")) as reg:
+        assert reg.verify(deep=True).ok
+        with pytest.raises(AccessDenied):
+            reg.run("a").save(_OTHER, step=2)
+    backend = open_backend(become("collector"))
+    assert backend.put_if_absent(epoch_key(1), encode_sweep(1, []))
+    assert not backend.put_if_absent(epoch_key(1), encode_sweep(1, []))
+    for key in [*keys, epoch_key(1)]:
+        if key.startswith(("packs/", "manifests/", "placements/")):
+            backend.delete(key)
+        else:
+            with pytest.raises(AccessDenied):
+                backend.delete(key)
+    backend.close()
+    assert [key.split("/")[0] for key in _keys(world, become)] == [
+        "epochs",
+        "registry.json",
+        "runs",
+        "runs",
+    ]
+
+
+@pytest.mark.parametrize("right", ["List", "Read", "Commit", "Store"])
+def test_a_trainer_needs_every_right_that_it_has(
+    guard_judge: Judge, policies: Policies, monkeypatch: pytest.MonkeyPatch, right: str
+) -> None:
+    """All but that to put snapshots, a cache: a save goes through without."""
+    trainer = policies.roles["trainer"]
+    assert [s["Sid"] for s in trainer["Statement"]] == [
+        "List",
+        "Read",
+        "Commit",
+        "Store",
+        "Snapshot",
+    ]
+    less = [statement for statement in trainer["Statement"] if statement["Sid"] != right]
+    roles = {**policies.roles, "trainer": {**trainer, "Statement": less}}
+    world = guard_judge.world(Policies(roles, policies.bucket))
+    world.roles["operator"].set_environment(monkeypatch)
+    with registry.init(world.url, skip_race_probe=True):
+        pass
+    world.roles["trainer"].set_environment(monkeypatch)
+    with pytest.raises(AccessDenied), registry.open(world.url) as reg:
+        reg.create_run("a").save(_STATE, step=1)
+
+
+def test_without_the_right_to_list_what_is_absent_looks_forbidden(
+    guard_judge: Judge, policies: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluator = policies.roles["evaluator"]
+    world = guard_judge.world(policies)
+    world.roles["evaluator"].set_environment(monkeypatch)
+    with pytest.raises(NotFound, match="not a registry"):
+        registry.open(world.url)
+    roles = {"evaluator": {**evaluator, "Statement": evaluator["Statement"][1:]}}
+    world = guard_judge.world(Policies(roles, policies.bucket))
+    world.roles["evaluator"].set_environment(monkeypatch)
+    with pytest.raises(AccessDenied):
+        registry.open(world.url)
