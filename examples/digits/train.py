@@ -1,9 +1,10 @@
 """Train the digits network in two phases, with a checkpoint every few steps.
 
-digits.toml says what such a run is: its phases, what is kept of each, the gate between them and what
-the second phase takes over from it. The same command starts a run and, after a crash or a requeue, continues it: where it stopped comes
-from the registry. What it continues to is bit for bit what it would have come to without a stop,
-because everything that the next step depends on is in the state.
+digits.toml says what such a run is: its phases, what is kept of each, the gate between them and
+what the second phase takes over from it. The same command starts a run and, after a crash or a
+requeue, continues it: where it stopped comes from the registry. What it continues to is bit for bit
+what it would have come to without a stop, because everything that the next step depends on is in
+the state.
 
     python train.py --registry FOLDER_OR_BUCKET --run NAME
 """
