@@ -1,0 +1,70 @@
+"""The stores of the stories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import registry
+from registry import Registry, Run
+from tests.systems.hydra_life import CHAPTERS, Hydra
+from tests.systems.life import Life
+from tests.systems.places import Place
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The order of sums must not depend on who else is on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def fresh(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], str]:
+    """Makes URLs of stores of one kind."""
+    if request.param == "s3":
+        return request.getfixturevalue("moto_url")
+    return lambda: str(tmp_path_factory.mktemp("place") / "registry")
+
+
+@pytest.fixture
+def place(fresh: Callable[[], str]) -> Place:
+    """An empty registry."""
+    return Place.new(fresh)
+
+
+_HYDRAS: dict[str, Life[Hydra]] = {}
+
+
+@pytest.fixture
+def hydra(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Life[Hydra]:
+    """Hydra's life on one kind of store, as far as it was lived."""
+    kind = request.node.callspec.params["fresh"]
+    if kind not in _HYDRAS:
+        _HYDRAS[kind] = Life(Hydra(Place.new(fresh)), CHAPTERS)
+    return _HYDRAS[kind]
+
+
+#: Opens a run, lived to the end of a chapter at least, for reading.
+Reader = Callable[[Callable[[Hydra], None]], Run]
+
+
+@pytest.fixture
+def read_hydra(hydra: Life[Hydra]) -> Iterator[Reader]:
+    """Opens Hydra's run for reading."""
+    opened: list[Registry] = []
+
+    def read(chapter: Callable[[Hydra], None]) -> Run:
+        story = hydra.through(chapter)
+        opened.append(registry.open(story.place.url, read_only=True))
+        return opened[-1].run(story.run_id)
+
+    yield read
+    for one in opened:
+        one.close()

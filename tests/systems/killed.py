@@ -1,0 +1,41 @@
+"""A process that trains to the next save and is killed in the middle of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from backends import open_backend
+from backends.base import Body
+from backends.wrappers import Wrapper
+from registry.registry import open_on
+from tests.systems.hydra_life import clone
+
+
+class Killing(Wrapper):
+    """A store whose third write is the last thing that its process does."""
+
+    writes = 0
+
+    def put(self, key: str, body: Body) -> None:
+        self._count()
+        super().put(key, body)
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        self._count()
+        return super().put_if_absent(key, body)
+
+    def _count(self) -> None:
+        self.writes += 1
+        if self.writes == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    # One thread: the order of sums must not depend on who else is on the machine.
+    torch.set_num_threads(1)
+    url, run_id, number = sys.argv[1:]
+    clone(open_on(Killing(open_backend(url))), run_id, int(number))

@@ -1,0 +1,52 @@
+"""A life told in chapters, each lived once for each kind of store, in order.
+
+A test asks for a chapter; those before it are lived first where they were not yet. So every test
+can be run alone, and all of them together live each chapter once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from tests.systems.places import Place
+
+
+class Story(Protocol):
+    """What happens, chapter by chapter, at one place."""
+
+    place: Place
+
+
+S = TypeVar("S", bound=Story)
+Chapter = Callable[[S], None]
+
+
+class Life(Generic[S]):
+    """A story as far as it was lived.
+
+    Args:
+        story: What the chapters share.
+        chapters: In their order.
+    """
+
+    def __init__(self, story: S, chapters: Sequence[Chapter[S]]) -> None:
+        self.story = story
+        self._chapters = list(chapters)
+        self._lived = 0
+        self._failed: BaseException | None = None
+        self._copies: dict[str, Place] = {}
+
+    def through(self, chapter: Chapter[S]) -> S:
+        """Live on to the end of a chapter; return the story as it then is, or later."""
+        until = self._chapters.index(chapter) + 1
+        while self._lived < until:
+            if self._failed is not None:
+                raise AssertionError("an earlier chapter failed") from self._failed
+            try:
+                self._chapters[self._lived](self.story)
+            except BaseException as error:
+                self._failed = error
+                raise
+            self._lived += 1
+        return self.story
