@@ -145,17 +145,25 @@ class _Group:
             for claim in group.claims:
                 if claim.until_ms > self.now_ms:
                     protect(claim.checkpoint, f"held by {group.name}")
-        live = [record for record in self.members if not record.superseded]
-        for position, record in enumerate(live):
+        line = self._line()
+        for position, record in enumerate(line):
             if record.recovered and not self.overridden:
                 protect(record.n, "brought back by hand")
-            newer = len(live) - 1 - position
+            newer = len(line) - 1 - position
             lacking = self._lacking(record) if newer < self.policy.wait else []
             if lacking:
                 waits = f"waits for {', '.join(lacking)} ({newer} of {self.policy.wait})"
                 protect(record.n, waits)
         ours = {record.n for record in self.members}
         return {n: reasons for n, reasons in found.items() if n in ours}
+
+    def _line(self) -> list[CheckpointRecord]:
+        """Return what was saved on this line of training, also what went since: it came."""
+        return [
+            record
+            for record in self.state.checkpoints
+            if (record.phase, record.tier) == (self.phase, self.tier) and not record.superseded
+        ]
 
     def _lacking(self, record: CheckpointRecord) -> list[str]:
         return [
