@@ -8,18 +8,21 @@ from fnmatch import fnmatchcase
 
 from registry.pytree import ArrayLeaf, FlatState
 
-#: Dtype -> (bytes of the words that are looked at, bits of the exponent and, for types without
-#: infinity, of the one pattern that is NaN). A word whose masked bits are all ones is not finite.
-_EXPONENTS = {
-    "float8_e5m2": (1, 0x7C),
-    "float8_e4m3fn": (1, 0x7F),
-    "float16": (2, 0x7C00),
-    "bfloat16": (2, 0x7F80),
-    "float32": (4, 0x7F80_0000),
-    "float64": (8, 0x7FF0_0000_0000_0000),
-    "complex32": (2, 0x7C00),
-    "complex64": (4, 0x7F80_0000),
-    "complex128": (8, 0x7FF0_0000_0000_0000),
+#: Dtype -> (bytes of the words that are looked at, mask, what a word that is not finite has under
+#: it): the bits of the exponent, and for types without infinity the one pattern that is NaN.
+_NOT_FINITE = {
+    "float8_e5m2": (1, 0x7C, 0x7C),
+    "float8_e5m2fnuz": (1, 0xFF, 0x80),
+    "float8_e4m3fn": (1, 0x7F, 0x7F),
+    "float8_e4m3fnuz": (1, 0xFF, 0x80),
+    "float8_e8m0fnu": (1, 0xFF, 0xFF),
+    "float16": (2, 0x7C00, 0x7C00),
+    "bfloat16": (2, 0x7F80, 0x7F80),
+    "float32": (4, 0x7F80_0000, 0x7F80_0000),
+    "float64": (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "complex32": (2, 0x7C00, 0x7C00),
+    "complex64": (4, 0x7F80_0000, 0x7F80_0000),
+    "complex128": (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
 }
 #: Words looked at in one go: few enough that the masked copy stays in the processor's cache.
 _BLOCK = 2**16
@@ -46,16 +49,16 @@ def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
 
 
 def _matches(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
-    return leaf.dtype in _EXPONENTS and any(fnmatchcase(leaf.path, p) for p in patterns)
+    return leaf.dtype in _NOT_FINITE and any(fnmatchcase(leaf.path, p) for p in patterns)
 
 
 def _is_finite(leaf: ArrayLeaf) -> bool:
     import numpy as np  # here, since `import registry` stays light
 
-    size, mask = _EXPONENTS[leaf.dtype]
+    size, mask, pattern = _NOT_FINITE[leaf.dtype]
     words = np.frombuffer(leaf.buffer(), dtype=f"<u{size}")
-    bits = words.dtype.type(mask)
+    bits, wrong = words.dtype.type(mask), words.dtype.type(pattern)
     return not any(
-        ((words[start : start + _BLOCK] & bits) == bits).any()
+        ((words[start : start + _BLOCK] & bits) == wrong).any()
         for start in range(0, len(words), _BLOCK)
     )
