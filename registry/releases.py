@@ -355,7 +355,7 @@ def _parts(
     """Return the components that a release consists of; `None` for the whole checkpoint."""
     known = checkpoint.manifest.components
     if only is not None:
-        chosen = list(dict.fromkeys([only] if isinstance(only, str) else only))
+        chosen = [only] if isinstance(only, str) else list(only)
         for name in chosen:
             if name not in known:
                 raise NotFound(

@@ -12,6 +12,7 @@ from registry.cli import describe, options, output
 from registry.cli.output import Column
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
+from registry.stored import Stored
 
 metric_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Metrics of checkpoints."
@@ -54,7 +55,7 @@ def ls(
         names = opened.runs() if run is None else [run]
         runs = [opened.run(name) for name in names]
     if json:
-        output.document([shape for of in runs for shape in _shapes(of)])
+        output.document([shape for of in runs for shape in _records(of)])
         return
     if not any(of.manifest.checkpoints for of in runs):
         output.note("no checkpoints yet")
@@ -75,7 +76,7 @@ def _print_all(runs: list[Run]) -> None:
         output.table(_LS, _rows(run))
 
 
-def _shapes(run: Run) -> list[dict[str, Any]]:
+def _records(run: Run) -> list[dict[str, Any]]:
     marks = describe.marks(run.manifest)
     return [
         describe.record_json(run.id, record, marks.get(record.n, []))
@@ -106,38 +107,66 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Show a checkpoint and its components."""
+    """Show a checkpoint, a release, an artifact or an entry of a pool, and its components."""
     with open(registry, read_only=True) as opened:
-        checkpoint = opened.checkpoint(ref)
-        run = opened.run(checkpoint.run_id)
-        pointed = describe.marks(run.manifest).get(checkpoint.record.n, [])
-        shape = describe.checkpoint_json(checkpoint, pointed)
-        shape["file"] = formats.opaque_name(checkpoint)
+        stored = opened.stored(ref)
+        shape = _shape(opened.run(stored.run_id), stored)
         if tensors:
-            shape["tensors"] = [
-                describe.tensor_json(info) for info in checkpoint.tensors().values()
-            ]
+            shape["tensors"] = [describe.tensor_json(info) for info in stored.tensors().values()]
     if json:
         output.document(shape)
+        return
+    if isinstance(stored, Checkpoint):
+        output.fields(_checkpoint_fields(stored, shape))
     else:
-        _print_checkpoint(checkpoint, shape)
+        output.fields(_stored_fields(shape))
+    _print_parts(shape)
 
 
-def _print_checkpoint(checkpoint: Checkpoint, shape: dict[str, Any]) -> None:
+def _shape(run: Run, stored: Stored) -> dict[str, Any]:
+    if isinstance(stored, Checkpoint):
+        pointed = describe.marks(run.manifest).get(stored.record.n, [])
+        shape = describe.checkpoint_json(stored, pointed)
+    else:
+        shape = describe.stored_json(run, stored)
+    # It asks for the manifest alone, which every stored state has.
+    return {**shape, "file": formats.opaque_name(stored)}  # type: ignore[arg-type]
+
+
+def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[str, object]:
     meta = shape["meta"]
-    output.fields(
-        {
-            "ref": shape["ref"],
-            "id": shape["id"].hex(),
-            "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
-            "size": output.size(shape["size_bytes"]),
-            "marks": " ".join(shape["marks"]),
-            "metrics": output.metrics(shape["metrics"]),
-            "file": shape["file"] and f"{shape['file']} (opaque: kept byte for byte, not read)",
-            "meta": "" if meta is None or isinstance(meta, dict) else meta,
-            **({f"meta.{key}": value for key, value in meta.items()} if _is_dict(meta) else {}),
-        }
-    )
+    return {
+        "ref": shape["ref"],
+        "id": shape["id"].hex(),
+        "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
+        "size": output.size(shape["size_bytes"]),
+        "marks": " ".join(shape["marks"]),
+        "metrics": output.metrics(shape["metrics"]),
+        "file": _opaque(shape),
+        "meta": "" if meta is None or isinstance(meta, dict) else meta,
+        **({f"meta.{key}": value for key, value in meta.items()} if _is_dict(meta) else {}),
+    }
+
+
+def _stored_fields(shape: dict[str, Any]) -> dict[str, object]:
+    created = shape["created"] and describe.parse(shape["created"])
+    return {
+        "ref": shape["ref"],
+        "id": shape["id"].hex(),
+        "kind": shape["kind"],
+        "created": created and f"{output.time(created)} ({output.age(created)})",
+        "source": shape["source"],
+        "size": output.size(shape["size_bytes"]),
+        "metrics": output.metrics(shape["metrics"]),
+        "file": _opaque(shape),
+    }
+
+
+def _opaque(shape: dict[str, Any]) -> str | None:
+    return shape["file"] and f"{shape['file']} (opaque: kept byte for byte, not read)"
+
+
+def _print_parts(shape: dict[str, Any]) -> None:
     output.line()
     parts = shape["components"]
     rows = [

@@ -8,8 +8,10 @@ from typing import Any
 from registry.actions import Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.plain import decode_plain
+from registry.releases import Release
 from registry.run import Run
-from registry.state import CheckpointRecord, RunManifest
+from registry.state import CheckpointRecord, Pin, RunManifest, StreamRecord
+from registry.stored import Stored
 
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
@@ -25,13 +27,21 @@ def iso(then: datetime) -> str:
     return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def parse(text: str) -> datetime:
+    """Return the time that `iso` wrote."""
+    return datetime.fromisoformat(text)
+
+
 def ref(run_id: str, record: CheckpointRecord) -> str:
     """Return the name by which a checkpoint is found again."""
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
 
 def marks(manifest: RunManifest) -> dict[int, list[str]]:
-    """Return what points at each checkpoint: `latest`, `best`, `best/METRIC`, `tags/NAME`."""
+    """Return what is to be said of each checkpoint: what points at it, and whether it counts.
+
+    That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`.
+    """
     found: dict[int, list[str]] = {}
     latest = manifest.latest()
     if latest is not None:
@@ -41,11 +51,15 @@ def marks(manifest: RunManifest) -> dict[int, list[str]]:
         if best is not None:
             name = f"best/{monitor.metric}" if index else "best"
             found.setdefault(best.n, []).append(name)
-    for name, n in sorted(manifest.tags.items()):
-        found.setdefault(n, []).append(f"tags/{name}")
+    for kind in ("gate", "tag"):
+        for pin in sorted(manifest.pins_of(kind), key=lambda pin: pin.name):
+            if pin.checkpoint is not None:
+                found.setdefault(pin.checkpoint, []).append(pin.ref)
     for record in manifest.checkpoints:
         if record.superseded:
             found.setdefault(record.n, []).append("superseded")
+        if record.evicted is not None:
+            found.setdefault(record.n, []).append("evicted")
     return found
 
 
@@ -67,18 +81,106 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
 
 def checkpoint_json(checkpoint: Checkpoint, pointed: list[str]) -> dict[str, Any]:
     """Return a checkpoint with its components."""
-    parts = checkpoint.manifest.components
     return {
         **record_json(checkpoint.run_id, checkpoint.record, pointed),
-        "components": [
-            {
-                "name": name,
-                "digest": part.digest,
-                "tensors": len(part.tensors),
-                "size_bytes": part.nbytes,
-            }
-            for name, part in parts.items()
-        ],
+        "components": components_json(checkpoint),
+    }
+
+
+def components_json(stored: Stored) -> list[dict[str, Any]]:
+    """Return the components of a stored state."""
+    return [
+        {
+            "name": name,
+            "digest": part.digest,
+            "tensors": len(part.tensors),
+            "size_bytes": part.nbytes,
+        }
+        for name, part in stored.manifest.components.items()
+    ]
+
+
+def stored_json(run: Run, stored: Stored) -> dict[str, Any]:
+    """Return a stored state that is no checkpoint, with its components."""
+    origin = _origin(run, stored.ref.removeprefix(f"{run.id}/"))
+    return {
+        "ref": stored.ref,
+        "id": stored.digest,
+        "run": run.id,
+        **origin,
+        "size_bytes": stored.size_bytes,
+        "components": components_json(stored),
+    }
+
+
+def _origin(run: Run, path: str) -> dict[str, Any]:
+    """Return what a run says of a stored state that it keeps under this path."""
+    manifest, parts = run.manifest, path.split("/")
+    match parts:
+        case ["releases" | "artifacts" as kinds, name]:
+            pin = manifest.pin(kinds[:-1], name)
+            assert pin is not None  # it was found by that name
+            said = {"created": iso(when(pin.time_ms)), "metrics": pin.metrics}
+            return {"kind": pin.kind, **said, "source": source(run, pin.checkpoint)}
+        case ["pool", version]:
+            (entry,) = (one for one in manifest.pool if one.version == int(version[1:]))
+            ratings = {"mu": entry.mu, "sigma": entry.sigma}
+            said = {"created": iso(when(entry.time_ms)), "metrics": ratings}
+            return {"kind": "pool", **said, "source": source(run, entry.checkpoint)}
+    # A companion stands beside its checkpoint, whose id comes first.
+    beside = f"{run.id}/{parts[0]}"
+    return {"kind": "companion", "created": None, "metrics": {}, "source": beside}
+
+
+def source(run: Run, n: int | None) -> str | None:
+    """Return the name of the checkpoint that something was cut from."""
+    return None if n is None else run.find(n).ref
+
+
+def release_json(release: Release) -> dict[str, Any]:
+    """Return a release; its card is read for it."""
+    return {
+        "ref": release.ref,
+        "id": release.digest,
+        "version": release.version,
+        "published": iso(release.published),
+        "latest": release.is_latest,
+        "source": release.source,
+        "metrics": release.metrics,
+        "card": release.card,
+    }
+
+
+def pin_json(run: Run, pin: Pin) -> dict[str, Any]:
+    """Return a gate or an artifact that is set."""
+    return {
+        "ref": f"{run.id}/{pin.ref}",
+        "id": pin.manifest,
+        "name": pin.name,
+        "set": iso(when(pin.time_ms)),
+        "source": source(run, pin.checkpoint),
+        "metrics": pin.metrics,
+    }
+
+
+def due_gate_json(run: Run, name: str) -> dict[str, Any]:
+    """Return a gate that is declared and not set yet."""
+    ref = f"{run.id}/gates/{name}"
+    return {"ref": ref, "id": None, "name": name, "set": None, "source": None, "metrics": {}}
+
+
+def stream_json(stream: StreamRecord) -> dict[str, Any]:
+    """Return a stream."""
+    archives = {
+        label: sum(segment.count for segment in segments)
+        for label, segments in stream.archives.items()
+    }
+    return {
+        "name": stream.name,
+        "lifetime": stream.lifetime,
+        "entries": stream.count,
+        "segments": len(stream.segments),
+        "archives": archives,
     }
 
 
@@ -107,13 +209,19 @@ def run_json(run: Run) -> dict[str, Any]:
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
         "checkpoints": len(manifest.live()),
-        "superseded": len(manifest.checkpoints) - len(manifest.live()),
+        "superseded": sum(record.superseded for record in manifest.checkpoints),
+        "evicted": sum(record.evicted is not None for record in manifest.checkpoints),
         "latest": ref(run.id, latest) if latest else None,
         "best": {
             m.metric: ref(run.id, best) if (best := manifest.best(m)) else None
             for m in manifest.monitors
         },
         "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
+        "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
+        "releases": [pin.name for pin in manifest.pins_of("release")],
+        "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
+        "streams": {stream.name: stream.count for stream in manifest.streams},
+        "pool": len(manifest.roster()),
         "writer": {"host": writer.host, "since": iso(when(writer.time_ms))} if writer else None,
         "commits": manifest.commits,
         "head": manifest.head,

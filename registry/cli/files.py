@@ -1,4 +1,4 @@
-"""`push` and `pull`: one checkpoint from a file, and back into one."""
+"""`push` and `pull`: one checkpoint from a file, and back into one any stored state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from registry import formats
 from registry.cli import describe, options, output
 from registry.cli.opening import watched
 
-_OPAQUE = "stored as an opaque file; nothing in it was read"
+#: Said where a file was kept unread.
+OPAQUE = "stored as an opaque file; nothing in it was read"
 
 
 def push(
@@ -57,7 +58,7 @@ def push(
     how = "pushed" if is_new else "there already"
     output.line(f"{how}: {saved.ref}  {saved.digest.short}  {output.size(saved.size_bytes)}")
     if found.format == "opaque":
-        output.line(_OPAQUE)
+        output.line(OPAQUE)
     if not is_new and (metrics or texts):
         output.note(f"metrics and meta were left as they are; see holdfast metric add {saved.ref}")
 
@@ -78,17 +79,18 @@ def pull(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Write a checkpoint to a file.
+    """Write a checkpoint, a release, an artifact or an entry of a pool to a file.
 
     The extension decides the format; an opaque file comes back under any name. Every byte is
     verified, and the file is there whole or not at all.
     """
     with watched(registry, "pulling") as opened:
-        checkpoint = opened.checkpoint(ref)
-        written = formats.write(to, checkpoint, only=only or None, force=force)
+        stored = opened.stored(ref)
+        # Formats ask nothing of a checkpoint that a stored state does not have.
+        written = formats.write(to, stored, only=only or None, force=force)  # type: ignore[arg-type]
     if json:
-        shape = {"ref": checkpoint.ref, "id": checkpoint.digest, "path": str(written.path)}
+        shape = {"ref": stored.ref, "id": stored.digest, "path": str(written.path)}
         output.document({**shape, "format": written.format, "size_bytes": written.size_bytes})
         return
-    source = f"{checkpoint.ref}  {checkpoint.digest.short}"
+    source = f"{stored.ref}  {stored.digest.short}"
     output.line(f"pulled: {source}  {output.size(written.size_bytes)} to {written.path}")

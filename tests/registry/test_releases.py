@@ -126,12 +126,13 @@ def test_a_release_stores_no_chunk_again(backend, open_registry):
         whole = other.releases.publish("1.1.0", other.latest(), card=CARD)
     assert usage.written_bytes < 64 * 1024
     shared = big_state()["model"]["w"].copy()
+    converted = {"weights": {"w": shared, "scale": np.ones(100)}}
     with metered.measure() as usage:
-        made = other.releases.publish("2.0.0", other.latest(), state={"weights": shared})
+        made = other.releases.publish("2.0.0", other.latest(), state=converted)
     assert usage.written_bytes < 64 * 1024
     assert same(cut.load(), {"model": big_state()["model"]})
     assert whole.digest == ck.digest
-    assert same(made.load(), {"weights": shared})
+    assert same(made.load(), converted)
 
 
 def test_a_release_outlives_its_checkpoint(reg, backend, open_registry):

@@ -15,6 +15,7 @@ RECORD = {
 RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
+    *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
 }
 
 
