@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from registry.cli import checkpoints, diffs, doctor, files, maintenance, pool, runs
+from registry.cli import (
+    checkpoints,
+    diffs,
+    doctor,
+    files,
+    history,
+    maintenance,
+    pool,
+    retention,
+    runs,
+    watch,
+)
 from registry.cli.failures import DEBUG, told
 
 
@@ -62,14 +73,18 @@ def _top(
 app.command("init")(doctor.init)
 app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="run")
+app.add_typer(runs.preset_app, name="preset")
 app.command("push")(files.push)
 app.command("pull")(files.pull)
 app.command("ls")(checkpoints.ls)
 app.command("show")(checkpoints.show)
-app.command("log")(runs.log)
+app.command("log")(history.log)
 app.command("diff")(diffs.diff)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
 app.add_typer(pool.app, name="pool")
+app.command("watch")(watch.watch)
+app.command("prune")(retention.prune)
+app.command("undo")(retention.undo)
 app.command("verify")(maintenance.verify)
 app.command("sync")(maintenance.sync)

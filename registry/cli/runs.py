@@ -1,38 +1,44 @@
-"""`run create`, `run ls`, `run show` and `log`: runs and their history."""
+"""`run create`, `ls`, `show`, `fork` and `drop`, and the presets that runs begin with."""
 
 from __future__ import annotations
 
 import json as json_module
+import sys
 import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from registry.actions import Commit
-from registry.cli import describe, options, output
+from registry.cli import describe, lineage, options, output
 from registry.cli.output import Column
+from registry.creation import RunOptions
 from registry.digest import Digest
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, NotFound
 from registry.monitors import Monitor
+from registry.presets import load_preset, preset_names
 from registry.registry import open  # noqa: A004
 from registry.run import Run
+from registry.spec import Retention
+from registry.suggest import near
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin and look at runs.")
+preset_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Presets that runs begin with."
+)
 
 _LS = (
     Column("run"),
     Column("status"),
+    Column("phase"),
     Column("checkpoints", is_number=True),
     Column("latest"),
     Column("age", is_number=True),
 )
-_LOG = (
-    Column("n", is_number=True),
-    Column("time"),
-    Column("author", folds=True),
-    Column("what", folds=True),
-)
+#: What `--keep` says, by the field of a policy that it becomes.
+_KEEP = {"last": "last", "best": "best", "every": "every", "days": "for_days"}
 
 
 @app.command("create")
@@ -53,20 +59,29 @@ def create(
         list[str] | None,
         typer.Option("--monitor", metavar="METRIC:MODE", help="Decides best; mode min or max."),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", metavar="NAME|FILE", help="What the run is to be."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="RULE", help="last=N, best=N, every=N or days=N; any of."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Begin a run and print its name."""
-    monitors = [_monitor(text) for text in monitor or ()]
-    number = None if seed is None else _seed(seed)
+    """Begin a run and print its name.
+
+    Without --preset and --keep it keeps every checkpoint. A checkpoint stays that any --keep keeps.
+    """
+    given = _options(seed, config, preset)
+    if monitor:
+        given["monitor"] = [_monitor(text) for text in monitor]
+    if keep:
+        given["retention"] = _retention(keep)
     with open(registry) as opened:
-        run = opened.create_run(
-            name,
-            config=None if config is None else _read_config(config),
-            seed=number,
-            monitor=monitors,
-        )
+        run = opened.create_run(name, **given)
         if json:
-            output.document(describe.run_json(run))
+            output.document(_shape(run, []))
             return
     output.line(run.id)
 
@@ -77,7 +92,8 @@ def ls(registry: options.Registry, *, json: options.Json = False) -> None:
     with open(registry, read_only=True) as opened:
         runs = [opened.run(name) for name in opened.runs()]
         if json:
-            output.document([describe.run_json(run) for run in runs])
+            forks = lineage.forks_among(runs)
+            output.document([_shape(run, forks.get(run.id, [])) for run in runs])
         elif runs:
             output.table(_LS, [_row(run) for run in runs])
         else:
@@ -88,7 +104,8 @@ def _row(run: Run) -> tuple[object, ...]:
     latest = run.latest()
     return (
         run.id,
-        run.status,
+        run.status if run.manifest.dropped is None else "dropped",
+        "-" if run.phase is None else run.phase,
         len(run.manifest.live()),
         latest.ref.removeprefix(f"{run.id}/") if latest else "-",
         output.age(describe.when(run.manifest.created_ms)),
@@ -100,7 +117,7 @@ def show(run: options.Run, registry: options.Registry, *, json: options.Json = F
     """Show a run: how it began and how it stands."""
     with open(registry, read_only=True) as opened:
         opened_run = opened.run(run)
-        shape = describe.run_json(opened_run)
+        shape = _shape(opened_run, lineage.forks_of(opened.store, run))
     if json:
         output.document(shape)
         return
@@ -110,6 +127,13 @@ def show(run: options.Run, registry: options.Registry, *, json: options.Json = F
         if shape[name]:
             output.line(f"\n{name}")
             output.fields({f"  {key}": _told(value) for key, value in _items(shape[name])})
+
+
+def _shape(run: Run, forks: list[str]) -> dict[str, Any]:
+    """Return a run with where it comes from, that after its status."""
+    shape = describe.run_json(run)
+    head = {name: shape.pop(name) for name in ("run", "status")}
+    return {**head, **lineage.lineage_json(run, forks), **shape}
 
 
 #: Parts of a run that are shown under a heading of their own.
@@ -128,6 +152,12 @@ def _told(value: Any) -> object:
             return value.hex()
         case {"host": host, "since": since}:
             return f"{host} since {since}"
+        case {"run": _, "commit": n, "ref": ref}:
+            return f"{ref}, commit {n}"
+        case [{"phase": _, "from": _}, *_]:
+            return ", ".join(_told_phase(phase) for phase in value)
+        case [str(), *_]:
+            return ", ".join(value)
         case [{"metric": _, "mode": _}, *_]:
             return ", ".join(f"{monitor['metric']}:{monitor['mode']}" for monitor in value)
         case dict():
@@ -137,54 +167,140 @@ def _told(value: Any) -> object:
     return value
 
 
-def log(
-    run: options.Run,
+def _told_phase(phase: dict[str, Any]) -> str:
+    return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
+
+
+@app.command("fork")
+def fork(
+    ref: options.Ref,
     registry: options.Registry,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Its name; date, time and seed without.")
+    ] = None,
     *,
-    limit: Annotated[
-        int | None, typer.Option("-n", min=1, metavar="COUNT", help="At most so many commits.")
+    seed: Annotated[
+        str | None, typer.Option("--seed", metavar="N", help="Another master seed.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Another configuration.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME|FILE", help="Another preset.")
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show the history of a run, newest first."""
-    with open(registry, read_only=True) as opened:
-        opened_run = opened.run(run)
-        manifest = opened_run.manifest
-        commits = list(opened_run.history())[::-1][:limit]
+    """Begin a run that goes on from a checkpoint, and print its name. No data is copied.
+
+    Preset, seed and configuration are those of the run that it comes from, where no others are
+    given.
+    """
+    given = _options(seed, config, preset)
+    with open(registry) as opened:
+        run = opened.fork(ref, name, **given)
+        if json:
+            output.document(_shape(run, []))
+            return
+    output.line(run.id)
+
+
+@app.command("drop")
+def drop(
+    run: options.Run,
+    registry: options.Registry,
+    *,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the log.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Release everything that a run holds, gates and releases included. Cannot be undone.
+
+    On a terminal the run's name must be typed; elsewhere --yes is needed.
+    """
+    with open(registry) as opened:
+        dropped = opened.run(run)
+        if not yes:
+            _confirm(dropped)
+        dropped.drop(reason)
+        if json:
+            output.document(_shape(dropped, lineage.forks_of(opened.store, run)))
+            return
+    output.line(f"dropped: {run}")
+
+
+def _confirm(run: Run) -> None:
+    """Let a person type the name of what goes.
+
+    Raises:
+        InvalidInput: Another name was typed.
+    """
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: say --yes to drop the run")
+    held = output.counted(len(run.manifest.live()), "checkpoint")
+    output.note(f"{run.id} holds {held}. What is released cannot be brought back.")
+    typed = typer.prompt("Type the name of the run to drop it", err=True)
+    if typed != run.id:
+        raise InvalidInput(
+            "nothing was dropped: another name was typed", expected=run.id, found=typed
+        )
+
+
+# Presets
+
+
+@preset_app.command("ls")
+def list_presets(*, json: options.Json = False) -> None:
+    """List the presets that come with Holdfast."""
+    abouts = {name: load_preset(name).about for name in preset_names()}
     if json:
-        output.document([describe.commit_json(commit) for commit in commits])
-        return
-    refs = {record.n: describe.ref("", record)[1:] for record in manifest.checkpoints}
-    output.table(_LOG, [_commit_row(commit, refs) for commit in commits])
+        output.document([{"name": name, "about": about} for name, about in abouts.items()])
+    else:
+        output.table((Column("preset"), Column("about", folds=True)), list(abouts.items()))
 
 
-def _commit_row(commit: Commit, refs: dict[int, str]) -> tuple[object, ...]:
-    what = "; ".join(_say(action.model_dump(), refs, commit.n) for action in commit.actions)
-    return (commit.n, output.time(describe.when(commit.time_ms)), commit.author, what)
-
-
-def _say(action: dict[str, Any], refs: dict[int, str], n: int) -> str:
-    """Return an action in words."""
-    match action:
-        case {"action": "run.create"}:
-            return "begin the run"
-        case {"action": "run.status", "status": status}:
-            return f"status {status}"
-        case {"action": "run.take_over", "host": host}:
-            return f"{host} trains from here"
-        case {"action": "run.rewind", "to": to}:
-            return f"go back to {refs[to]}" if to is not None else "go back to the beginning"
-        case {"action": "checkpoint.add", "manifest": digest, "metrics": metrics}:
-            return f"save {refs[n]} {digest.short} {output.metrics(metrics)}".rstrip()
-        case {"action": "checkpoint.report", "checkpoint": of, "metrics": metrics}:
-            return f"report {refs[of]} {output.metrics(metrics)}"
-        case {"action": "tag.set", "name": name, "checkpoint": of}:
-            return f"tag {name} at {refs[of]}"
-    rest = {key: value for key, value in action.items() if key != "action"}
-    return f"{action['action']} {rest}"
+@preset_app.command("show")
+def show_preset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
+    *,
+    json: options.Json = False,
+) -> None:
+    """Print a preset as TOML, to be copied and changed."""
+    if name not in preset_names():
+        raise NotFound(
+            "no such preset",
+            where=name,
+            expected=", ".join(preset_names()),
+            hint=near(name, preset_names()),
+        )
+    if json:
+        output.document(load_preset(name).to_json())
+    else:
+        text = files("registry.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        output.line(text.removesuffix("\n"))
 
 
 # Arguments
+
+
+def _options(seed: str | None, config: Path | None, preset: str | None) -> RunOptions:
+    given: RunOptions = {}
+    if seed is not None:
+        given["seed"] = _seed(seed)
+    if config is not None:
+        given["config"] = _read_config(config)
+    if preset is not None:
+        given["preset"] = preset
+    return given
+
+
+def _retention(texts: Sequence[str]) -> Retention:
+    given = options.pairs(texts)
+    for name, value in given.items():
+        if name not in _KEEP or not value.isdecimal() or int(value) < 1:
+            raise typer.BadParameter(
+                f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
+            )
+    return Retention(**{_KEEP[name]: int(value) for name, value in given.items()})
 
 
 def _monitor(text: str) -> Monitor:

@@ -1,0 +1,235 @@
+"""`log`: what happened to a run, in words, and to those that it was forked from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from registry import actions
+from registry.actions import Action, Commit, line_digest
+from registry.cli import describe, lineage, options, output
+from registry.cli.output import Column
+from registry.errors import NotFound
+from registry.log import RunLog
+from registry.registry import Registry, open  # noqa: A004
+from registry.run import Run
+
+_LOG = (
+    Column("n", is_number=True),
+    Column("time"),
+    Column("author", folds=True),
+    Column("what", folds=True),
+)
+_GRAPH = (Column(""), *_LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chapter:
+    """The part of a run's history that a line of descent goes through.
+
+    Attributes:
+        run: Its name.
+        commits: What happened, newest first.
+        refs: Names of its checkpoints within the run, by commit number.
+        heading: What stands above it in a graph.
+    """
+
+    run: str
+    commits: Sequence[Commit]
+    refs: Mapping[int, str]
+    heading: str = ""
+
+
+def log(
+    run: options.Run,
+    registry: options.Registry,
+    *,
+    limit: Annotated[
+        int | None, typer.Option("-n", min=1, metavar="COUNT", help="At most so many commits.")
+    ] = None,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Go on below the fork with the run that it came from.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Show the history of a run, newest first."""
+    with open(registry, read_only=True) as opened:
+        descent = _descent(opened, opened.run(run))
+        chapters = list(descent if graph else islice(descent, 1))
+    if json:
+        shapes = [shape for chapter in chapters for shape in _shapes(chapter, named=graph)]
+        output.document(shapes[:limit])
+    elif graph:
+        output.table(_GRAPH, _graph_rows(chapters, limit))
+    else:
+        output.table(_LOG, [_row(one, chapters[0].refs) for one in chapters[0].commits[:limit]])
+
+
+def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
+    """Yield the history of a run, then that of each ancestor up to where it was forked."""
+    yield _Chapter(run.id, list(run.history())[::-1], _refs(run))
+    seen = {run.id}
+    while (parent := lineage.parent_of(run)) is not None:
+        at = f"forked from {parent.run} at commit {parent.commit}"
+        try:
+            run = opened.run(parent.run)
+        except NotFound:
+            yield _Chapter(parent.run, (), {}, f"{at}, which is not in this registry")
+            return
+        slots = RunLog(opened.store, run.id).slots()
+        shared = [pair for slot in slots for pair in slot.commits if pair[1].n <= parent.commit]
+        if run.id in seen or not shared or line_digest(shared[-1][0]) != parent.head:
+            yield _Chapter(parent.run, (), {}, f"{at}, and the run of this name is another one")
+            return
+        seen.add(run.id)
+        yield _Chapter(run.id, [commit for _, commit in shared[::-1]], _refs(run), at)
+
+
+def _refs(run: Run) -> dict[int, str]:
+    return {record.n: describe.ref("", record)[1:] for record in run.manifest.checkpoints}
+
+
+def _shapes(chapter: _Chapter, *, named: bool) -> list[dict[str, Any]]:
+    run = {"run": chapter.run} if named else {}
+    return [{**run, **describe.commit_json(commit)} for commit in chapter.commits]
+
+
+def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tuple[object, ...]]:
+    left = sys.maxsize if limit is None else limit
+    for chapter in chapters:
+        if chapter.heading and left > 0:
+            yield ("|", "", "", "", chapter.heading)
+        for commit in chapter.commits[:left]:
+            yield ("*", *_row(commit, chapter.refs))
+        left -= len(chapter.commits[:left])
+
+
+def _row(commit: Commit, refs: Mapping[int, str]) -> tuple[object, ...]:
+    what = "; ".join(say(action, refs, commit.n) for action in commit.actions)
+    return (commit.n, output.time(describe.when(commit.time_ms)), commit.author, what)
+
+
+def say(action: Action, refs: Mapping[int, str], n: int) -> str:
+    """Return an action in words.
+
+    Args:
+        action: The action.
+        refs: Names of the run's checkpoints, by commit number.
+        n: Number of the commit that it stands in.
+    """
+    match action:
+        case actions.CreateRun():
+            return _begun(action)
+        case actions.SetStatus():
+            return f"status {action.status}"
+        case actions.TakeOver():
+            return f"{action.host} trains from here"
+        case actions.Rewind():
+            return f"go back to {'the beginning' if action.to is None else refs[action.to]}"
+        case actions.EnterPhase():
+            return _entered(action)
+        case actions.DropRun():
+            return f"drop the run: {action.reason}"
+        case actions.AppendStream():
+            return _appended(action)
+        case actions.ArchiveStream():
+            return f"stream {action.stream}: put aside as {action.label}, begun anew"
+        case actions.Claim():
+            until = output.time(describe.when(action.until_ms))
+            return (
+                f"{action.group}: {action.follower} takes {refs[action.checkpoint]} until {until}"
+            )
+        case actions.Acknowledge():
+            return f"{action.group}: done with {refs[action.checkpoint]}"
+        case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
+            return _say_of_pool(action, refs)
+    return _say_of_checkpoints(action, refs, n)
+
+
+def _begun(action: actions.CreateRun) -> str:
+    preset = f", preset {action.spec.name}" if action.spec and action.spec.name else ""
+    origin = f", a fork of {lineage.parent_ref(action.parent)}" if action.parent else ""
+    return f"begin the run{preset}{origin}"
+
+
+def _entered(action: actions.EnterPhase) -> str:
+    changes: dict[str, list[str]] = {}
+    for row in action.rows:
+        changes.setdefault(row.change, []).append(f"{row.part} as {row.to}" if row.to else row.part)
+    told = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
+    return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{told}"
+
+
+def _appended(action: actions.AppendStream) -> str:
+    last = action.start + action.count - 1
+    steps = f"steps {action.first_step} to {action.last_step}"
+    return f"stream {action.stream}: entries {action.start} to {last}, {steps}"
+
+
+def _say_of_pool(
+    action: actions.Promote | actions.RateMatch | actions.EvictEntries, refs: Mapping[int, str]
+) -> str:
+    match action:
+        case actions.Promote():
+            of = f"gates/{action.gate}" if action.checkpoint is None else refs[action.checkpoint]
+            if action.checkpoint is None and action.gate is None:
+                of = f"phase {action.phase}, step {action.step}"
+            rating = output.metrics({"mu": action.mu, "sigma": action.sigma})
+            return f"pool {_entry(action.version)}: {of} {rating}{' frozen' * action.frozen}"
+        case actions.RateMatch():
+            rated = ", ".join(
+                f"{_entry(one.version)} {output.metrics({'mu': one.mu, 'sigma': one.sigma})}"
+                for one in action.ratings
+            )
+            return f"pool: match {action.match}: {rated}"
+    gone = ", ".join(map(_entry, action.versions))
+    return f"pool: {gone} out, {action.reason}"
+
+
+def _entry(version: int) -> str:
+    return f"v{version:04d}"
+
+
+def _say_of_checkpoints(action: Action, refs: Mapping[int, str], n: int) -> str:
+    match action:
+        case actions.AddCheckpoint():
+            return _added(action, refs[n])
+        case actions.ReportMetrics():
+            tier = f" tier {action.tier}" if action.tier else ""
+            return f"report {refs[action.checkpoint]} {output.metrics(action.metrics)}{tier}"
+        case actions.Evict():
+            gone = (f"{refs[one.checkpoint]} ({one.reason})" for one in action.evictions)
+            return f"evict {', '.join(gone)}"
+        case actions.Recover():
+            return f"bring back {', '.join(refs[back] for back in action.checkpoints)}"
+        case actions.SetTag():
+            return f"tag {action.name} at {refs[action.checkpoint]}"
+        case actions.SetPin():
+            return _pinned(action, refs)
+        case actions.PointRelease():
+            because = f": {action.reason}" if action.reason else ""
+            return f"releases/latest is {action.version}{because}"
+    raise AssertionError(f"no words for {action.action}")
+
+
+def _added(action: actions.AddCheckpoint, ref: str) -> str:
+    parts = [
+        f"save {ref} {action.manifest.short}",
+        output.metrics(action.metrics),
+        f"tier {action.tier}" if action.tier else "",
+        f"with {', '.join(action.companions)}" if action.companions else "",
+        f"NaN or infinity in {', '.join(action.nonfinite)}" if action.nonfinite else "",
+        "(held back)" if action.held_back else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _pinned(action: actions.SetPin, refs: Mapping[int, str]) -> str:
+    of = "" if action.checkpoint is None else f" from {refs[action.checkpoint]}"
+    replaced = f" in place of {action.replaces.short}, damaged" if action.replaces else ""
+    return f"{action.kind} {action.name}: {action.manifest.short}{of}{replaced}"

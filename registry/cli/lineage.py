@@ -1,0 +1,92 @@
+"""Where runs come from and what became of them: parents, forks, phases, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from registry.actions import CreateRun, Parent
+from registry.checkpoint import phase_segment, phase_value
+from registry.errors import IntegrityError, ObjectNotFound
+from registry.keys import slot_key
+from registry.log import list_runs
+from registry.run import Run
+from registry.state import Slot
+from registry.store import Store
+
+
+def forks_of(store: Store, run_id: str) -> list[str]:
+    """Return the runs that were forked from a run, by name: one request for each run."""
+    names = list_runs(store)
+    parents = store.pools.small.map(lambda name: _parent(store, name), names)
+    return [
+        name
+        for name, parent in zip(names, parents, strict=True)
+        if parent is not None and parent.run == run_id
+    ]
+
+
+def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Return by name of a run which of these were forked from it."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        parent = parent_of(run)
+        if parent is not None:
+            found.setdefault(parent.run, []).append(run.id)
+    return found
+
+
+def parent_of(run: Run) -> Parent | None:
+    """Return what a run was forked from."""
+    created = run.manifest.created
+    return None if created is None else created.parent
+
+
+def parent_ref(parent: Parent) -> str:
+    """Return the name of the checkpoint that a fork goes on from."""
+    return f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
+
+
+def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
+    """Return where a run comes from, which phases it went through and what became of it."""
+    manifest, parent = run.manifest, parent_of(run)
+    return {
+        "preset": run.spec.name or None,
+        "phase": run.phase,
+        "phases": [
+            {
+                "phase": phase_value(record.to_phase),
+                "from": phase_value(record.from_phase),
+                "source": record.source,
+                "commit": record.n,
+                "superseded": record.superseded,
+            }
+            for record in manifest.phases
+        ],
+        "parent": None if parent is None else _parent_json(parent),
+        "forks": forks,
+        "dropped": manifest.dropped,
+    }
+
+
+def _parent_json(parent: Parent) -> dict[str, Any]:
+    return {
+        "run": parent.run,
+        "commit": parent.commit,
+        "ref": parent_ref(parent),
+        "id": parent.checkpoint,
+    }
+
+
+def _parent(store: Store, name: str) -> Parent | None:
+    """Return what the first slot of a run says; what cannot be read is the business of `verify`."""
+    key = slot_key(name, 0)
+    try:
+        slot = Slot.decode(0, store.backend.get(key), where=key)
+    except (ObjectNotFound, IntegrityError):
+        return None
+    for _, commit in slot.commits:
+        for action in commit.actions:
+            if isinstance(action, CreateRun):
+                return action.parent
+    return None

@@ -1,0 +1,410 @@
+"""Runs that begin with a preset, come from another one, and are dropped; and their history."""
+
+from __future__ import annotations
+
+import io
+import tomllib
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+import registry
+from registry import actions
+from registry.cli import history
+from registry.digest import Digest
+from registry.presets import load_preset, preset_names
+from registry.spec import Retention, RunSpec
+from registry.sync import sync
+from tests.registry.cli.conftest import Call
+
+CallJson = Callable[..., Any]
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Presets and policies
+
+
+def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url: str) -> None:
+    assert call_json("run", "create", "new", "--preset", "default")["preset"] == "default"
+    assert "preset       default" in call("run", "show", "new").stdout
+    (tmp_path / "mine.toml").write_text(
+        'format = "holdfast.preset/1"\nname = "mine"\nretention = { last = 7 }\n'
+    )
+    call("run", "create", "own", "--preset", tmp_path / "mine.toml")
+    with registry.open(url) as opened:
+        assert opened.run("own").spec == RunSpec(name="mine", retention=Retention(last=7))
+    assert "'default'" in call("run", "create", "x", "--preset", "defualt", status=4).stderr
+    assert "x" not in call("run", "ls").stdout.split()
+
+
+def test_run_create_with_a_policy(call: Call, url: str) -> None:
+    rules = ["last=3", "best=1", "every=1000", "days=7"]
+    keep = [word for rule in rules for word in ("--keep", rule)]
+    call("run", "create", "new", "--monitor", "loss:min", *keep)
+    with registry.open(url) as opened:
+        policy = opened.run("new").spec.retention
+    assert policy == Retention(last=3, best=1, every=1000, for_days=7)
+
+
+@pytest.mark.parametrize("rule", ["last", "last=0", "last=-1", "last=x", "first=3", "last=1.5"])
+def test_run_create_refuses_a_bad_rule(rule: str, call: Call) -> None:
+    call("run", "create", "new", "--keep", rule, status=2)
+    assert "new" not in call("run", "ls").stdout
+
+
+def test_preset_ls(call: Call, call_json: CallJson) -> None:
+    lines = call("preset", "ls").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["preset", *preset_names()]
+    assert load_preset("default").about in "\n".join(lines)
+    listed = call_json("preset", "ls")
+    assert listed[0].keys() == {"name", "about"}
+    assert [one["name"] for one in listed] == preset_names()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_show_gives_what_can_be_copied(name: str, call: Call, call_json, tmp_path) -> None:
+    copy = tmp_path / "copy.toml"
+    copy.write_text(call("preset", "show", name).stdout)
+    assert load_preset(copy) == load_preset(name)
+    assert "#" in copy.read_text()  # with its comments
+    assert tomllib.loads(copy.read_text())["name"] == call_json("preset", "show", name)["name"]
+
+
+def test_preset_show_of_what_is_not_there(call: Call, tmp_path) -> None:
+    assert "'default'" in call("preset", "show", "defalt", status=4).stderr
+    (tmp_path / "x.toml").write_text("")
+    call("preset", "show", tmp_path / "x.toml", status=4)
+
+
+# Forks
+
+
+def test_fork(call: Call, call_json: CallJson) -> None:
+    assert call("run", "fork", "demo/main/step10", "child").stdout == "child\n"
+    assert call("ls", "child").stdout.splitlines()[1].split()[:2] == ["main", "10"]
+    child = call_json("run", "show", "child")
+    assert child["parent"] == {
+        "run": "demo",
+        "commit": 1,
+        "ref": "demo/main/step00000010",
+        "id": call_json("show", "demo/main/step10")["id"],
+    }
+    assert child["config"] == {"lr": 0.1}
+    assert child["seed"] == "0x000000000000002a"
+    assert child["forks"] == []
+    call("run", "fork", "demo/best", "other")
+    demo = call_json("run", "show", "demo")
+    assert demo["forks"] == ["child", "other"]
+    assert demo["parent"] is None
+    assert call_json("run", "ls") == [
+        call_json("run", "show", name) for name in ("child", "demo", "other")
+    ]
+    assert "parent       demo/main/step00000010, commit 1" in call("run", "show", "child").stdout
+    assert "forks        child, other" in call("run", "show", "demo").stdout
+
+
+def test_fork_with_another_seed_configuration_and_preset(
+    call: Call, call_json: CallJson, tmp_path
+) -> None:
+    (tmp_path / "c.json").write_text('{"lr": 0.5}')
+    options = ["--seed", 7, "--config", tmp_path / "c.json", "--preset", "default"]
+    shape = call_json("run", "fork", "demo", "child", *options)
+    assert shape["seed"] == "0x0000000000000007"
+    assert shape["config"] == {"lr": 0.5}
+    assert shape["preset"] == "default"
+
+
+def test_fork_of_what_is_not_there(call: Call) -> None:
+    call("run", "fork", "demo/main/step11", "child", status=4)
+    call("run", "fork", "demo", "demo", status=5)
+    assert "child" not in call("run", "ls").stdout
+
+
+def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str) -> None:
+    call("run", "fork", "demo", "child")
+    call("run", "create", "broken")
+    with registry.open(url) as opened:
+        opened.store.backend.put("runs/broken/log/00000000000000000000", b"x")
+    assert call_json("run", "show", "demo")["forks"] == ["child"]
+
+
+def test_log_graph_goes_on_below_the_fork(call: Call, call_json: CallJson) -> None:
+    call("run", "fork", "demo/phase2/step20", "child")
+    call("run", "fork", "child", "grandchild")
+    call("tag", "demo", "late")
+    header, *rows = call("log", "grandchild", "--graph").stdout.splitlines()
+    assert header.split() == ["n", "time", "author", "what"]
+    assert [row.split()[:2] for row in rows if row.startswith("*")] == [
+        *(["*", "1"], ["*", "0"]),
+        *(["*", "1"], ["*", "0"]),
+        *(["*", "2"], ["*", "1"], ["*", "0"]),
+    ]
+    bars = {place: words(row) for place, row in enumerate(rows) if row.startswith("|")}
+    assert bars == {
+        2: "| forked from child at commit 1",
+        5: "| forked from demo at commit 2",
+    }
+    assert "begin the run, a fork of demo/phase2/step00000020" in rows[4]
+    assert "save main/step00000010" in rows[7]
+    assert "late" not in "".join(rows)
+    assert len(call("log", "grandchild").stdout.splitlines()) == 3
+    assert len(call("log", "grandchild", "--graph", "-n", 3).stdout.splitlines()) == 5
+    assert len(call("log", "grandchild", "--graph", "-n", 2).stdout.splitlines()) == 3
+    shapes = call_json("log", "grandchild", "--graph", "-n", 6)
+    assert [(one["run"], one["n"]) for one in shapes] == [
+        *(("grandchild", 1), ("grandchild", 0), ("child", 1), ("child", 0)),
+        *(("demo", 2), ("demo", 1)),
+    ]
+    assert "run" not in call_json("log", "grandchild")[0]
+
+
+def test_log_graph_without_the_parent(call: Call, url: str, tmp_path) -> None:
+    call("run", "fork", "demo", "child")
+    mirror = str(tmp_path / "mirror")
+    registry.init(mirror, skip_race_probe=True).close()
+    sync(url, mirror, ["child"])
+    rows = call("log", "child", "--graph", "-r", mirror).stdout.splitlines()
+    assert words(rows[-1]) == "| forked from demo at commit 2, which is not in this registry"
+    # Another run of the same name is not taken for it.
+    with registry.open(mirror) as opened:
+        run = opened.create_run("demo", seed=43)
+        for step in (1, 2, 3):
+            run.save({"w": step}, step=step)
+    rows = call("log", "child", "--graph", "-r", mirror).stdout.splitlines()
+    assert words(rows[-1]).endswith("and the run of this name is another one")
+    assert len(rows) == 4
+
+
+# Dropping
+
+
+def test_drop(call: Call, call_json: CallJson) -> None:
+    printed = call("run", "drop", "demo", "--reason", "no use", "--yes").stdout
+    assert printed == "dropped: demo\n"
+    assert call_json("run", "show", "demo")["dropped"] == "no use"
+    assert "dropped      no use" in call("run", "show", "demo").stdout
+    assert call("run", "ls").stdout.splitlines()[1].split()[1] == "dropped"
+    assert "drop the run: no use" in call("log", "demo", "-n", 1).stdout
+    assert (
+        "dropped before" in call("run", "drop", "demo", "--reason", "x", "--yes", status=5).stderr
+    )
+
+
+def test_drop_asks_nobody_in_a_pipe(call: Call, call_json: CallJson) -> None:
+    assert "--yes" in call("run", "drop", "demo", "--reason", "no use", status=2).stderr
+    call("run", "drop", "demo", "--yes", status=2)
+    call("run", "drop", "demo", "--yes", "--reason", " ", status=3)
+    assert call_json("run", "show", "demo")["dropped"] is None
+
+
+class Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "dropped"), [("demo", True), ("dmeo", False), ("y", False)])
+def test_drop_has_the_name_typed_on_a_terminal(
+    typed: str, dropped: bool, url: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    from registry.cli import runs
+    from registry.errors import InvalidInput
+
+    monkeypatch.setattr("sys.stdin", Keyboard(f"{typed}\n"))
+    monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
+    arguments = {"run": "demo", "registry": url, "reason": "no use"}
+    if dropped:
+        runs.drop(**arguments)
+    else:
+        with pytest.raises(InvalidInput, match="another name was typed"):
+            runs.drop(**arguments)
+    with registry.open(url) as opened:
+        assert (opened.run("demo").manifest.dropped == "no use") is dropped
+    assert "demo holds 2 checkpoints" in capsys.readouterr().err
+
+
+# What a run went through
+
+
+def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
+    assert call("run", "ls").stdout.splitlines()[1].split()[:3] == ["demo", "running", "2"]
+    assert call_json("run", "show", "demo")["phase"] == 2
+    with registry.open(url) as opened:
+        run = opened.run("demo")
+        second = run.checkpoints()[-1]
+        enter = actions.EnterPhase(
+            from_phase="2", to_phase="finetune", source="phase2/best", manifest=second.digest
+        )
+        run.committer.commit(lambda state: [enter])
+    shape = call_json("run", "show", "demo")
+    assert shape["phase"] == "finetune"
+    assert shape["phases"] == [
+        {
+            "phase": "finetune",
+            "from": 2,
+            "source": "phase2/best",
+            "commit": 4,
+            "superseded": False,
+        }
+    ]
+    shown = call("run", "show", "demo").stdout
+    assert "phase        finetune" in shown
+    assert "phases       2 to finetune" in shown
+    call("run", "create", "new")
+    assert call("run", "ls").stdout.splitlines()[2].split()[:3] == ["new", "running", "-"]
+
+
+# Words for every action
+
+_ONE, _TWO = Digest.of(b"1"), Digest.of(b"2")
+_REFS = {4: "main/step00000004", 5: "main/step00000005"}
+_SAID = [
+    (
+        actions.CreateRun(
+            config_hash=_ONE,
+            seed="0" * 16,
+            environment={},
+            spec=RunSpec(name="hydra"),
+            parent=actions.Parent(
+                run="old", commit=3, head=_ONE, checkpoint=_TWO, phase="1", step=7
+            ),
+        ),
+        "begin the run, preset hydra, a fork of old/phase1/step00000007",
+    ),
+    (actions.CreateRun(config_hash=_ONE, seed="0" * 16, environment={}), "begin the run"),
+    (actions.SetStatus(status="failed"), "status failed"),
+    (actions.TakeOver(token="t", host="node7"), "node7 trains from here"),
+    (actions.Rewind(to=4), "go back to main/step00000004"),
+    (actions.Rewind(to=None), "go back to the beginning"),
+    (
+        actions.EnterPhase(
+            from_phase="1",
+            to_phase="2",
+            source="gates/bc_best",
+            manifest=_ONE,
+            rows=(
+                actions.AppliedRow(part="model", change="carry"),
+                actions.AppliedRow(part="optimizer", change="reset"),
+                actions.AppliedRow(part="model", change="freeze", to="teacher"),
+                actions.AppliedRow(part="seeds", change="carry"),
+            ),
+        ),
+        "enter phase 2 from 1, with gates/bc_best; carry model, seeds; reset optimizer; "
+        "freeze model as teacher",
+    ),
+    (actions.DropRun(reason="no use"), "drop the run: no use"),
+    (
+        actions.AddCheckpoint(
+            manifest=_ONE,
+            phase="main",
+            step=4,
+            metrics={"loss": 0.5},
+            size_bytes=1,
+            tier="milestone",
+            companions={"teacher": _TWO},
+            nonfinite=("model/w",),
+            held_back=True,
+        ),
+        f"save main/step00000004 {_ONE.short} loss=0.5 tier milestone with teacher "
+        "NaN or infinity in model/w (held back)",
+    ),
+    (
+        actions.AddCheckpoint(manifest=_ONE, phase="main", step=4, size_bytes=1),
+        f"save main/step00000004 {_ONE.short}",
+    ),
+    (
+        actions.ReportMetrics(checkpoint=5, metrics={"acc": 0.25}, tier="milestone"),
+        "report main/step00000005 acc=0.25 tier milestone",
+    ),
+    (
+        actions.Evict(
+            evictions=(
+                actions.Eviction(checkpoint=4, reason="not among last 1"),
+                actions.Eviction(checkpoint=5, reason="superseded"),
+            )
+        ),
+        "evict main/step00000004 (not among last 1), main/step00000005 (superseded)",
+    ),
+    (actions.Recover(checkpoints=(4, 5)), "bring back main/step00000004, main/step00000005"),
+    (actions.SetTag(name="paper", checkpoint=5), "tag paper at main/step00000005"),
+    (
+        actions.SetPin(kind="gate", name="bc", manifest=_ONE, checkpoint=4, replaces=_TWO),
+        f"gate bc: {_ONE.short} from main/step00000004 in place of {_TWO.short}, damaged",
+    ),
+    (
+        actions.SetPin(kind="artifact", name="grp", manifest=_ONE),
+        f"artifact grp: {_ONE.short}",
+    ),
+    (actions.PointRelease(version="1.2.0"), "releases/latest is 1.2.0"),
+    (
+        actions.PointRelease(version="1.1.0", reason="1.2.0 loses"),
+        "releases/latest is 1.1.0: 1.2.0 loses",
+    ),
+    (
+        actions.Promote(
+            version=3, manifest=_ONE, checkpoint=4, phase="2", step=4, mu=25.0, sigma=8.5
+        ),
+        "pool v0003: main/step00000004 mu=25 sigma=8.5",
+    ),
+    (
+        actions.Promote(
+            version=1, manifest=_ONE, gate="bc", phase="1", step=4, mu=0.0, sigma=1.0, frozen=True
+        ),
+        "pool v0001: gates/bc mu=0 sigma=1 frozen",
+    ),
+    (
+        actions.Promote(version=2, manifest=_ONE, phase="1", step=9, mu=0.0, sigma=1.0),
+        "pool v0002: phase 1, step 9 mu=0 sigma=1",
+    ),
+    (
+        actions.RateMatch(
+            match="m1",
+            ratings=(
+                actions.Rated(version=3, mu=26.0, sigma=8.0, games=1, wins=1),
+                actions.Rated(version=4, mu=24.0, sigma=8.0, games=1, wins=0),
+            ),
+        ),
+        "pool: match m1: v0003 mu=26 sigma=8, v0004 mu=24 sigma=8",
+    ),
+    (
+        actions.EvictEntries(versions=(1, 2), reason="the pool is full"),
+        "pool: v0001, v0002 out, the pool is full",
+    ),
+    (
+        actions.AppendStream(
+            stream="loss",
+            lifetime="forever",
+            manifest=_ONE,
+            start=10,
+            count=5,
+            first_step=100,
+            last_step=140,
+        ),
+        "stream loss: entries 10 to 14, steps 100 to 140",
+    ),
+    (
+        actions.ArchiveStream(stream="loss", label="pivot-1"),
+        "stream loss: put aside as pivot-1, begun anew",
+    ),
+    (
+        actions.Claim(group="eval", checkpoint=4, follower="job-7", until_ms=0),
+        "eval: job-7 takes main/step00000004 until 1970-01-01 00:00:00Z",
+    ),
+    (
+        actions.Acknowledge(group="eval", checkpoint=4, follower="job-7"),
+        "eval: done with main/step00000004",
+    ),
+]
+
+
+@pytest.mark.parametrize(("action", "said"), _SAID, ids=lambda one: getattr(one, "action", None))
+def test_words(action: Any, said: str) -> None:
+    assert history.say(action, _REFS, 4) == said
+
+
+def test_every_action_has_words() -> None:
+    union = get_args(get_args(actions.Action)[0]) or get_args(actions.Action)
+    assert {type(action) for action, _ in _SAID} == set(union)

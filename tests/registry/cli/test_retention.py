@@ -1,0 +1,166 @@
+"""`prune` and `undo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from registry.spec import Retention
+from tests.registry.cli.conftest import Call
+
+CallJson = Callable[..., Any]
+
+
+@pytest.fixture
+def long(url: str) -> str:
+    """A run of six checkpoints, the one of step 20 best; nothing says what may go."""
+    with registry.open(url) as opened:
+        monitor = registry.Monitor(metric="loss", mode="min")
+        run = opened.create_run("long", seed=1, monitor=monitor)
+        for step in range(10, 70, 10):
+            state = {"w": np.arange(200) + step}
+            run.save(state, step=step, metrics={"loss": abs(step - 20) + 1.0})
+    return "long"
+
+
+def steps(call_json: CallJson, run: str) -> list[int]:
+    with registry.open() as opened:
+        return [checkpoint.step for checkpoint in opened.run(run).checkpoints()]
+
+
+def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) -> None:
+    header, *rows, counts = call("prune", long, "--last", 2).stdout.splitlines()
+    assert header.split() == ["phase", "step", "id", "tier", "is", "why"]
+    found = {row.split()[1]: row.split(maxsplit=5)[4:] for row in rows}
+    assert list(found) == ["10", "20", "30", "40", "50", "60"]
+    assert found["20"] == ["kept", "best/loss"]
+    assert found["60"] == ["kept", "latest, last 2"]
+    assert found["50"] == ["kept", "last 2"]
+    assert found["10"] == ["goes", "not among last 2 of phase main; no pin"]
+    assert counts == "3 checkpoints kept, 3 evicted"
+    assert steps(call_json, long) == [20, 50, 60]
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [
+        (["--last", 1], [20, 60]),
+        (["--best", 3], [10, 20, 30, 60]),
+        (["--every", 30], [20, 30, 60]),
+        (["--days", 1], [10, 20, 30, 40, 50, 60]),
+        (["--last", 1, "--every", 40], [20, 40, 60]),
+    ],
+)
+def test_every_rule(rule: list[Any], left: list[int], call: Call, call_json, long: str) -> None:
+    call("prune", long, *rule)
+    assert steps(call_json, long) == left
+
+
+def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -> None:
+    before = call("log", long).stdout
+    printed = call("prune", long, "--last", 2, "--dry-run").stdout
+    assert printed.splitlines()[-1] == "3 checkpoints kept, 3 would go"
+    assert call("log", long).stdout == before
+    shape = call_json("prune", long, "--last", 2, "--dry-run")
+    assert set(shape) == {"run", "dry_run", "kept", "evicted"}
+    assert (shape["run"], shape["dry_run"]) == ("long", True)
+    assert [one["step"] for one in shape["kept"]] == [20, 50, 60]
+    assert shape["evicted"][0]["ref"] == "long/main/step00000010"
+    assert shape["evicted"][0]["reasons"] == ["not among last 2 of phase main; no pin"]
+    assert call_json("prune", long, "--last", 2)["dry_run"] is False
+    assert steps(call_json, long) == [20, 50, 60]
+
+
+def test_the_policy_of_the_run_counts_without_another(call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("kept", retention=Retention(last=2))
+        for step in (1, 2, 3):
+            run.save({"w": step}, step=step)
+        run.undo()
+    assert "3 checkpoints kept, 0 evicted" in call("prune", "kept").stdout
+    assert "brought back by hand" in call("prune", "kept").stdout
+
+
+def test_without_any_policy_nothing_goes(call: Call, call_json: CallJson, long: str) -> None:
+    assert "keeps everything" in call("prune", long, status=3).stderr
+    call("prune", long, "--last", 0, status=2)
+    assert len(steps(call_json, long)) == 6
+
+
+def test_the_best_of_a_run_without_a_monitor_is_nothing(
+    call: Call, call_json: CallJson, url: str
+) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("blind")
+        for step in (1, 2, 3):
+            run.save({"w": step}, step=step)
+    assert "which checkpoint is best" in call("prune", "blind", "--best", 2, status=3).stderr
+    assert steps(call_json, "blind") == [1, 2, 3]
+
+
+def test_an_empty_run(call: Call) -> None:
+    call("run", "create", "empty")
+    assert call("prune", "empty", "--last", 1).stdout == "0 checkpoints kept, 0 evicted\n"
+
+
+# undo
+
+
+def test_undo_brings_back_the_last_eviction(call: Call, call_json: CallJson, long: str) -> None:
+    call("prune", long, "--last", 5)
+    call("prune", long, "--last", 3)
+    printed = call("undo", long).stdout
+    assert printed.startswith("back: long/main/step00000030  ")
+    assert len(printed.splitlines()) == 1
+    assert steps(call_json, long) == [20, 30, 40, 50, 60]
+    assert "back: long/main/step00000010" in call("undo", long).stdout
+    assert "nothing was evicted" in call("undo", long, status=4).stderr
+
+
+@pytest.mark.parametrize("form", ["main/step40", "long/main/step00000040", "id", "short", "sha"])
+def test_undo_of_one(form: str, call: Call, call_json: CallJson, long: str) -> None:
+    (gone,) = [one for one in call_json("prune", long, "--last", 1)["evicted"] if one["step"] == 40]
+    digits = gone["id"].removeprefix("sha256:")
+    ref = {"id": digits, "short": f"long/{digits[:12]}", "sha": gone["id"]}.get(form, form)
+    (back,) = call_json("undo", long, ref)
+    assert (back["step"], back["id"]) == (40, gone["id"])
+    assert steps(call_json, long) == [20, 40, 60]
+
+
+def test_undo_of_several(call: Call, call_json: CallJson, long: str) -> None:
+    call("prune", long, "--last", 1)
+    back = call_json("undo", long, "main/step50", "main/step10", "main/step50")
+    assert [one["step"] for one in back] == [50, 10]
+    assert steps(call_json, long) == [10, 20, 50, 60]
+
+
+@pytest.mark.parametrize("ref", ["main/step30", "main/step77", "other/step10", "deadbeef", "x"])
+def test_undo_of_what_is_not_evicted(ref: str, call: Call, call_json, long: str) -> None:
+    call("prune", long, "--last", 4)  # only 10 goes
+    assert "no evicted checkpoint" in call("undo", long, ref, status=4).stderr
+    assert steps(call_json, long) == [20, 30, 40, 50, 60]
+
+
+def test_near_names_of_what_is_evicted(call: Call, long: str) -> None:
+    call("prune", long, "--last", 4)
+    assert "'main/step10'" in call("undo", long, "main/stp10", status=4).stderr
+
+
+def test_undo_of_a_step_that_went_twice_asks_for_the_id(
+    call: Call, call_json: CallJson, url: str
+) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("back")
+        run.save({"w": 0}, step=1)
+        first = run.save({"w": 1}, step=2)
+        run.restore(run.checkpoints()[0])
+        run.save({"w": 2}, step=2)
+        run.save({"w": 3}, step=3)
+    call("prune", "back", "--last", 1)
+    assert "by its id" in call("undo", "back", "main/step2", status=4).stderr
+    (back,) = call_json("undo", "back", first.digest.hex()[:8])
+    assert back["id"] == f"sha256:{first.digest.hex()}"
