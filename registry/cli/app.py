@@ -9,15 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from registry.cli import (
+    artifacts,
     checkpoints,
     diffs,
     doctor,
     files,
+    gates,
     history,
     maintenance,
     pool,
+    releases,
     retention,
     runs,
+    streams,
     watch,
 )
 from registry.cli.failures import DEBUG, told
@@ -83,6 +87,10 @@ app.command("diff")(diffs.diff)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
 app.add_typer(pool.app, name="pool")
+app.add_typer(gates.app, name="gate")
+app.add_typer(releases.app, name="release")
+app.add_typer(artifacts.app, name="artifact")
+app.add_typer(streams.app, name="stream")
 app.command("watch")(watch.watch)
 app.command("prune")(retention.prune)
 app.command("undo")(retention.undo)
