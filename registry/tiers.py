@@ -21,8 +21,9 @@ def choose_tier(
         counters: Values of the counters that the tiers name.
     """
     for tier in phase.tiers:
-        counted = tier.every is not None and counters[tier.counter or phase.counter] % tier.every
-        if counted == 0 or _improves(state, phase, tier, metrics):
+        counter = tier.counter or phase.counter
+        due = tier.every is not None and counters[counter] % tier.every == 0
+        if due or _improves(state, phase, tier, metrics):
             return tier.name
     return phase.tiers[-1].name if phase.tiers else None
 
