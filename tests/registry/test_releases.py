@@ -375,3 +375,37 @@ def test_history_tells_who_did_what(run, ck):
         assert isinstance(commit.actions[0], SetPin | PointRelease)
         assert event.author == commit.author
         assert event.time.timestamp() == pytest.approx(commit.time_ms / 1000)
+
+
+def test_a_production_checkpoint_of_adr_004(reg):
+    """seeds/adr004.md, Production Checkpoints: weights, configuration, metrics and a card."""
+    run = reg.create_run("adr", preset="adr004")
+    state = {
+        "version": "1.0.0",
+        "timestamp": "2025-10-25T00:00:00",
+        "git_commit": None,
+        "model_state_dict": {"w": np.arange(300, dtype=np.float32)},
+        "optimizer_state_dict": {"m": np.ones(300, dtype=np.float32)},
+        "scheduler_state_dict": None,
+        "epoch": 5,
+        "global_step": 50,
+        "metrics": {"accuracy": 0.9},
+        "config": {"d_model": 8},
+        "metadata": {"device": "cpu"},
+    }
+    ck = run.save(state, step=5, metrics={"accuracy": 0.9, "loss": 0.1})
+    card = {
+        "description": "a transformer",
+        "dataset": "IMDB",
+        "training_date": "2025-10-25",
+        "intended_use": "sentiment",
+        "performance": {"accuracy": 0.9},
+    }
+    for absent in card:
+        with pytest.raises(InvalidInput, match=f"missing: {absent}"):
+            run.releases.publish("1.0.0", ck, card={k: v for k, v in card.items() if k != absent})
+    release = run.releases.publish("1.0.0", ck, card=card)
+    assert same(release.load(), {key: state[key] for key in ("model_state_dict", "config")})
+    assert release.metrics == {"accuracy": 0.9, "loss": 0.1}
+    run.releases.publish("1.0.1", ck, card=card, only=["model_state_dict"])
+    assert run.releases.rollback("1.0.0").is_latest
