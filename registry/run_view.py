@@ -1,0 +1,263 @@
+"""A run as those see it who read it: what it is, what it holds, what comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from registry import pins
+from registry.actions import Commit, RunStatus
+from registry.checkpoint import Checkpoint, phase_value
+from registry.committer import Committer
+from registry.errors import InvalidInput, NotFound
+from registry.monitors import Monitor
+from registry.plain import check_phase, decode_plain
+from registry.pool.league import OpponentPool
+from registry.releases import Releases
+from registry.save_request import DEFAULT_PHASE
+from registry.seeding import child, phase_number
+from registry.spec import RunSpec
+from registry.state import CheckpointRecord, RunManifest
+from registry.stored import Stored
+from registry.streams import Stream
+from registry.watching import Watch
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
+
+
+class RunView:
+    """What can be asked of a run. Nothing here needs to be in charge of it.
+
+    Attributes:
+        committer: Commits what needs no writer token.
+    """
+
+    def __init__(self, committer: Committer) -> None:
+        self.committer = committer
+        self._store = committer.store
+        self._log = committer.log
+        self._pool = OpponentPool(committer)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}>"
+
+    @property
+    def id(self) -> str:
+        """The run's name."""
+        return self._log.run_id
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The run as far as this handle has read its log; `refresh` reads on."""
+        return self._log.state
+
+    @property
+    def status(self) -> RunStatus:
+        """`running`, `interrupted`, `completed` or `failed`."""
+        return self.manifest.status
+
+    @property
+    def config(self) -> Any:
+        """What the run was created with."""
+        return decode_plain(self.manifest.created.config if self.manifest.created else None)
+
+    @property
+    def spec(self) -> RunSpec:
+        """What the run is to be: the preset that it was created with."""
+        return self.manifest.spec
+
+    @property
+    def phase(self) -> int | str | None:
+        """The phase that training is in, as far as this handle has read; `None` before any."""
+        found = self.manifest.phase
+        return None if found is None else phase_value(found)
+
+    def is_due(self, step: int, phase: int | str | None = None) -> bool:
+        """Return whether the preset's cadence asks for a checkpoint at this step of a phase."""
+        name = self.manifest.phase if phase is None else check_phase(phase)
+        first = self.spec.phases[0].name if self.spec.phases else ""
+        every = self.spec.phase(name or first).save_every
+        return every is not None and step > 0 and step % every == 0
+
+    def refresh(self) -> Self:
+        """Read what others have committed meanwhile."""
+        self._log.refresh()
+        return self
+
+    # Finding
+
+    def checkpoints(self, phase: int | str | None = None) -> list[Checkpoint]:
+        """Return the checkpoints of the current line of training as of now, oldest first."""
+        records = self._log.refresh().live(None if phase is None else check_phase(phase))
+        return [self._checkpoint(record) for record in records]
+
+    def latest(self, phase: int | str | None = None) -> Checkpoint | None:
+        """Return the newest checkpoint as of now, or `None` before the first."""
+        record = self._log.refresh().latest(None if phase is None else check_phase(phase))
+        return None if record is None else self._checkpoint(record)
+
+    def best(
+        self, phase: int | str | None = None, *, monitor: Monitor | None = None
+    ) -> Checkpoint | None:
+        """Return the checkpoint with the best value as of now; `None` while none has one.
+
+        Args:
+            phase: Only checkpoints of this phase. Where phases are declared, only those of the one
+                that training is in are compared without it.
+            monitor: What to compare by; the run's first monitor without it.
+
+        Raises:
+            InvalidInput: The run was created without a monitor, and none is given.
+        """
+        if monitor is not None and not isinstance(monitor, Monitor):
+            raise InvalidInput(
+                "not a monitor", expected="Monitor(metric=..., mode=...)", found=repr(monitor)
+            )
+        state = self._log.refresh()
+        name = None if phase is None else check_phase(phase)
+        record = state.best(monitor or self.monitor(phase), name)
+        return None if record is None else self._checkpoint(record)
+
+    def monitor(self, phase: int | str | None = None) -> Monitor:
+        """Return what decides `best`: the first monitor of the phase, or of the run.
+
+        Raises:
+            InvalidInput: There is none.
+        """
+        declared = phase is not None
+        known = self.spec.phase(check_phase(phase)).monitors if declared else self.manifest.monitors
+        for monitor in known:
+            return monitor
+        raise InvalidInput(
+            "nothing says which checkpoint is best",
+            where=self.id,
+            hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+        )
+
+    def find(self, n: int) -> Checkpoint:
+        """Return the checkpoint that commit `n` added, superseded or not.
+
+        Raises:
+            NotFound: The commit added none.
+        """
+        if n not in self.manifest.by_n:
+            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {n}")
+        return self._checkpoint(self.manifest.by_n[n])
+
+    def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
+        return Checkpoint(self._store, self._log, record)
+
+    @property
+    def releases(self) -> Releases:
+        """Published states under semantic versions, each with a model card."""
+        return Releases(self.committer)
+
+    @property
+    def pool(self) -> OpponentPool:
+        """The opponent pool."""
+        return self._pool
+
+    def stream(self, name: str) -> Stream:
+        """Return an append-only history of this run; it need not exist yet."""
+        return Stream(self.committer, name)
+
+    def gate(self, name: str) -> Checkpoint:
+        """Return a gate. Loading it never falls back: damage is an error.
+
+        Raises:
+            NotFound: It is not set.
+        """
+        found = pins.find_pin(self._log.refresh(), "gate", name)
+        assert found.checkpoint is not None  # replay has every gate name one
+        return self.find(found.checkpoint)
+
+    def artifact(self, name: str) -> Stored:
+        """Return an artifact.
+
+        Raises:
+            NotFound: There is none of that name.
+        """
+        found = pins.find_pin(self._log.refresh(), "artifact", name)
+        return Stored(self._store, self._log, found.manifest, found.ref)
+
+    def evicted(self) -> list[Checkpoint]:
+        """Return the checkpoints that retention let go, as of now, oldest first."""
+        state = self._log.refresh()
+        return [self._checkpoint(one) for one in state.checkpoints if one.evicted is not None]
+
+    def history(self) -> Iterator[Commit]:
+        """Yield every commit, oldest first, as the log holds it now."""
+        for slot in self._log.slots():
+            for _, commit in slot.commits:
+                yield commit
+
+    def seed_sequence(self, component: int, phase: int | str | None = None) -> SeedSequence:
+        """Return the `numpy.random.SeedSequence` of one component that a phase seeds.
+
+        Args:
+            component: Its index among the components that are seeded.
+            phase: The phase; the one that the run is in without it.
+
+        Raises:
+            InvalidInput: The phase has no number and is not declared.
+        """
+        created, first = self.manifest.created, self.spec.phases[:1]
+        assert created is not None  # a handle is of a run that was begun
+        named = check_phase(phase) if phase is not None else self.manifest.phase
+        name = named or (first[0].name if first else DEFAULT_PHASE)
+        return child(int(created.seed, 16), phase_number(self.spec, name), component)
+
+    # Following
+
+    def watch(
+        self,
+        phase: int | str | None = None,
+        *,
+        group: str = "default",
+        hold_s: float = 3600,
+        poll_s: float = 1.0,
+        longest_poll_s: float = 30.0,
+        timeout_s: float | None = None,
+        follow: bool = True,
+        follower: str | None = None,
+    ) -> Watch:
+        """Follow the run: each checkpoint comes once to one follower of a group, in log order.
+
+        A checkpoint is claimed before it comes, and acknowledged when the loop asks for the next
+        one. A loop that is left by an exception or `break` leaves the last checkpoint
+        unacknowledged, so that it is done again once its hold is over: at least once, never lost.
+        `acknowledge()` on what this returns says before a `break` that it is done. Superseded and
+        evicted checkpoints, and those held back for weights that are not finite, do not come.
+
+        The loop ends by itself when the run is completed, failed or dropped and the group is done
+        with all of it. Waiting costs one request a poll.
+
+        Args:
+            phase: Only checkpoints of this phase.
+            group: Followers that share the checkpoints out; every other group gets all of them.
+            hold_s: Seconds for which nobody else of the group gets a checkpoint and retention lets
+                it alone; afterwards a follower that said nothing is taken for dead.
+            poll_s: Seconds between looks at the log; twice as long after each look that finds
+                nothing new.
+            longest_poll_s: At most so long.
+            timeout_s: End the loop after so many seconds without a checkpoint; never without it.
+            follow: Whether to wait for more; `False` gives what is there now.
+            follower: A name that outlives this process, such as a job's id: started again under
+                it, a follower goes on with what it held. Only one may bear it at a time. Random
+                without it.
+
+        Raises:
+            InvalidInput: The run has no such phase, or a name or a time is not legal.
+        """
+        return Watch(
+            self.committer,
+            phase,
+            group=group,
+            hold_s=hold_s,
+            poll_s=poll_s,
+            longest_poll_s=longest_poll_s,
+            timeout_s=timeout_s,
+            follow=follow,
+            follower=follower,
+        )
