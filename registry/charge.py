@@ -91,13 +91,7 @@ class Charge:
             Conflict: The run is completed or dropped.
             Fenced: Another trainer has taken it over.
         """
-        if state.dropped is not None:
-            raise Conflict(
-                "the run was dropped",
-                where=self._run_id,
-                found=state.dropped,
-                hint="Begin another run.",
-            )
+        check_not_dropped(state)
         if state.status == "completed":
             raise Conflict(
                 "the run is completed",
@@ -121,3 +115,18 @@ class Charge:
         if self.resumed_at is not None:
             yield state.by_n[self.resumed_at].manifest
         yield from (pin.manifest for pin in reversed(state.pins))
+
+
+def check_not_dropped(state: RunManifest) -> None:
+    """Refuse to add to the history of a run that was dropped.
+
+    Raises:
+        Conflict: It was.
+    """
+    if state.dropped is not None:
+        raise Conflict(
+            "the run was dropped",
+            where=state.run_id,
+            found=state.dropped,
+            hint="Begin another run.",
+        )

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.actions import CommitKeys, Line, ReportMetrics
+from registry.charge import check_not_dropped
 from registry.errors import NotFound
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
@@ -172,10 +173,12 @@ class Checkpoint(Stored):
 
         Raises:
             InvalidInput: A value is not a number.
+            Conflict: The run was dropped.
         """
         checked = check_metrics(metrics)
 
         def compose(state: RunManifest) -> list[Line]:
+            check_not_dropped(state)
             tier = tier_after_report(state, self._n, checked)
             action = ReportMetrics(checkpoint=self._n, metrics=checked, tier=tier)
             return [commit_line(state, [action])]

@@ -14,6 +14,7 @@ from registry import pytree
 from registry.actions import Action, Line, Place
 from registry.adopting import adopt
 from registry.bursts import allocation_burst
+from registry.charge import check_not_dropped
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError
 from registry.loading import read_lists
@@ -194,6 +195,8 @@ def _lines(
     commits = compose(state)
     if commits is None:
         return None
+    if any(commits):
+        check_not_dropped(state)
     places = dict.fromkeys(one.base.place for one in written)
     lines: list[Line] = [p for p in places if state.by_manifest.get(p.manifest) != p]
     for number, actions in enumerate(commits):

@@ -20,6 +20,7 @@ from registry.actions import (
     SetPin,
     line_digest,
 )
+from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
@@ -53,11 +54,12 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
     now = advance(RunManifest(run_id=source.run_id), slots)
     record = now.by_n[n]
-    if now.dropped is not None or record.evicted is not None:
+    check_not_dropped(now)
+    if record.evicted is not None:
         raise Conflict(
             "a fork goes on from a checkpoint that is kept",
             where=source.ref,
-            found=now.dropped or record.evicted,
+            found=record.evicted,
             hint="Bring it back with `holdfast undo` first.",
         )
     shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from registry.actions import Action, DropRun, Evict, Eviction, Recover
-from registry.committer import Committer
+from registry.committer import Committer, Stale
+from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.placing import Written
 from registry.retention import RetentionPlan, has_policies, plan_retention
@@ -25,7 +26,9 @@ def prune(
         dry_run: Only plan.
 
     Raises:
-        InvalidInput: The run has no policy, and none is given.
+        InvalidInput: The run has no policy, and none is given; or the best are to be kept, and
+            nothing says which those are.
+        Conflict: The run was dropped.
     """
     state = committer.log.refresh()
     if retention is None and not has_policies(state.spec):
@@ -34,6 +37,8 @@ def prune(
             where=state.run_id,
             expected="a policy, such as Retention(last=3, best=1)",
         )
+    if retention is not None and retention.best:
+        _check_monitors(state)
     plan = plan_retention(state, _now_ms(), retention)
     if dry_run:
         return plan
@@ -63,15 +68,13 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
     if not checkpoints:
         raise NotFound("nothing was evicted", where=log.run_id)
 
+    dead: set[Digest] = set()
+
     def plan() -> list[Written]:
+        nonlocal dead
         state = log.state
-        wanted = {
-            digest: None
-            for one in (_evicted(state, n) for n in checkpoints)
-            for digest in (one.manifest, *one.companions.values())
-        }
-        # What the run still needs for another reason is there.
-        places = [state.by_manifest[digest] for digest in wanted if digest not in state.held]
+        dead = _dead(state, checkpoints)
+        places = [state.by_manifest[digest] for digest in sorted(dead)]
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:
@@ -82,12 +85,19 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
             ) from error
 
     def compose(state: RunManifest) -> Sequence[Action]:
-        for n in checkpoints:
-            _evicted(state, n)
+        if _dead(state, checkpoints) - dead:
+            raise Stale  # what something else held while we planned has gone since
         return [Recover(checkpoints=tuple(checkpoints))]
 
     state = committer.commit(compose, plan)
     return [state.by_n[n] for n in checkpoints]
+
+
+def _dead(state: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
+    """Return the states of evicted checkpoints that the run needs for no other reason."""
+    records = [_evicted(state, n) for n in checkpoints]
+    wanted = {digest for one in records for digest in (one.manifest, *one.companions.values())}
+    return wanted - state.held
 
 
 def last_evicted(state: RunManifest, commits: Sequence[Evict]) -> list[int]:
@@ -129,6 +139,16 @@ def _evicted(state: RunManifest, n: int) -> CheckpointRecord:
             where=f"{state.run_id}: commit {n}",
         )
     return record
+
+
+def _check_monitors(state: RunManifest) -> None:
+    for record in state.checkpoints:
+        if record.evicted is None and not state.spec.phase(record.phase).monitors:
+            raise InvalidInput(
+                "the best are kept, and there is no monitor to tell which those are",
+                where=f"{state.run_id}: phase {record.phase}",
+                hint="Create runs with a monitor, or prune by another policy.",
+            )
 
 
 def _now_ms() -> int:

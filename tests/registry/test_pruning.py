@@ -1,0 +1,284 @@
+"""Letting go by hand, bringing back, and releasing a whole run."""
+
+from __future__ import annotations
+
+import pytest
+
+from registry import Monitor
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from registry.spec import Phase, Retention, RunSpec
+from tests.registry.conftest import (
+    Hooked,
+    Once,
+    contents,
+    objects,
+    packs_of,
+    same,
+    small_state,
+)
+from tests.registry.test_writer import collect, mark, sweep
+
+LOSS = Monitor(metric="loss", mode="min")
+
+
+def several(reg, count: int = 4, run_id: str = "run", **options):
+    run = reg.create_run(run_id, seed=1, **options)
+    for step in range(1, count + 1):
+        run.save(small_state(step), step=step, metrics={"loss": float(step)})
+    return run
+
+
+def steps(run) -> list[int]:
+    return [ck.step for ck in run.checkpoints()]
+
+
+# Pruning
+
+
+def test_a_dry_run_plans_and_changes_nothing(reg, backend):
+    run = several(reg)
+    before = contents(backend)
+    plan = run.prune(Retention(last=1), dry_run=True)
+    assert [verdict.checkpoint.step for verdict in plan.evicted] == [1, 2, 3]
+    assert contents(backend) == before
+    assert steps(run) == [1, 2, 3, 4]
+
+
+def test_a_prune_does_what_its_dry_run_said(reg, backend):
+    run = several(reg, monitor=LOSS)
+    planned = run.prune(Retention(last=1, best=1), dry_run=True)
+    before = objects(backend)
+    done = run.prune(Retention(last=1, best=1))
+    assert done == planned
+    assert steps(run) == [1, 4]
+    assert objects(backend) == before  # collecting is another matter
+    slots = len(contents(backend))
+    assert run.prune(Retention(last=1, best=1)).evicted == ()
+    assert len(contents(backend)) == slots  # nothing to say, nothing said
+
+
+def test_without_a_policy_nothing_is_guessed(reg):
+    with pytest.raises(InvalidInput, match="nothing says what may go: the run keeps everything"):
+        several(reg).prune()
+
+
+def test_the_runs_own_policy_counts_what_was_brought_back(reg):
+    run = several(reg, retention=Retention(last=2))
+    run.undo()
+    assert run.prune().evicted == ()
+    assert [v.checkpoint.step for v in run.prune(Retention(last=2)).evicted] == [2]
+
+
+@pytest.mark.parametrize("given", [Retention(best=2), Retention(best=1, every=3)])
+def test_best_of_nothing_is_no_policy(reg, given):
+    """Without a monitor it would let go of everything but the newest."""
+    run = several(reg)
+    with pytest.raises(
+        InvalidInput, match=r"run: phase main: the best are kept, and there is no monitor"
+    ):
+        run.prune(given, dry_run=True)
+    phases = (Phase(name="1", monitors=(LOSS,)), Phase(name="2"))
+    phased = reg.create_run("phased", preset=RunSpec(phases=phases))
+    phased.save(small_state(1), step=1)
+    assert phased.prune(given).evicted == ()
+    phased.save(small_state(1), step=2, phase=2)
+    with pytest.raises(InvalidInput, match=r"phased: phase 2: the best are kept"):
+        phased.prune(given)
+
+
+# Undoing
+
+
+def test_undo_brings_back_what_went_last_byte_for_byte(reg, backend, open_registry):
+    run = several(reg, retention=Retention(last=2))
+    assert [ck.step for ck in run.evicted()] == [1, 2]
+    (back,) = run.undo()
+    assert back.step == 2
+    assert same(back.load(), small_state(2))
+    assert [ck.step for ck in run.undo()] == [1]
+    fresh = open_registry(backend)
+    assert [ck.step for ck in fresh.run("run").checkpoints()] == [1, 2, 3, 4]
+    for ck in fresh.run("run").checkpoints():
+        assert same(ck.load(), small_state(ck.step))
+    assert fresh.verify(deep=True).ok
+
+
+def test_a_checkpoint_can_be_named(reg):
+    run = several(reg, retention=Retention(last=1))
+    first, second, _ = run.evicted()
+    assert [ck.step for ck in run.undo(first, second)] == [1, 2]
+    assert steps(run) == [1, 2, 4]
+
+
+def test_what_was_brought_back_is_kept_by_later_saves(reg):
+    run = several(reg, retention=Retention(last=1))
+    run.undo()
+    for step in (5, 6, 7):
+        run.save(small_state(step), step=step)
+    assert steps(run) == [3, 7]
+
+
+def test_what_is_not_evicted_cannot_be_brought_back(reg):
+    run = several(reg, 2, retention=Retention(last=1))
+    with pytest.raises(NotFound, match="this checkpoint is not evicted"):
+        run.undo(run.latest())
+    run.undo()
+    with pytest.raises(NotFound, match="nothing was evicted"):
+        run.undo()
+    other = several(reg, 1, "other")
+    with pytest.raises(InvalidInput, match="names a checkpoint of its own run"):
+        run.undo(other.latest())
+
+
+def test_what_is_gone_stays_gone_and_says_so(reg, backend, open_registry):
+    run = several(reg, 2, retention=Retention(last=1))
+    (first,) = run.evicted()
+    pack = next(iter(set(packs_of(first)) - set(packs_of(run.latest()))))
+    backend.delete(pack)
+    before = [key for key in contents(backend) if "/log/" in key]
+    fresh = open_registry(backend).run("run")
+    with pytest.raises(MissingObject, match="this checkpoint was evicted, and collected since"):
+        fresh.undo()
+    assert [key for key in contents(backend) if "/log/" in key] == before
+    assert steps(fresh) == [2]
+
+
+def dead_keys(run) -> list[str]:
+    """Return what only evicted checkpoints use."""
+    live = {key for ck in run.checkpoints() for key in _keys(ck)}
+    return sorted({key for ck in run.evicted() for key in _keys(ck)} - live)
+
+
+def _keys(ck) -> list[str]:
+    return [*packs_of(ck), str(ck.place.manifest_key), str(ck.place.placement_key)]
+
+
+def test_undo_under_a_sweep_puts_everything_anew(reg, backend, open_registry):
+    """A condemned name is never spoken again, though the bytes are still there."""
+    run = several(reg, 2, retention=Retention(last=1))
+    condemned = dead_keys(run)
+    assert condemned
+    sweep(backend, 1, condemned)
+    mark(open_registry(backend).store, "run", 1)
+    fresh = open_registry(backend).run("run")
+    (back,) = fresh.undo()
+    assert not set(_keys(back)) & set(condemned)
+    collect(backend, condemned)
+    after = open_registry(backend)
+    assert same(after.run("run").checkpoints()[0].load(), small_state(1))
+    assert after.verify(deep=True).ok
+
+
+def test_undo_while_a_sweep_passes_puts_everything_anew(reg, backend, open_registry):
+    run = several(reg, 2, retention=Retention(last=1))
+    condemned = dead_keys(run)
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+
+    def collector():
+        sweep(backend, 1, condemned)
+        mark(open_registry(backend).store, "run", 1)
+
+    hooked.before = Once("runs/run/log/", collector, "put_if_absent")
+    (back,) = mine.undo()
+    assert hooked.before.done
+    assert not set(_keys(back)) & set(condemned)
+    collect(backend, condemned)
+    assert open_registry(backend).verify(deep=True).ok
+
+
+def test_undo_of_what_another_checkpoint_held_until_a_moment_ago(reg, backend, open_registry):
+    """What needed no copy while it was planned may be dead, and condemned, at the commit."""
+    run = reg.create_run("run", preset=RunSpec(retention=Retention(last=2)))
+    run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    run.save(small_state(3), step=3)  # step 1 goes
+    run.save(small_state(1), step=4)  # the same state again; step 2 goes
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+    first = mine.evicted()[0]
+
+    def others():
+        rival = open_registry(backend).run("run")
+        rival.restore()
+        rival.save(small_state(5), step=5)
+        rival.save(small_state(6), step=6)  # step 4 goes
+        condemned = dead_keys(rival)
+        sweep(backend, 1, condemned)
+        mark(open_registry(backend).store, "run", 1)
+        collect(backend, condemned)
+
+    hooked.before = Once("runs/run/log/", others, "put_if_absent")
+    with pytest.raises(MissingObject, match="collected since"):
+        mine.undo(first)
+    assert hooked.before.done
+    assert open_registry(backend).verify(deep=True).ok
+
+
+# Dropping
+
+
+def test_drop_releases_everything(reg, backend, open_registry):
+    run = several(reg, retention=Retention(last=3))
+    run.set_gate("done", run.latest())
+    run.add_artifact("seeds", {"s": 1})
+    run.drop("a mistake")
+    assert (run.manifest.dropped, run.manifest.held) == ("a mistake", frozenset())
+    fresh = open_registry(backend)
+    for key in objects(backend):
+        backend.delete(key)
+    assert fresh.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("reason", ["", "  ", None, 5])
+def test_drop_needs_a_reason(reg, backend, reason):
+    run = several(reg, 1)
+    before = contents(backend)
+    with pytest.raises(InvalidInput, match="dropping a run needs a reason"):
+        run.drop(reason)
+    assert contents(backend) == before
+
+
+AFTERWARDS = {
+    "save": lambda run: run.save(small_state(9), step=9),
+    "push": lambda run: run.push(small_state(9), step=9),
+    "the same save again": lambda run: run.save(small_state(2), step=2),
+    "report": lambda run: run.find(2).report({"loss": 0.0}),
+    "tag": lambda run: run.tag("t", run.find(2)),
+    "gate": lambda run: run.set_gate("g", run.find(2)),
+    "artifact": lambda run: run.add_artifact("a", {"x": 1}),
+    "status": lambda run: run.set_status("completed"),
+    "prune": lambda run: run.prune(Retention(last=1)),
+    "drop": lambda run: run.drop("again"),
+}
+
+
+@pytest.mark.parametrize("act", AFTERWARDS.values(), ids=AFTERWARDS.keys())
+def test_nothing_is_said_of_a_dropped_run(reg, backend, open_registry, act):
+    several(reg, 2).drop("a mistake")
+    before = [key for key in contents(backend) if "/log/" in key]
+    with pytest.raises(Conflict, match=r"dropped|not kept any more"):
+        act(open_registry(backend).run("run"))
+    assert [key for key in contents(backend) if "/log/" in key] == before
+
+
+def test_undo_in_a_dropped_run(reg):
+    run = several(reg, 2, retention=Retention(last=1))
+    run.drop("a mistake")
+    with pytest.raises(NotFound, match="the run was dropped"):
+        run.undo()
+
+
+def test_a_trainer_that_leaves_a_dropped_run_leaves_it_in_peace(reg):
+    with reg.create_run("run") as run:
+        run.save(small_state(1), step=1)
+        reg.run("run").drop("a mistake")
+    assert run.refresh().status == "running"
+
+
+def test_what_happened_before_a_drop_can_still_be_told(reg):
+    run = several(reg, 2)
+    run.drop("a mistake")
+    assert [commit.n for commit in reg.run("run").history()] == [0, 1, 2, 3]
+    with pytest.raises(Conflict, match="dropped"):
+        reg.fork("run/main/step1", "fork")
