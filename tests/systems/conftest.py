@@ -39,15 +39,23 @@ def place(fresh: Callable[[], str]) -> Place:
     return Place.new(fresh)
 
 
+#: For what needs a copy of a registry, which takes long in a bucket.
+in_a_folder = pytest.mark.parametrize("fresh", ["folder"], indirect=True)
+
 _HYDRAS: dict[str, Life[Hydra]] = {}
 
 
 @pytest.fixture
-def hydra(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Life[Hydra]:
+def hydra(
+    fresh: Callable[[], str],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Life[Hydra]:
     """Hydra's life on one kind of store, as far as it was lived."""
     kind = request.node.callspec.params["fresh"]
     if kind not in _HYDRAS:
-        _HYDRAS[kind] = Life(Hydra(Place.new(fresh)), CHAPTERS)
+        mirror = str(tmp_path_factory.mktemp("mirror") / "registry")
+        _HYDRAS[kind] = Life(Hydra(Place.new(fresh), Place.new(lambda: mirror)), CHAPTERS)
     return _HYDRAS[kind]
 
 

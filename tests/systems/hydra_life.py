@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from registry import Checkpoint, Run
+from registry import Checkpoint, Run, sync
+from registry.pool.selection import Matchup
 from registry.registry import Registry
 from registry.restoring import Attempt
 from registry.transitions import Transitioned
+from registry.verify import Finding
 from tests.systems.hydra import (
     CHANNELS,
     PRESET,
@@ -28,7 +30,7 @@ from tests.systems.places import Place
 
 #: Steps between two saves of phase 1, and PPO updates between two of the others.
 CLONE_EVERY, PPO_EVERY = 10_000, 500
-CLONED, DISTILLED, PLAYED = 26, 24, 34
+CLONED, DISTILLED, PLAYED = 23, 22, 32
 #: The best checkpoints come early, so that their rank alone protects them from going first.
 BEST_CLONE, BEST_DISTILLED, BEST_PLAYED = 4, 3, 20
 #: From this save of phase 1 on processes die, each at the next write of a save.
@@ -46,24 +48,35 @@ class Hydra:
 
     Attributes:
         place: Where the registry is.
+        mirror: An empty registry that it is copied to in the end.
         run_id: Of the run.
         added: Bytes by which the registry grew for something, by what it was.
         deaths: Writes before and after which a process died in a save.
         transition_deaths: The same in a transition.
         passed_over: What the restore after the divergence reported.
+        drawn: Opponents of the first 500 games as the trainer drew them in the end.
+        findings: What was wrong with the registry in the end.
         entered: What the transitions into phases 2 and 3 gave.
         copies: Copies of the registry as it was at some time.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, mirror: Place) -> None:
         self.place = place
+        self.mirror = mirror
         self.run_id = ""
         self.added: dict[str, int] = {}
         self.deaths: list[tuple[int, bool]] = []
         self.transition_deaths: list[tuple[int, bool]] = []
         self.entered: dict[int, Transitioned] = {}
         self.copies: dict[str, Place] = {}
+        self.drawn: list[Matchup] = []
+        self.findings: tuple[Finding, ...] | None = None
         self.passed_over: tuple[Attempt, ...] = ()
+
+    def keep(self, name: str) -> None:
+        """Keep a copy of the registry as it is; of a folder only, where that is quick."""
+        if not self.place.url.startswith("s3://"):
+            self.copies[name] = self.place.copy()
 
     def weigh(self, what: str, act: Callable[[], Any]) -> None:
         """Do something and note how much bigger the registry is for it."""
@@ -109,7 +122,7 @@ def grp_network() -> dict[str, Any]:
 
 
 def cloning(hydra: Hydra) -> None:
-    """Save 26 times; from the sixth save on, processes die in it at one write after the other."""
+    """Save 23 times; from the sixth save on, processes die in it at one write after the other."""
     deaths = next_deaths()
     death = next(deaths)
     for number in range(1, CLONED + 1):
@@ -185,7 +198,7 @@ def first_gate(hydra: Hydra) -> None:
 
 def first_transition(hydra: Hydra) -> None:
     """Go over to phase 2; processes die at each write of it, and no two do it differently."""
-    hydra.copies["phase 1"] = hydra.place.copy()
+    hydra.keep("phase 1")
     deaths = next_deaths()
     death = next(deaths)
     while death is not None:
@@ -234,7 +247,7 @@ def begin(entered: Transitioned, phase: int) -> Training:
 
 
 def distillation(hydra: Hydra) -> None:
-    """Save 24 times; ratings come two saves late, from a process that is not the trainer's."""
+    """Save 22 times; ratings come two saves late, from a process that is not the trainer's."""
     with hydra.place.open() as reg, hydra.place.open() as elsewhere:
         run, evaluator = reg.run(hydra.run_id), elsewhere.run(hydra.run_id)
         training = resume(run)
@@ -270,7 +283,7 @@ def second_gate(hydra: Hydra) -> None:
     """Make the best distilled student a gate."""
     with hydra.place.open() as reg:
         reg.run(hydra.run_id).set_gate("distill_best")
-    hydra.copies["phase 2"] = hydra.place.copy()
+    hydra.keep("phase 2")
 
 
 # Phase 3: the league
@@ -286,7 +299,7 @@ def second_transition(hydra: Hydra) -> None:
 
 
 def league(hydra: Hydra) -> None:
-    """Save 34 times, play after each save; halfway the trainer is another process."""
+    """Save 32 times, play after each save; halfway the trainer is another process."""
     for numbers in (range(2, 20), range(20, PLAYED + 1)):
         with hydra.place.open() as reg, hydra.place.open() as elsewhere:
             run, evaluator = reg.run(hydra.run_id), elsewhere.run(hydra.run_id)
@@ -318,13 +331,23 @@ def play(run: Run, number: int) -> None:
 
 
 def aftermath(hydra: Hydra) -> None:
-    """Promote a checkpoint of phase 2 by hand; keep the results of the evaluation."""
+    """Promote a checkpoint of phase 2 by hand; keep what was evaluated; copy all to a mirror."""
     with hydra.place.open() as reg:
         run = reg.run(hydra.run_id)
         older = run.checkpoints(2)[5]
         hydra.weigh("promotion", lambda: run.pool.promote(older, mu=30.0, sigma=1.0))
         run.add_artifact("eval_full", {"games": 200_000, "points": torch.linspace(-135, 90, 50)})
-    hydra.copies["phase 3"] = hydra.place.copy()
+        hydra.drawn = run.pool.draws(0, 500)
+    with hydra.place.open() as reg, hydra.mirror.open() as target:
+        sync(reg, target, [hydra.run_id])
+    hydra.keep("phase 3")
+
+
+def ending(hydra: Hydra) -> None:
+    """Look at every byte; then release everything."""
+    with hydra.place.open() as reg:
+        hydra.findings = reg.verify(deep=True).findings
+        reg.run(hydra.run_id).drop("the league is over")
 
 
 CHAPTERS = [
@@ -338,4 +361,5 @@ CHAPTERS = [
     second_transition,
     league,
     aftermath,
+    ending,
 ]

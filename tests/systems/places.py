@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import registry
 from backends import Backend, open_backend
 from backends.wrappers.faulty import Fault, Faulty, InjectedCrash
-from registry.keys import KINDS
+from registry import pytree
 from registry.registry import Registry, open_on
 from registry.stored import Stored
 
@@ -48,14 +48,9 @@ class Place:
             backend.close()
 
     def copy(self) -> Place:
-        """Return a copy of the store, byte for byte."""
+        """Return a copy of a folder, byte for byte."""
         other = Place(self.fresh(), self.fresh)
-        if not self.url.startswith("s3://"):
-            shutil.copytree(self.url, other.url)  # without the syncs of thousands of puts
-            return other
-        with self.backend() as source, other.backend() as target:
-            for info in source.list():
-                target.put(info.key, source.get(info.key))
+        shutil.copytree(self.url, other.url)
         return other
 
     def size_bytes(self) -> int:
@@ -63,17 +58,21 @@ class Place:
         with self.backend() as backend:
             return sum(info.size_bytes for info in backend.list())
 
-    def damage(self, key: str) -> None:
-        """Invert one bit in the middle of an object."""
+    def damage(self, key: str, byte: int | None = None) -> None:
+        """Invert a bit of a byte of an object, of the one in its middle where none is named."""
         with self.backend() as backend:
             data = bytearray(backend.get(key))
-            data[len(data) // 2] ^= 1
+            data[len(data) // 2 if byte is None else byte] ^= 1
             backend.put(key, bytes(data))
 
-    def objects(self) -> set[str]:
-        """Return the keys of packs, manifests and placements."""
-        with self.backend() as backend:
-            return {info.key for kind in KINDS for info in backend.list(f"{kind}/")}
+    def damage_tensor(self, stored: Stored, path: str) -> None:
+        """Invert a bit of a tensor of a state, wherever it lies."""
+        part, placement = stored.manifest.components[path.split("/")[0]], stored.placement
+        paths = pytree.leaf_paths(path.split("/")[0], part.skeleton)
+        (index,) = (number for number, found in paths.items() if found == path)
+        rows = list(stored.manifest.all_chunks(stored.digest_lists()))
+        row = placement.rows[rows.index(part.tensors[index].chunks[0])]
+        self.damage(str(placement.packs[row.pack].key), row.offset)
 
     def dies(self, act: Callable[[Registry], object], at: int, after: bool) -> bool:
         """Let a process die at its `at`-th write; return whether it lived to make one.

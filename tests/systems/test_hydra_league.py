@@ -6,18 +6,16 @@ from collections import Counter
 
 import pytest
 
-import registry
 from registry import Run
 from registry.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
 from registry.errors import NotFound
 from registry.pool.ratings import DEFAULT, Rating, rate
 from tests.registry.pytree.same import assert_same
 from tests.systems import hydra_life as acts
-from tests.systems.conftest import Reader
+from tests.systems.conftest import Reader, in_a_folder
 from tests.systems.hydra import SEED
 from tests.systems.hydra_life import Hydra
 from tests.systems.life import Life
-from tests.systems.places import Place
 
 pytestmark = pytest.mark.xdist_group("hydra")
 
@@ -59,6 +57,7 @@ def test_pool_keeps_20_beside_the_anchors(read_hydra: Reader) -> None:
         assert playing <= SIZE
 
 
+@in_a_folder
 def test_versions_are_not_used_again_after_reopening(
     hydra: Life[Hydra], read_hydra: Reader
 ) -> None:
@@ -164,6 +163,7 @@ def test_anchors_are_played_and_never_rated(read_hydra: Reader) -> None:
         assert anchor.components["model_record"] == run.gate(anchor.gate).components["model_record"]
 
 
+@in_a_folder
 def test_a_match_told_twice_counts_once(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run_id = read_hydra(acts.aftermath).id
     with hydra.story.copies["phase 3"].open() as reg:
@@ -191,19 +191,21 @@ def test_composition_is_50_30_20(read_hydra: Reader) -> None:
 def test_matchups_are_the_same_after_a_restart_elsewhere(
     hydra: Life[Hydra], read_hydra: Reader
 ) -> None:
-    run = read_hydra(acts.aftermath)
-    drawn = run.pool.draws(0, 500)
-    mirror = Place.new(hydra.story.place.fresh)
-    with hydra.story.place.open() as source, mirror.open() as target:
-        registry.sync(source, target, [run.id])
-    with mirror.open() as reg:
+    run, drawn = read_hydra(acts.aftermath), hydra.story.drawn
+    with hydra.story.mirror.open() as reg:
         there = reg.run(run.id)
         assert there.pool.draws(0, 500) == drawn
         assert [there.pool.draw(game) for game in (400, 3)] == [drawn[400], drawn[3]]
-        assert_same(there.restore().state, run.latest(3).load())
+        assert there.latest(3).digest == run.latest(3).digest
+        assert_same(
+            there.pool.load(there.pool.roster()[0].version)["model_record"],
+            there.gate("distill_best").load()["model_record"],
+        )
+        assert there.restore().checkpoint.step == run.latest(3).step
         assert reg.verify(deep=True).ok
 
 
+@in_a_folder
 def test_matchups_follow_the_pool_and_the_seed(hydra: Life[Hydra], read_hydra: Reader) -> None:
     run: Run = read_hydra(acts.aftermath)
     drawn = run.pool.draws(0, 200)
