@@ -88,10 +88,16 @@ class Charge:
         """Refuse a save into a run that is over, or that another trainer has taken over.
 
         Raises:
-            Conflict: The run is completed or dropped.
+            Conflict: The run is completed or dropped, or a fork that has nothing yet of its parent.
             Fenced: Another trainer has taken it over.
         """
         check_not_dropped(state)
+        if state.commits == 1 and state.created is not None and state.created.parent is not None:
+            raise Conflict(
+                "the fork broke off before it had its parent's checkpoint",
+                where=self._run_id,
+                hint="Call `registry.fork` with the same checkpoint and name again.",
+            )
         if state.status == "completed":
             raise Conflict(
                 "the run is completed",

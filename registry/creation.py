@@ -10,20 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
+from pydantic import ValidationError
+
 from registry.actions import CreateRun, Line, Parent
 from registry.environment import describe_environment
 from registry.errors import Conflict, InvalidInput
 from registry.log import RunLog, commit_line
 from registry.monitors import Monitor
-from registry.plain import decode_plain, encode_plain, plain_digest
+from registry.plain import check_phase, decode_plain, encode_plain, plain_digest
 from registry.presets import load_preset
 from registry.spec import Retention, RunSpec
 from registry.state import RunManifest
 
 _COLLISIONS = 100
 _SECRET = re.compile(
-    r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secret|api_?key|access_?key|private_?key|credentials?"
-    r"|(auth|access|bearer|api|hf|wandb)_?token)([^a-z]|$)"
+    r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secret|(api|access|private)[_-]?key|credentials?"
+    r"|(auth|access|bearer|api|hf|wandb)[_-]?token)([^a-z]|$)"
 )
 
 Preset = str | os.PathLike[str] | RunSpec
@@ -60,7 +62,7 @@ def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> Cre
     monitors = _monitors(options.get("monitor", ()))
     spec = _spec(options.get("preset"), monitors, options.get("retention"))
     encoded = encode_plain(options.get("config"), "config")
-    _warn_of_secrets(options.get("config"))
+    _warn_of_secrets(options.get("config"), stacklevel=4 if parent is None else 5)
     return CreateRun(
         config=encoded,
         config_hash=plain_digest(encoded),
@@ -90,16 +92,23 @@ def forked(parent: RunManifest, origin: Parent, **options: Unpack[RunOptions]) -
 
 
 def begin(log: RunLog, action: CreateRun) -> bool:
-    """Put commit 0; return whether this call began the run."""
+    """Put commit 0; return whether this call began the run, or finds the same fork half done."""
     begun = False
 
     def compose(state: RunManifest) -> Sequence[Line] | None:
         nonlocal begun
-        begun = state.commits == 0
-        return [commit_line(state, [action])] if begun else None
+        begun = state.commits == 0 or _is_half_done(state, action)
+        return [commit_line(state, [action])] if state.commits == 0 else None
 
     log.append(compose)
     return begun
+
+
+def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
+    """Return whether a run is this fork, broken off before it had what it inherits."""
+    created = state.created
+    mine = action.parent is not None and created is not None and created.parent == action.parent
+    return mine and state.commits == 1
 
 
 def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
@@ -141,19 +150,32 @@ def _spec(
 ) -> RunSpec | None:
     if retention is not None and not isinstance(retention, Retention):
         raise InvalidInput("not a policy", expected="Retention(last=3)", found=repr(retention))
-    if preset is None:
-        return RunSpec(monitors=monitors, retention=retention) if retention else None
-    spec = preset if isinstance(preset, RunSpec) else load_preset(preset)
-    if not monitors and retention is None:
-        return spec
-    if spec.phases:
-        raise InvalidInput(
-            "this preset says for each phase what is best and what is kept",
-            where=f"preset {spec.name}",
-            hint="Copy the preset to a file of your own and change it there.",
-        )
-    own = {"monitors": monitors or spec.monitors, "retention": retention or spec.retention}
-    return RunSpec.parse(spec.model_copy(update=own).encode(), where=f"preset {spec.name}")
+    given = RunSpec() if preset is None else preset
+    spec = given if isinstance(given, RunSpec) else load_preset(given)
+    where = f"preset {spec.name}" if preset is not None else None
+    if monitors or retention is not None:
+        if spec.phases:
+            raise InvalidInput(
+                "this preset says for each phase what is best and what is kept",
+                where=where,
+                hint="Copy the preset to a file of your own and change it there.",
+            )
+        spec = _changed(spec, monitors or spec.monitors, retention or spec.retention, where)
+    for phase in spec.phases:
+        check_phase(phase.name)
+    return None if preset is None and retention is None else spec
+
+
+def _changed(
+    spec: RunSpec, monitors: tuple[Monitor, ...], retention: Retention | None, where: str | None
+) -> RunSpec:
+    """Return a specification with other monitors and another policy, checked anew."""
+    own = spec.model_copy(update={"monitors": monitors, "retention": retention})
+    try:
+        return RunSpec.model_validate_json(own.encode())
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_context=False)[0]["msg"]
+        raise InvalidInput("contradicts itself", where=where, found=told) from error
 
 
 def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
@@ -171,14 +193,14 @@ def _told(monitors: Iterable[Monitor]) -> str:
     return ", ".join(f"{monitor.metric}:{monitor.mode}" for monitor in monitors) or "none"
 
 
-def _warn_of_secrets(config: object) -> None:
+def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
     suspects = list(_suspects(config, ""))
     if suspects:
         warnings.warn(
             f"the configuration looks as if it held a secret: {', '.join(suspects)}. It enters the "
             "run's log, where it stays for everybody who can read the registry.",
             SecretWarning,
-            stacklevel=5,
+            stacklevel=stacklevel,
         )
 
 

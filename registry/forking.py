@@ -90,7 +90,8 @@ def _inherited(
     then: RunManifest, now: RunManifest, record: CheckpointRecord
 ) -> Iterator[tuple[Action, ...]]:
     """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
-    pins = [pin for pin in now.pins if then.pin(pin.kind, pin.name)]
+    # A gate is always set after the checkpoint that it is, and belongs to it all the same.
+    pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
     gates = [pin for pin in pins if pin.kind == "gate" and pin.checkpoint != record.n]
     n = 1
     for gate in gates:

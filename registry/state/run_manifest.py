@@ -92,7 +92,8 @@ class RunManifest(Record):
         """What the run is to be; without a preset, its monitors and nothing else."""
         if self.created is None:
             return RunSpec()
-        return self.created.spec or RunSpec(monitors=self.created.monitors)
+        # Not checked again: a run of an older version may have two monitors of one metric.
+        return self.created.spec or RunSpec.model_construct(monitors=self.created.monitors)
 
     @property
     def monitors(self) -> tuple[Monitor, ...]:
