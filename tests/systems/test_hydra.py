@@ -174,6 +174,23 @@ def test_phases_2_and_3_keep_20_and_the_best_by_mu_less_3_sigma(
     assert by_mu_alone.digest != found.digest
 
 
+def test_cadence_of_each_phase(read_hydra: Reader) -> None:
+    run = read_hydra(acts.birth)
+    assert [run.is_due(step, phase=1) for step in (500, 10_000, 10_500, 20_000)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    for phase in (2, 3):
+        assert [run.is_due(step, phase=phase) for step in (499, 500, 750, 10_000)] == [
+            False,
+            True,
+            False,
+            True,
+        ]
+
+
 def test_evictions_are_part_of_saves(read_hydra: Reader) -> None:
     run = read_hydra(acts.league)
     for phase in ("1", "2", "3"):
@@ -249,6 +266,18 @@ def test_evaluations_are_appended_for_good(hydra: Life[Hydra], read_hydra: Reade
 
 
 # Coming back
+
+
+def test_death_at_any_write_of_a_save_loses_nothing(hydra: Life[Hydra], read_hydra: Reader) -> None:
+    run = read_hydra(acts.cloning)
+    # Three packs, manifest, placement, slot: before each of them, and after each, a process died.
+    assert hydra.story.deaths == [(n, after) for after in (False, True) for n in range(1, 7)]
+    straight = Training(1, seeds_of(1))
+    for _ in range(acts.CLONED):
+        straight.train(acts.CLONE_EVERY)
+    straight.metrics = {"heldout_ce": acts.heldout_ce(acts.CLONED)}
+    (came_out,) = (one for one in run.checkpoints(1) if one.step == straight.global_step)
+    assert_same(acts.without_time(came_out.load()), acts.without_time(straight.state_dict()))
 
 
 def test_nan_is_never_latest_best_or_restored(hydra: Life[Hydra], read_hydra: Reader) -> None:
