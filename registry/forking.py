@@ -26,7 +26,7 @@ from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import Conflict
 from registry.log import RunLog
-from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance, cut
+from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance
 from registry.store import Store
 
 
@@ -137,9 +137,9 @@ def _pinned(pin: Pin, checkpoint: int | None) -> SetPin:
 
 def _streams(now: RunManifest, record: CheckpointRecord) -> Iterator[AppendStream]:
     for stream in now.streams:
-        # Entries of a line that training went back behind are not this checkpoint's.
-        length = 0 if record.superseded else min(record.streams.get(stream.name, 0), stream.count)
-        for segment in cut(stream.segments, length):
+        # Entries of a line that training went back behind are not there any more.
+        mark = None if record.superseded else record.streams.get(stream.name)
+        for segment in stream.at(mark):
             yield AppendStream(
                 stream=stream.name,
                 lifetime=stream.lifetime,

@@ -38,6 +38,10 @@ def find_in_run(run: Run, path: str) -> Stored:
         AmbiguousRef: Hex digits that several ids begin with.
         InvalidInput: Not a form of a ref.
     """
+    if run.manifest.dropped is not None:
+        raise NotFound(
+            "the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped
+        )
     segments = path.split("/") if path else ["latest"]
     match segments:
         case [*of, "companions", name] if of:

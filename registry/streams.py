@@ -66,7 +66,7 @@ class Stream:
         stream = self._standing()
         if stream is None:
             return {}
-        return {label: _length(segments) for label, segments in stream.archives.items()}
+        return {archive.label: archive.count for archive in stream.archives}
 
     def append(
         self,
@@ -167,20 +167,22 @@ class Stream:
         def compose(state: RunManifest) -> Sequence[Action] | None:
             check_not_dropped(state, self.name)
             stream = self._resettable(state)
-            if label in stream.archives:
+            standing = stream.archive(label)
+            if standing is not None:
                 if stream.count == 0:
                     return None
                 raise Conflict(
                     "an archive of this label stands already",
                     where=f"{self._where}: {label}",
-                    found=f"{_length(stream.archives[label])} entries",
+                    found=f"{standing.count} entries",
                     hint="Choose another label.",
                 )
             return [ArchiveStream(stream=self.name, label=label)]
 
         stream = self._committer.commit(compose).stream(self.name)
-        assert stream is not None  # compose has seen it
-        return _length(stream.archives[label])
+        archived = stream and stream.archive(label)
+        assert archived is not None  # compose has seen to it
+        return archived.count
 
     def _resettable(self, state: RunManifest) -> StreamRecord:
         if stream_lifetime(state, self.name) == "forever":
@@ -198,15 +200,16 @@ class Stream:
     def _segments(self, archive: str | None) -> tuple[Segment, ...]:
         stream = self._standing()
         if archive is not None:
-            known = {} if stream is None else stream.archives
-            if archive not in known:
+            known = self.archives
+            found = stream and stream.archive(archive)
+            if not found:
                 raise NotFound(
                     "no such archive",
                     where=f"{self._where}: {archive}",
                     expected=", ".join(known) or "none yet",
                     hint=near(archive, known),
                 )
-            return known[archive]
+            return found.segments
         state = self._committer.log.state
         if stream is None and stream_lifetime(state, self.name) is None:
             raise self._absent(state)
@@ -267,10 +270,6 @@ class _Attempt:
         slot = next(self._committer.log.slots(number), None)
         commits = () if slot is None else slot.commits
         return any(action in commit.actions for _, commit in commits)
-
-
-def _length(segments: Sequence[Segment]) -> int:
-    return sum(segment.count for segment in segments)
 
 
 def _fingerprint(entries: Iterable[Mapping[str, Any]]) -> Digest:

@@ -171,10 +171,7 @@ def due_gate_json(run: Run, name: str) -> dict[str, Any]:
 
 def stream_json(stream: StreamRecord) -> dict[str, Any]:
     """Return a stream."""
-    archives = {
-        label: sum(segment.count for segment in segments)
-        for label, segments in stream.archives.items()
-    }
+    archives = {archive.label: archive.count for archive in stream.archives}
     return {
         "name": stream.name,
         "lifetime": stream.lifetime,

@@ -7,8 +7,8 @@ make a history legal are checked here and nowhere else, so that writers, readers
 
 from __future__ import annotations
 
-from registry.state.apply_streams import cut
 from registry.state.records import (
+    Archive,
     CheckpointRecord,
     ClaimRecord,
     GroupRecord,
@@ -16,6 +16,7 @@ from registry.state.records import (
     Pin,
     PoolRecord,
     Segment,
+    StreamMark,
     StreamRecord,
     WriterRecord,
 )
@@ -24,6 +25,7 @@ from registry.state.run_manifest import RunManifest
 from registry.state.slots import Slot
 
 __all__ = [
+    "Archive",
     "CheckpointRecord",
     "ClaimRecord",
     "GroupRecord",
@@ -33,8 +35,8 @@ __all__ = [
     "RunManifest",
     "Segment",
     "Slot",
+    "StreamMark",
     "StreamRecord",
     "WriterRecord",
     "advance",
-    "cut",
 ]

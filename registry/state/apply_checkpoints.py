@@ -35,7 +35,7 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
         commit_keys=action.commit_keys,
         nonfinite=action.nonfinite or (),
         held_back=bool(action.held_back),
-        streams={name: stream.count for name, stream in draft.streams.items() if stream.count},
+        streams={name: stream.mark for name, stream in draft.streams.items()},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from registry.actions import AppendStream, ArchiveStream
 from registry.state.draft import Draft
-from registry.state.records import Segment, StreamRecord
+from registry.state.records import Archive, Segment, StreamMark, StreamRecord
 
 
 def append(draft: Draft, action: AppendStream) -> None:
@@ -29,7 +29,8 @@ def append(draft: Draft, action: AppendStream) -> None:
         first_step=action.first_step,
         last_step=action.last_step,
     )
-    segments = (*cut(stream.segments, action.start), segment)
+    before = stream.at(stream.mark.model_copy(update={"count": action.start}))
+    segments = (*before, segment)
     draft.streams[stream.name] = stream.model_copy(update={"segments": segments})
 
 
@@ -38,22 +39,14 @@ def archive(draft: Draft, action: ArchiveStream) -> None:
     draft.require(action.stream in draft.streams, f"no stream {action.stream}")
     stream = draft.streams[action.stream]
     draft.require(stream.lifetime != "forever", f"stream {stream.name} is kept for ever")
-    draft.require(action.label not in stream.archives, f"archive {action.label} stands already")
-    archives = {**stream.archives, action.label: stream.segments}
+    standing = stream.archive(action.label)
+    draft.require(standing is None, f"archive {action.label} stands already")
+    archives = (*stream.archives, Archive(label=action.label, segments=stream.segments))
     draft.streams[stream.name] = stream.model_copy(update={"segments": (), "archives": archives})
 
 
-def cut_streams(draft: Draft, lengths: Mapping[str, int]) -> None:
-    """Take every stream back to the length that it had at a checkpoint."""
+def cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
+    """Take every stream back to how it stood at a checkpoint; archives stay what they are."""
     for name, stream in draft.streams.items():
-        segments = cut(stream.segments, min(lengths.get(name, 0), stream.count))
+        segments = stream.at(marks.get(name))
         draft.streams[name] = stream.model_copy(update={"segments": segments})
-
-
-def cut(segments: tuple[Segment, ...], count: int) -> tuple[Segment, ...]:
-    """Return the segments of a stream's first `count` entries."""
-    return tuple(
-        segment.model_copy(update={"count": min(segment.count, count - segment.start)})
-        for segment in segments
-        if segment.start < count
-    )

@@ -19,6 +19,18 @@ from registry.records import (
 )
 
 
+class StreamMark(Record):
+    """How a stream stood at a checkpoint.
+
+    Attributes:
+        count: Entries that it held.
+        archives: How often it had been archived.
+    """
+
+    count: int
+    archives: int = 0
+
+
 class CheckpointRecord(Record):
     """A checkpoint of a run.
 
@@ -39,7 +51,7 @@ class CheckpointRecord(Record):
         held_back: Whether it is never latest or best for that reason.
         evicted: Why it is found no more; `None` while it is kept.
         recovered: Whether it was evicted and brought back; retention lets it alone then.
-        streams: Length of each stream when it was added: where a resume from it continues them.
+        streams: How each stream stood when it was added: where a resume from it continues them.
     """
 
     n: int
@@ -58,7 +70,7 @@ class CheckpointRecord(Record):
     held_back: bool = False
     evicted: str | None = None
     recovered: bool = False
-    streams: dict[Name, int] = Field(default={})
+    streams: dict[Name, StreamMark] = Field(default={})
 
     @property
     def is_live(self) -> bool:
@@ -161,6 +173,23 @@ class Segment(Record):
     last_step: Step
 
 
+class Archive(Record):
+    """What a stream held when it was archived.
+
+    Attributes:
+        label: Its name.
+        segments: What the stream held.
+    """
+
+    label: Name
+    segments: tuple[Segment, ...]
+
+    @property
+    def count(self) -> int:
+        """Entries in it."""
+        return self.segments[-1].start + self.segments[-1].count if self.segments else 0
+
+
 class StreamRecord(Record):
     """A stream.
 
@@ -168,18 +197,39 @@ class StreamRecord(Record):
         name: Its name.
         lifetime: `forever` or `resettable`.
         segments: What it holds, in order.
-        archives: What it held before it was begun anew, by label.
+        archives: What it held each time that it was begun anew, in order.
     """
 
     name: Name
     lifetime: Lifetime
     segments: tuple[Segment, ...] = ()
-    archives: dict[Name, tuple[Segment, ...]] = Field(default={})
+    archives: tuple[Archive, ...] = ()
 
     @property
     def count(self) -> int:
         """Entries that it holds."""
         return self.segments[-1].start + self.segments[-1].count if self.segments else 0
+
+    def archive(self, label: str) -> Archive | None:
+        """Return an archive by its label."""
+        return next((archive for archive in self.archives if archive.label == label), None)
+
+    @property
+    def mark(self) -> StreamMark:
+        """How it stands now."""
+        return StreamMark(count=self.count, archives=len(self.archives))
+
+    def at(self, mark: StreamMark | None) -> tuple[Segment, ...]:
+        """Return what it held at a checkpoint, whatever was appended or archived since."""
+        if mark is None:
+            return ()
+        archived = mark.archives < len(self.archives)
+        segments = self.archives[mark.archives].segments if archived else self.segments
+        return tuple(
+            segment.model_copy(update={"count": min(segment.count, mark.count - segment.start)})
+            for segment in segments
+            if segment.start < mark.count
+        )
 
 
 class PhaseRecord(Record):

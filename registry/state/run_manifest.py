@@ -148,9 +148,9 @@ class RunManifest(Record):
 
     @cached_property
     def _live(self) -> tuple[CheckpointRecord, ...]:
-        return tuple(
-            one for one in self.checkpoints if one.evicted is None and not one.superseded
-        )
+        if self.dropped is not None:
+            return ()
+        return tuple(one for one in self.checkpoints if one.evicted is None and not one.superseded)
 
     def latest(self, phase: str | None = None) -> CheckpointRecord | None:
         """Return the last live checkpoint in log order whose weights are finite."""
@@ -220,9 +220,9 @@ class RunManifest(Record):
         for stream in self.streams:
             for segment in stream.segments:
                 yield segment.manifest, "streams", stream.name
-            for label, segments in stream.archives.items():
-                for segment in segments:
-                    yield segment.manifest, "streams", stream.name, label
+            for archive in stream.archives:
+                for segment in archive.segments:
+                    yield segment.manifest, "streams", stream.name, archive.label
         for phase in self.phases:
             if not phase.superseded:
                 for name, manifest in phase.companions.items():

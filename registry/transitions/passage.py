@@ -327,7 +327,7 @@ def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
 def _label(state: RunManifest, name: str, phase: str) -> str:
     """Return a free label for what a stream held until the end of a phase."""
     stream = state.stream(name)
-    taken = stream.archives if stream else {}
+    taken = {archive.label for archive in stream.archives} if stream else set()
     label, number = phase_segment(phase), 1
     while label in taken:
         number += 1

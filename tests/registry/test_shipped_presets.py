@@ -348,7 +348,7 @@ def test_the_example_of_the_page_works(reg, tmp_path):
         "data": (2, 0),
         "dropout": (2, 1),
     }
-    assert list(run.manifest.stream("samples").archives) == ["pretrain"]
+    assert [one.label for one in run.manifest.stream("samples").archives] == ["pretrain"]
     saved = run.save(state(1), step=1, metrics={"accuracy": 0.5})
     assert saved.tier == "milestone"
     assert saved.companion("start").load()["model"]["head.bias"].dtype == torch.bfloat16

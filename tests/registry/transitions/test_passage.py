@@ -143,7 +143,7 @@ def test_streams_are_archived(reg):
     over(run)
     assert actions_of(run)[-1] == ["phase.enter", "stream.archive"]
     assert run.manifest.stream("samples").count == 0
-    assert list(run.manifest.stream("samples").archives) == ["phase1"]
+    assert [one.label for one in run.manifest.stream("samples").archives] == ["phase1"]
     assert run.manifest.stream("loss").count == 1
 
 
@@ -155,7 +155,12 @@ def test_an_archive_gets_a_label_that_is_free(reg):
         run.restore(at=run.checkpoints(phase=1)[-1])
         run.save(state(i), step=i, phase=1, streams={"samples": [{"step": i}]})
         over(run)
-    assert list(run.manifest.stream("samples").archives) == ["phase1", "phase1_2"]
+    assert [one.label for one in run.manifest.stream("samples").archives] == ["phase1", "phase1_2"]
+    # Back behind the archive the stream is what it was, and is put aside once more.
+    run.restore(at=run.latest(phase=1))
+    over(run)
+    assert actions_of(run)[-1] == ["run.rewind", "phase.enter", "stream.archive"]
+    assert run.stream("samples").archives == {"phase1": 1, "phase1_2": 2, "phase1_3": 2}
 
 
 @pytest.mark.parametrize(("source", "step"), [("latest", 3), ("best", 1)])
@@ -226,6 +231,7 @@ def test_coming_back_to_the_phase_before_rewinds(reg):
     assert actions_of(run)[-1] == ["run.rewind", "phase.enter"]
     assert same(again.state, first.state)
     assert run.checkpoints(phase=2) == []
+    assert same(over(run).state, first.state)  # what was superseded does not count as begun
     run.save(phase_2(7), step=3)
     assert [one.step for one in run.checkpoints()] == [1, 2, 3, 3]
 
@@ -392,7 +398,7 @@ def test_whoever_dies_may_go_over_again(reg, backend, open_registry, after):
         assert [said.count("phase.enter") for said in actions_of(run)][-1] == 1
         assert sum("phase.enter" in said for said in actions_of(run)) == 1
         assert len(run.manifest.roster()) == 2
-        assert list(run.manifest.stream("samples").archives) == ["phase1"]
+        assert [one.label for one in run.manifest.stream("samples").archives] == ["phase1"]
         run.save(phase_2(5), step=5)
         assert fresh.verify(deep=True).ok
     assert deaths > 4
