@@ -18,7 +18,7 @@ from registry.actions import (
 )
 from registry.canonical import float_to_hex
 from registry.charge import Charge
-from registry.committer import Committer, preview
+from registry.committer import Committer, Stale, preview
 from registry.digest import Digest
 from registry.errors import Conflict, IncompatibleState
 from registry.placing import Written, cut_state
@@ -55,6 +55,7 @@ class SaveCommit:
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
         self._appends: list[PlannedAppend] = []
+        self._repeats = False
         self.outcome = -1
 
     def plan(self) -> Sequence[Written]:
@@ -62,6 +63,10 @@ class SaveCommit:
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
         self._state = committer.write(self._save.state, bases)
+        known = self._same_step(run)
+        self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
+        if self._repeats:
+            return [self._state]  # what stands beside it was said with it
         self._companions = {
             name: committer.write(flat, committer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
@@ -93,6 +98,8 @@ class SaveCommit:
                 raise self._step_taken(known, digest)
             self.outcome = known.n
             return [*claims, *_news(known, self._request)]
+        if self._repeats:
+            raise Stale  # the checkpoint that it repeated has gone meanwhile
         self._check_continues(state)
         claimed = preview(state, claims)
         self._check_phase(claimed)

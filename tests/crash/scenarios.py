@@ -1,4 +1,4 @@
-"""What is interrupted: pushes and syncs, each small, each able to be done again."""
+"""What is interrupted: saves, names, forks and syncs, each small, each to be done again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from registry import Monitor, sync
 from registry.errors import StoreUnavailable
 from registry.registry import Registry
+from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream, Tier
 from tests.crash.world import RUN, Scratch, fresh_store, make_state, opened
 
 _MONITOR = Monitor(metric="loss", mode="min")
@@ -31,6 +32,7 @@ class Scenario:
         begin: What the same process does first, unharmed.
         resume: What another process does first that comes after it.
         acknowledged: Steps whose checkpoints stand before `act`.
+        run: The run whose log grows by it.
         interrupt_source: Whether the source of a sync fails instead of its destination.
     """
 
@@ -40,6 +42,7 @@ class Scenario:
     begin: Callable[[Registry], Any] = _nothing
     resume: Callable[[Registry], Any] | None = None
     acknowledged: tuple[int, ...] = ()
+    run: str = RUN
     interrupt_source: bool = False
 
     def __str__(self) -> str:
@@ -112,6 +115,103 @@ PUSHES = [
     Scenario("save after rewind", _save_after_rewind, _two_steps, acknowledged=(1, 2)),
     Scenario("report", _report, _two_steps, acknowledged=(1, 2)),
     Scenario("tag", _tag, _two_steps, acknowledged=(1, 2)),
+]
+
+
+# A run with everything that a save can say at once: a companion that is carried on, a tier, an
+# entry in the pool for which the oldest goes, entries of a stream, keys that the commit keeps, an
+# eviction.
+
+_SPEC = RunSpec(
+    phases=(
+        Phase(name="1", monitors=(_MONITOR,)),
+        Phase(
+            name="2",
+            monitors=(_MONITOR,),
+            companions=("reference",),
+            tiers=(
+                Tier(name="record", improves=("loss",), retention=Retention(last=1)),
+                Tier(name="rolling", retention=Retention(last=1)),
+            ),
+        ),
+    ),
+    gates=(Gate(name="bc_best", phase="1"),),
+    commit_keys=("step",),
+    finite=("model/*",),
+    inference=("model",),
+    pool=Pool(phase="2", size=1, promote_on_save=True),
+    streams=(Stream(name="losses", lifetime="forever"),),
+)
+
+
+def _entries(step: int) -> list[dict[str, Any]]:
+    return [{"step": step, "loss": 1 / step}]
+
+
+def _live_on(run: Any, step: int, **options: Any) -> None:
+    metrics = {"loss": 1 / step}
+    run.save(
+        make_state(step), step=step, metrics=metrics, streams={"losses": _entries(step)}, **options
+    )
+
+
+def _whole_life(registry: Registry) -> Any:
+    run = registry.run(RUN, create=True, seed=7, preset=_SPEC)
+    _live_on(run, 1, phase=1)
+    _live_on(run, 2, phase=2, companions={"reference": {"policy": make_state(1)["model"]}})
+    _live_on(run, 3)
+    assert [ck.step for ck in run.evicted()] == [2]
+    return run
+
+
+def _save_with_everything(registry: Registry, run: Any) -> None:
+    _live_on(run, 4)
+
+
+def _set_gate(registry: Registry, _: object) -> None:
+    registry.run(RUN).set_gate("bc_best")
+
+
+def _add_artifact(registry: Registry, _: object) -> None:
+    registry.run(RUN).add_artifact("seeds", {"bank": make_state(9)["optimizer"]["moments"]})
+
+
+def _undo(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    if run.evicted():
+        run.undo()
+
+
+def _prune(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    run.prune(Retention(last=1))
+
+
+def _gated_life(registry: Registry) -> None:
+    _whole_life(registry).set_gate("bc_best")
+
+
+def _fork(registry: Registry, _: object) -> None:
+    if "fork" not in registry.runs() or registry.run("fork").latest() is None:
+        registry.fork(f"{RUN}/phase2/step3", "fork")
+
+
+def _drop(registry: Registry, _: object) -> None:
+    run = registry.run(RUN)
+    if run.manifest.dropped is None:
+        run.drop("done with")
+
+
+LIVES = [
+    Scenario(
+        "save with everything", _save_with_everything, _nothing, _whole_life, _reopened, (1, 2, 3)
+    ),
+    Scenario("set gate", _set_gate, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("add artifact", _add_artifact, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("undo", _undo, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("prune", _prune, _two_steps, acknowledged=(1, 2)),
+    Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
+    Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
 ]
 
 

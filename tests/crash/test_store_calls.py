@@ -20,7 +20,7 @@ from backends.wrappers import Fault, Faulty, InjectedCrash
 from registry.errors import RegistryError, StoreUnavailable
 from registry.registry import open_on
 from registry.store import create_config
-from tests.crash.scenarios import PUSHES, SYNCS, Scenario, sources
+from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
 from tests.crash.world import (
     Scratch,
     contents,
@@ -34,7 +34,7 @@ from tests.crash.world import (
 from tests.registry.pytree.same import assert_same
 
 Copies = Callable[[], Backend]
-SCENARIOS = PUSHES + SYNCS
+SCENARIOS = PUSHES + LIVES + SYNCS
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -117,11 +117,12 @@ def uninterrupted(scenario: Scenario, copies: Copies) -> Course:
     attempt.act()
     attempt.close()
     points = range(attempt.begun_at + 1, attempt.calls + 1)
-    return Course(points, picture(store), pictures_on_the_way(store), len(history(store)))
+    on_the_way = pictures_on_the_way(store, scenario.run)
+    return Course(points, picture(store), on_the_way, len(history(store)))
 
 
 def history(store: Backend) -> list[bytes]:
-    """Return every commit line of a store with one run."""
+    """Return every commit line of a store."""
     slots = [data for key, data in contents(store).items() if "/log/" in key]
     return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]
 

@@ -83,11 +83,21 @@ def opened(backend: Backend) -> Iterator[Registry]:
 def picture_of_run(state: RunManifest) -> Any:
     """Return what a user sees of a run."""
     shown = [
-        (ck.phase, ck.step, ck.manifest.hex(), sorted(ck.metrics.items()), ck.superseded)
+        (
+            *(ck.phase, ck.step, ck.manifest.hex(), ck.tier, ck.evicted, ck.superseded),
+            *(sorted(ck.metrics.items()), sorted(ck.companions.items())),
+        )
         for ck in state.checkpoints
     ]
-    tags = {name: state.by_n[n].manifest.hex() for name, n in state.tags.items()}
-    return {"checkpoints": shown, "tags": tags, "status": state.status, "begun": state.commits > 0}
+    return {
+        "checkpoints": shown,
+        "pins": {pin.ref: pin.manifest.hex() for pin in state.pins},
+        "pool": [(entry.version, entry.manifest.hex(), entry.evicted) for entry in state.pool],
+        "streams": {stream.name: stream.count for stream in state.streams},
+        "status": state.status,
+        "dropped": state.dropped,
+        "begun": state.commits > 0,
+    }
 
 
 def picture_of_runs(backend: Backend) -> Any:
@@ -102,12 +112,17 @@ def picture(backend: Backend) -> Any:
     return {"runs": picture_of_runs(backend), "objects": objects}
 
 
-def pictures_on_the_way(backend: Backend) -> list[Any]:
-    """Return what a user saw of the runs after each slot of the only run, from none at all on."""
+def pictures_on_the_way(backend: Backend, run: str = RUN) -> list[Any]:
+    """Return what a user saw of the runs after each slot of one of them, from none at all on."""
     with opened(backend) as registry:
-        state = RunManifest(run_id=RUN)
-        seen: list[Any] = [{}]
-        for slot in RunLog(registry.store, RUN).slots():
+        others = {
+            name: picture_of_run(registry.run(name).manifest)
+            for name in registry.runs()
+            if name != run
+        }
+        state = RunManifest(run_id=run)
+        seen: list[Any] = [others]
+        for slot in RunLog(registry.store, run).slots():
             state = advance(state, [slot])
-            seen.append({RUN: picture_of_run(state)})
+            seen.append({**others, run: picture_of_run(state)})
     return seen

@@ -477,3 +477,36 @@ def test_a_takeover_and_everything_else_stand_in_the_same_commit(reg):
     other.save(small_state(2), step=2)
     kinds = [type(action) for action in list(other.history())[-1].actions]
     assert kinds == [TakeOver, AddCheckpoint]
+
+
+def test_a_repeated_save_says_nothing_of_what_was_said_with_it(reg, backend):
+    """A job that is started again saves its last step again, streams and companions included."""
+    run = reg.create_run("run")
+    told = {"streams": {"loss": [{"step": 1}]}, "companions": {"ema": REFERENCE}}
+    run.save(small_state(1), step=1, **told)
+    before = contents(backend)
+    run.save(small_state(1), step=1, **told)
+    assert contents(backend) == before
+    again = reg.run("run")
+    again.save(small_state(1), step=1, **told)
+    assert [type(action) for action in list(again.history())[-1].actions] == [TakeOver]
+    assert again.manifest.stream("loss").count == 1
+    assert objects(backend) == {key for key in before if not key.startswith(("runs", "registry"))}
+
+
+def test_a_repeated_save_of_what_goes_meanwhile_is_a_save(reg, backend, open_registry):
+    run = reg.create_run("run")
+    run.save(small_state(1), step=1, companions={"ema": REFERENCE})
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+
+    def rival():
+        other = open_registry(backend).run("run")
+        other.push(small_state(2), step=2)
+        other.prune(Retention(last=1))
+
+    hooked.before = Once("runs/run/log/", rival, "put_if_absent")
+    mine.push(small_state(1), step=1, companions={"ema": REFERENCE}, metrics={"loss": 1.0})
+    assert hooked.before.done
+    assert [ck.step for ck in mine.checkpoints()] == [2, 1]
+    assert same(mine.latest().companion("ema").load(), REFERENCE)
