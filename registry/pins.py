@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from registry.actions import Action, SetPin, SetTag
+from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
@@ -139,27 +140,34 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     Raises:
         InvalidInput: It is another run's.
     """
-    if not isinstance(checkpoint, Checkpoint) or checkpoint.run_id != committer.log.run_id:
-        raise InvalidInput(
-            f"{what} names a checkpoint of its own run",
-            where=committer.log.run_id,
-            found=checkpoint.ref if isinstance(checkpoint, Checkpoint) else repr(checkpoint),
-        )
-    return checkpoint.record.n
+    state = committer.log.state
+    if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == state.run_id:
+        n = checkpoint.record.n
+        if n not in state.by_n:
+            state = committer.log.refresh()
+        # A run of this name may be another one in another registry.
+        if n in state.by_n and state.by_n[n].manifest == checkpoint.digest:
+            return n
+    raise InvalidInput(
+        f"{what} takes checkpoints of its own run",
+        where=state.run_id,
+        found=checkpoint.ref if isinstance(checkpoint, Stored) else repr(checkpoint),
+    )
 
 
 def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is still kept.
 
     Raises:
-        Conflict: It was evicted meanwhile.
+        Conflict: It was evicted meanwhile, or its run dropped.
     """
+    check_not_dropped(state)
     record = state.by_n[n]
-    if record.evicted is not None or state.dropped is not None:
+    if record.evicted is not None:
         raise Conflict(
             "this checkpoint is not kept any more",
             where=where,
-            found=state.dropped or record.evicted,
+            found=record.evicted,
             hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
         )
     return record

@@ -39,9 +39,7 @@ def find_in_run(run: Run, path: str) -> Stored:
         InvalidInput: Not a form of a ref.
     """
     if run.manifest.dropped is not None:
-        raise NotFound(
-            "the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped
-        )
+        raise NotFound("the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped)
     segments = path.split("/") if path else ["latest"]
     match segments:
         case [*of, "companions", name] if of:

@@ -21,6 +21,7 @@ from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from registry.log import RunLog
+from registry.pins import find_pin, kept, own
 from registry.placing import Written
 from registry.plain import check_metrics
 from registry.pytree import FlatState
@@ -172,7 +173,7 @@ class Releases:
         else:
             wanted.parts = _parts(checkpoint, self._log.state, only)
         now = self._committer.commit(wanted.actions, wanted.plan)
-        return self._release(_find(now, wanted.name))
+        return self._release(find_pin(now, "release", wanted.name))
 
     def get(self, version: str) -> Release:
         """Return a release.
@@ -180,7 +181,7 @@ class Releases:
         Raises:
             NotFound: There is none of this version; near ones are suggested.
         """
-        return self._release(_find(self._log.refresh(), version))
+        return self._release(find_pin(self._log.refresh(), "release", version))
 
     def latest(self) -> Release:
         """Return the release that `releases/latest` names: the last published, or rolled back to.
@@ -191,7 +192,7 @@ class Releases:
         state = self._log.refresh()
         if state.release is None:
             raise NotFound("nothing has been released yet", where=f"{state.run_id}/releases/latest")
-        return self._release(_find(state, state.release))
+        return self._release(find_pin(state, "release", state.release))
 
     def list(self) -> list[Release]:
         """Return every release as of now, in the order of publication."""
@@ -211,15 +212,13 @@ class Releases:
         """
         if not isinstance(reason, str) or reason.encode(errors="replace").decode() != reason:
             raise InvalidInput("a reason is not text", found=repr(reason))
-        _find(self._log.refresh(), version)
+        find_pin(self._log.refresh(), "release", version)
 
         def compose(state: RunManifest) -> Sequence[Action] | None:
-            if state.dropped is not None:
-                raise Conflict("the run was dropped", where=state.run_id, found=state.dropped)
             is_news = state.release != version
             return [PointRelease(version=version, reason=reason)] if is_news else None
 
-        return self._release(_find(self._committer.commit(compose), version))
+        return self._release(find_pin(self._committer.commit(compose), "release", version))
 
     def history(self) -> Iterator[ReleaseEvent]:
         """Yield who published and rolled back what and when, oldest first, as of now."""
@@ -235,12 +234,7 @@ class Releases:
         metrics: Mapping[str, object] | None,
     ) -> _Publication:
         state = self._log.refresh()
-        if not isinstance(checkpoint, Checkpoint) or checkpoint.run_id != state.run_id:
-            raise InvalidInput(
-                "a release is made of a checkpoint of its own run",
-                where=f"{state.run_id}/releases/{name}",
-                found=checkpoint.ref if isinstance(checkpoint, Checkpoint) else repr(checkpoint),
-            )
+        own(self._committer, checkpoint, f"a release ({name})")
         fields = {} if card is None else read_card(card)
         check_card(fields, state.spec.card_fields)
         values = None if metrics is None else check_metrics(metrics)
@@ -248,15 +242,6 @@ class Releases:
 
     def _release(self, pin: Pin) -> Release:
         return Release(self._committer.store, self._log, pin)
-
-
-def _find(state: RunManifest, version: str) -> Pin:
-    pin = state.pin("release", version)
-    if pin is None:
-        known = [one.name for one in state.pins_of("release")]
-        where = f"{state.run_id}/releases/{version}"
-        raise NotFound("no such release", where=where, hint=near(str(version), known))
-    return pin
 
 
 @dataclass(slots=True)
@@ -311,14 +296,7 @@ class _Publication:
         if standing is not None:
             self._check_same(standing)
             return None
-        record = state.by_n[self.checkpoint.record.n]
-        if state.dropped is not None or record.evicted is not None:
-            raise Conflict(
-                "this checkpoint is not kept any more",
-                where=self.checkpoint.ref,
-                found=state.dropped or record.evicted,
-                hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
-            )
+        record = kept(state, self.checkpoint.record.n, self.checkpoint.ref)
         assert self.digest is not None  # plan has run
         return [
             SetPin(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.actions import AppendStream, Lifetime
+from registry.charge import check_not_dropped
 from registry.committer import Committer, Stale
-from registry.errors import Conflict, IntegrityError, InvalidInput, Malformed
+from registry.errors import IntegrityError, InvalidInput, Malformed
 from registry.placing import Written
 from registry.pools import abandon
 from registry.segments import merge_count, pack_entries, steps, unpack_entries
@@ -52,7 +53,6 @@ class PlannedAppend:
             Stale: The stream has changed: the segment has to be written anew.
             Conflict: The run was dropped.
         """
-        check_not_dropped(state, self.before.name)
         now = _standing(state, self.before.name, self.before.lifetime)
         if now.lifetime != self.before.lifetime or (self.merged and now != self.before):
             raise Stale
@@ -85,7 +85,7 @@ def plan_append(
         InvalidInput: Streams are declared and this one is not, or it has another lifetime.
         Conflict: The run was dropped.
     """
-    check_not_dropped(state, name)
+    check_not_dropped(state)
     stream = _standing(state, name, stream_lifetime(state, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []
@@ -158,21 +158,6 @@ def stream_lifetime(
             found=given,
         )
     return lifetime
-
-
-def check_not_dropped(state: RunManifest, name: str) -> None:
-    """Refuse to change a stream of a run that holds nothing any more.
-
-    Raises:
-        Conflict: The run was dropped.
-    """
-    if state.dropped is not None:
-        raise Conflict(
-            "the run was dropped",
-            where=f"{state.run_id}: stream {name}",
-            found=state.dropped,
-            hint="Begin another run.",
-        )
 
 
 def _standing(state: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:

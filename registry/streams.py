@@ -21,7 +21,6 @@ from registry.segments import check_entries, pack_entries
 from registry.state import RunManifest, Segment, StreamRecord
 from registry.stream_appends import (
     PlannedAppend,
-    check_not_dropped,
     plan_append,
     read_segments,
     stream_lifetime,
@@ -165,7 +164,6 @@ class Stream:
         self._committer.log.refresh()
 
         def compose(state: RunManifest) -> Sequence[Action] | None:
-            check_not_dropped(state, self.name)
             stream = self._resettable(state)
             standing = stream.archive(label)
             if standing is not None:

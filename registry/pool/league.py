@@ -14,17 +14,17 @@ from registry.actions import Action
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.errors import InvalidInput, NotFound
+from registry.pins import own
 from registry.plain import check_phase
 from registry.pool.cache import ModelCache
 from registry.pool.entries import PoolEntry, require_playing, require_record
 from registry.pool.history import PoolEvent, pool_events
 from registry.pool.matches import check_match, check_places, check_version, rating_match
-from registry.pool.promoting import PromotionCommit, Source, Terms, require_held
+from registry.pool.promoting import PromotionCommit, Source, Terms
 from registry.pool.promotion import pool_rules
 from registry.rules import check_phase_is_declared
-from registry.spec import RunSpec
-from registry.state import CheckpointRecord, PoolRecord, RunManifest
-from registry.stored import Stored
+from registry.seeding import phase_number
+from registry.state import PoolRecord, RunManifest
 from registry.suggest import near
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class OpponentPool:
         """
 
         def source(state: RunManifest) -> Source:
-            record = _own(state, checkpoint)
+            record = state.by_n[own(self._committer, checkpoint, "the pool")]
             gates = [pin.name for pin in state.pins_of("gate") if pin.checkpoint == record.n]
             return Source(record, gates[0] if frozen and gates else None)
 
@@ -194,7 +194,6 @@ class OpponentPool:
         players = [player for player in places if player is not None]
 
         def compose(state: RunManifest) -> Sequence[Action] | None:
-            require_held(state)
             return None if name in state.matches else [rating_match(state, places, name)]
 
         self._log.refresh()
@@ -235,10 +234,11 @@ class OpponentPool:
                 where=state.run_id,
                 expected="draws in the preset's [pool]",
             )
-        playing = state.roster()
+        playing, name = state.roster(), rules.phase if phase is None else check_phase(phase)
+        check_phase_is_declared(state.spec, name)
         return selection.draws(
             int(created.seed, 16),
-            _phase_number(state.spec, rules.phase if phase is None else check_phase(phase)),
+            phase_number(state.spec, name),
             rules.seed_child,
             [selection.Category(one.kind, one.weight, one.name) for one in rules.draws],
             [entry.version for entry in playing if not entry.frozen],
@@ -295,27 +295,3 @@ class _Loaded:
 
     kind: tuple[str, bool]
     model: Any
-
-
-def _own(state: RunManifest, checkpoint: object) -> CheckpointRecord:
-    """Return what a run says of a checkpoint of its own."""
-    if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == state.run_id:
-        record = state.by_n.get(checkpoint.record.n)
-        # The same name can be another run's in another registry.
-        if record is not None and record.manifest == checkpoint.digest:
-            return record
-    raise InvalidInput(
-        "a pool takes checkpoints of its own run",
-        where=state.run_id,
-        found=checkpoint.ref if isinstance(checkpoint, Stored) else repr(checkpoint),
-    )
-
-
-def _phase_number(spec: RunSpec, phase: str) -> int:
-    """Return the number of a phase in the tree of seeds: its own; its place where some have names.
-
-    `seeds/hydra.md`, Deterministic selection, has phases 1, 2 and 3.
-    """
-    check_phase_is_declared(spec, phase)
-    names = [one.name for one in spec.phases]
-    return int(phase) if all(name.isdigit() for name in names) else names.index(phase) + 1

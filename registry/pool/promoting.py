@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from registry.actions import Action
 from registry.committer import Committer, Stale
 from registry.digest import Digest
-from registry.errors import Conflict, InvalidInput
+from registry.errors import InvalidInput
 from registry.manifest import Manifest
+from registry.pins import kept
 from registry.placing import Written
 from registry.pool.promotion import (
     Candidate,
@@ -141,18 +142,6 @@ class PromotionCommit:
         return self._terms.over(inherited)
 
 
-def require_held(state: RunManifest) -> None:
-    """Refuse to go on with a run that was dropped.
-
-    Raises:
-        Conflict: It was.
-    """
-    if state.dropped is not None:
-        raise Conflict(
-            "the run was dropped: its pool is closed", where=state.run_id, found=state.dropped
-        )
-
-
 def _kept(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
     """Return a checkpoint that may enter the pool.
 
@@ -160,15 +149,8 @@ def _kept(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
         Conflict: It was evicted, or its run dropped.
         InvalidInput: Its weights are not finite.
     """
-    require_held(state)
     where = f"{state.run_id}/{record.manifest.short}"
-    if record.evicted is not None:
-        raise Conflict(
-            "this checkpoint is not kept any more",
-            where=where,
-            found=record.evicted,
-            hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
-        )
+    kept(state, record.n, where)
     if record.held_back:
         raise InvalidInput(
             "its weights hold NaN or infinity: it cannot play",

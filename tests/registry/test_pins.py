@@ -105,7 +105,7 @@ def test_where_none_is_declared_any_name_will_do(run):
 
 def test_a_checkpoint_of_another_run_is_no_gate(reg, run, gated):
     run.save(small_state(), step=1)
-    with pytest.raises(InvalidInput, match=r"a gate \(bc_best\) names a checkpoint of its own run"):
+    with pytest.raises(InvalidInput, match=r"a gate \(bc_best\) takes checkpoints of its own run"):
         gated.set_gate("bc_best", reg.checkpoint("run/main/step1"))
 
 
