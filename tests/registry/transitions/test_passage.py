@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from backends.wrappers import Wrapper
+from registry import Checkpoint
 from registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
 from registry.pool.ratings import DEFAULT
 from tests.registry.conftest import Hooked, Once, contents, flip, objects, packs_of, same
@@ -145,6 +146,35 @@ def test_streams_are_archived(reg):
     assert run.manifest.stream("samples").count == 0
     assert [one.label for one in run.manifest.stream("samples").archives] == ["phase1"]
     assert run.manifest.stream("loss").count == 1
+
+
+def test_an_empty_stream_is_not_archived(reg):
+    run = lived(reg, spec(archives=["samples"]))
+    over(run)  # where it was never begun
+    assert actions_of(run)[-1] == ["phase.enter"]
+    run.restore(at=run.latest(phase=1))
+    run.save(state(4), step=4, phase=1, streams={"samples": [{"step": 4}]})
+    run.restore(at=run.checkpoints(phase=1)[-2])  # before its one entry
+    over(run)
+    assert actions_of(run)[-1] == ["run.rewind", "phase.enter"]
+
+
+def test_an_anchor_of_a_run_that_names_no_keys_is_whole(reg):
+    run = lived(reg, spec(anchors=["done"]).model_copy(update={"inference": ()}))
+    over(run)
+    assert same(run.pool.entry(1).load(), run.gate("done").load())
+
+
+def test_tensors_come_where_they_are_wanted(reg, monkeypatch):
+    asked, load = [], Checkpoint.load
+
+    def watched(self, **options):
+        asked.append(options)
+        return load(self, **options)
+
+    monkeypatch.setattr(Checkpoint, "load", watched)
+    over(lived(reg), map_location="cpu:0")
+    assert asked == [{"map_location": "cpu:0"}]
 
 
 def test_an_archive_gets_a_label_that_is_free(reg):
