@@ -154,12 +154,8 @@ class RunManifest(Record):
 
     def latest(self, phase: str | None = None) -> CheckpointRecord | None:
         """Return the last live checkpoint in log order whose weights are finite."""
-        for checkpoint in reversed(self.checkpoints):
-            if (
-                checkpoint.is_live
-                and not checkpoint.held_back
-                and phase in (None, checkpoint.phase)
-            ):
+        for checkpoint in reversed(self._live):
+            if not checkpoint.held_back and phase in (None, checkpoint.phase):
                 return checkpoint
         return None
 

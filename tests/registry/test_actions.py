@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from registry import canonical
 from registry.actions import (
+    Acknowledge,
+    Action,
     AddCheckpoint,
+    AppendStream,
+    AppliedRow,
+    ArchiveStream,
+    Claim,
     Commit,
+    CommitKeys,
     CreateRun,
+    DropRun,
+    EnterPhase,
+    Evict,
+    EvictEntries,
+    Eviction,
     Mark,
+    Parent,
     Place,
+    PointRelease,
+    Promote,
+    Rated,
+    RateMatch,
+    Recover,
     ReportMetrics,
     Rewind,
+    SetPin,
     SetStatus,
     SetTag,
     TakeOver,
@@ -26,10 +46,33 @@ from registry.actions import (
 from registry.digest import Digest
 from registry.errors import Malformed, UnsupportedFormat
 from registry.monitors import Monitor
+from registry.spec import Retention, RunSpec
 from tests.strategies import digests, json_values, quick, texts
 
 floats = st.floats(allow_nan=False)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
+numbers = st.integers(0, 99)
+steps = st.integers(0, 2**53)
+versions = st.integers(1, 2**31)
+metrics = st.dictionaries(texts, floats, max_size=3)
+
+
+def several(one, least: int = 0):
+    return st.lists(one, min_size=least, max_size=3).map(tuple)
+
+
+monitors = st.builds(
+    Monitor, metric=texts, mode=st.sampled_from(["min", "max"]), name=st.none() | texts
+)
+specs = st.builds(
+    RunSpec,
+    name=texts,
+    monitors=several(monitors).map(lambda some: some[:1]),
+    retention=st.builds(Retention, last=st.integers(1, 9), every=st.none() | versions, wait=numbers)
+    | st.none(),
+    commit_keys=several(texts),
+    layout=st.dictionaries(texts, texts, max_size=2),
+)
 actions = st.one_of(
     st.builds(
         CreateRun,
@@ -38,9 +81,18 @@ actions = st.one_of(
         input_hash=st.none() | texts,
         seed=st.integers(0, 2**64 - 1).map(lambda seed: f"{seed:016x}"),
         environment=st.dictionaries(texts, texts, max_size=2),
-        monitors=st.lists(
-            st.builds(Monitor, metric=texts, mode=st.sampled_from(["min", "max"])), max_size=2
-        ).map(tuple),
+        monitors=several(monitors),
+        spec=st.none() | specs,
+        parent=st.none()
+        | st.builds(
+            Parent,
+            run=names,
+            commit=numbers,
+            head=digests,
+            checkpoint=digests,
+            phase=names,
+            step=steps,
+        ),
     ),
     st.builds(SetStatus, status=st.sampled_from(["running", "interrupted", "completed", "failed"])),
     st.builds(TakeOver, token=texts, host=texts),
@@ -49,17 +101,86 @@ actions = st.one_of(
         AddCheckpoint,
         manifest=digests,
         phase=names,
-        step=st.integers(0, 2**53),
-        metrics=st.dictionaries(texts, floats, max_size=3),
+        step=steps,
+        metrics=metrics,
         meta=json_values,
-        size_bytes=st.integers(0, 2**53),
+        size_bytes=steps,
+        tier=st.none() | names,
+        companions=st.none() | st.dictionaries(names, digests, max_size=2),
+        commit_keys=st.none() | st.builds(CommitKeys, order=several(texts), values=json_values),
+        nonfinite=st.none() | several(texts),
+        held_back=st.none() | st.booleans(),
+    ),
+    st.builds(ReportMetrics, checkpoint=numbers, metrics=metrics, tier=st.none() | names),
+    st.builds(Evict, evictions=several(st.builds(Eviction, checkpoint=numbers, reason=texts), 1)),
+    st.builds(Recover, checkpoints=several(numbers, 1)),
+    st.builds(SetTag, name=names, checkpoint=numbers),
+    st.builds(
+        SetPin,
+        kind=st.sampled_from(["gate", "release", "artifact"]),
+        name=names | st.just("1.2.0-rc.1+build"),
+        manifest=digests,
+        checkpoint=st.none() | numbers,
+        metrics=metrics,
+        card=st.none() | digests,
+        replaces=st.none() | digests,
+    ),
+    st.builds(PointRelease, version=texts, reason=texts),
+    st.builds(
+        EnterPhase,
+        from_phase=names,
+        to_phase=names,
+        source=texts,
+        manifest=digests,
+        rows=several(
+            st.builds(
+                AppliedRow,
+                part=texts,
+                change=st.sampled_from(["carry", "reset", "freeze", "reseed", "discard"]),
+                to=st.none() | texts,
+            )
+        ),
+        enabled=several(texts),
+        ready=metrics,
+        companions=st.dictionaries(names, digests, max_size=2),
+    ),
+    st.builds(DropRun, reason=texts),
+    st.builds(
+        Promote,
+        version=versions,
+        manifest=digests,
+        checkpoint=st.none() | numbers,
+        gate=st.none() | names,
+        phase=names,
+        step=steps,
+        mu=floats,
+        sigma=floats,
+        frozen=st.booleans(),
     ),
     st.builds(
-        ReportMetrics,
-        checkpoint=st.integers(0, 99),
-        metrics=st.dictionaries(texts, floats, max_size=3),
+        RateMatch,
+        match=st.text("abc0-", min_size=1, max_size=128),
+        ratings=several(
+            st.builds(
+                Rated, version=versions, mu=floats, sigma=floats, games=numbers, wins=numbers
+            ),
+            1,
+        ),
     ),
-    st.builds(SetTag, name=names, checkpoint=st.integers(0, 99)),
+    st.builds(EvictEntries, versions=several(versions, 1), reason=texts),
+    st.builds(
+        AppendStream,
+        stream=names,
+        lifetime=st.sampled_from(["forever", "resettable"]),
+        manifest=digests,
+        start=numbers,
+        count=versions,
+        first_step=steps,
+        last_step=steps,
+    ),
+    st.builds(ArchiveStream, stream=names, label=names),
+    st.builds(Claim, group=names, checkpoint=numbers, follower=texts, until_ms=steps),
+    st.builds(Acknowledge, group=names, checkpoint=numbers, follower=texts),
 )
 lines = st.one_of(
     st.builds(
@@ -90,6 +211,12 @@ def test_a_line_comes_back_with_its_bytes(line):
     assert read == line
     assert type(read) is type(line)
     assert read.encode() == line.encode()
+
+
+@pytest.mark.parametrize("kind", get_args(get_args(Action)[0]))
+def test_every_action_is_among_those_that_come_back(kind):
+    drawn = settings(phases=[Phase.generate], max_examples=1000, database=None)
+    find(actions, lambda action: type(action) is kind, settings=drawn)  # raises where none is
 
 
 @pytest.mark.parametrize("value", [None, {"a": None}, [None, {"b": [None]}], "", 0, False])
@@ -149,6 +276,46 @@ BROKEN = {
     "status unknown": _changed(actions=[{"action": "run.status", "status": "paused"}]),
     "tag of two segments": _changed(
         actions=[{"action": "tag.set", "checkpoint": 1, "name": "a/b"}]
+    ),
+    "eviction of nothing": _changed(actions=[{"action": "checkpoint.evict", "evictions": []}]),
+    "recovery of nothing": _changed(actions=[{"action": "checkpoint.recover", "checkpoints": []}]),
+    "pin of an unknown kind": _changed(
+        actions=[{"action": "pin.set", "kind": "tag", "manifest": "0" * 64, "name": "a"}]
+    ),
+    "pin with a slash": _changed(
+        actions=[{"action": "pin.set", "kind": "gate", "manifest": "0" * 64, "name": "a/b"}]
+    ),
+    "companion with a slash": _changed(actions=[ADD | {"companions": {"a/b": "0" * 64}}]),
+    "commit keys without an order": _changed(actions=[ADD | {"commit_keys": {"values": None}}]),
+    "pool version 0": _changed(actions=[{"action": "pool.evict", "reason": "", "versions": [0]}]),
+    "match without a name": _changed(actions=[{"action": "pool.rate", "match": "", "ratings": []}]),
+    "segment of nothing": _changed(
+        actions=[
+            {
+                "action": "stream.append",
+                "count": 0,
+                "first_step": 0,
+                "last_step": 0,
+                "lifetime": "forever",
+                "manifest": "0" * 64,
+                "start": 0,
+                "stream": "s",
+            }
+        ]
+    ),
+    "unknown lifetime": _changed(
+        actions=[{"action": "stream.archive", "label": "a", "lifetime": "x", "stream": "s"}]
+    ),
+    "a specification that contradicts itself": _changed(
+        actions=[
+            {
+                "action": "run.create",
+                "config_hash": "0" * 64,
+                "environment": {},
+                "seed": "0" * 16,
+                "spec": {"retention": {"last": 0}},
+            }
+        ]
     ),
     "mark of epoch 0": b'{"epoch":0,"kind":"mark"}',
 }
