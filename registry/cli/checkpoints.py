@@ -12,6 +12,7 @@ from registry.cli import describe, options, output
 from registry.cli.output import Column
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
+from registry.state import CheckpointRecord
 from registry.stored import Stored
 
 metric_app = typer.Typer(
@@ -48,43 +49,56 @@ def ls(
         typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Only this run's."),
     ] = None,
     *,
+    evicted: Annotated[
+        bool, typer.Option("--evicted", help="Also those that retention let go.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """List checkpoints, newest last."""
     with open(registry, read_only=True) as opened:
         names = opened.runs() if run is None else [run]
         runs = [opened.run(name) for name in names]
+    listed = [(of, _listed(of, evicted=evicted)) for of in runs]
+    gone = sum(len(of.manifest.checkpoints) - len(records) for of, records in listed)
     if json:
-        output.document([shape for of in runs for shape in _records(of)])
+        output.document([shape for of, records in listed for shape in _records(of, records)])
         return
-    if not any(of.manifest.checkpoints for of in runs):
-        output.note("no checkpoints yet")
+    if not any(records for _, records in listed):
+        output.note("no checkpoints" if gone else "no checkpoints yet")
     elif run is not None:
-        output.table(_LS, _rows(runs[0]))
+        output.table(_LS, _rows(*listed[0]))
     else:
-        _print_all(runs)
+        _print_all(listed)
+    if gone:
+        output.note(f"{output.counted(gone, 'evicted checkpoint')} not shown; --evicted shows them")
 
 
-def _print_all(runs: list[Run]) -> None:
-    """Print the checkpoints of several runs; a terminal is too narrow for one more column."""
-    if not output.is_terminal():
-        rows = [(run.id, *row) for run in runs for row in _rows(run)]
-        output.table((Column("run"), *_LS), rows)
-        return
-    for index, run in enumerate(run for run in runs if run.manifest.checkpoints):
-        output.line(f"\n{run.id}" if index else run.id)
-        output.table(_LS, _rows(run))
-
-
-def _records(run: Run) -> list[dict[str, Any]]:
-    marks = describe.marks(run.manifest)
+def _listed(run: Run, *, evicted: bool) -> list[CheckpointRecord]:
+    gone = run.manifest.dropped is not None
     return [
-        describe.record_json(run.id, record, marks.get(record.n, []))
+        record
         for record in run.manifest.checkpoints
+        if evicted or not (gone or record.evicted is not None)
     ]
 
 
-def _rows(run: Run) -> list[tuple[object, ...]]:
+def _print_all(listed: list[tuple[Run, list[CheckpointRecord]]]) -> None:
+    """Print the checkpoints of several runs; a terminal is too narrow for one more column."""
+    if not output.is_terminal():
+        rows = [(run.id, *row) for run, records in listed for row in _rows(run, records)]
+        output.table((Column("run"), *_LS), rows)
+        return
+    for index, (run, records) in enumerate(pair for pair in listed if pair[1]):
+        output.line(f"\n{run.id}" if index else run.id)
+        output.table(_LS, _rows(run, records))
+
+
+def _records(run: Run, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
+    marks = describe.marks(run.manifest)
+    return [describe.record_json(run.id, record, marks.get(record.n, [])) for record in records]
+
+
+def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
     marks = describe.marks(run.manifest)
     return [
         (
@@ -96,7 +110,7 @@ def _rows(run: Run) -> list[tuple[object, ...]]:
             output.age(describe.when(record.time_ms)),
             " ".join(marks.get(record.n, [])),
         )
-        for record in run.manifest.checkpoints
+        for record in records
     ]
 
 

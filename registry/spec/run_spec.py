@@ -213,6 +213,11 @@ class RunSpec(Record):
         for transition in self.transitions:
             _known("transition of phase", [transition.from_phase, transition.to_phase], phases)
             _known("anchor", transition.anchors, gates)
+            kind, _, name = transition.source.partition("/")
+            _known("source: gate", [name] if kind == "gates" else [], gates)
+            frozen = [row.companion for row in transition.rows if row.companion]
+            declared = self.phase(transition.to_phase).companions
+            _known(f"phase {transition.to_phase}: companion", frozen, declared)
             resettable = [s.name for s in self.streams if s.lifetime == "resettable"]
             _known("archived stream", transition.archives, resettable)
         return self

@@ -67,8 +67,8 @@ def test_run_create_refuses_a_bad_configuration(call: Call, tmp_path: Path) -> N
 
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
-    assert listed[0].split() == ["run", "status", "checkpoints", "latest", "age"]
-    assert listed[1].split()[:4] == ["demo", "running", "2", "phase2/step00000020"]
+    assert listed[0].split() == ["run", "status", "phase", "checkpoints", "latest", "age"]
+    assert listed[1].split()[:5] == ["demo", "running", "2", "2", "phase2/step00000020"]
     shown = call("run", "show", "demo").stdout
     assert "tags\n  keeper  demo/phase2/step00000020" in shown
 

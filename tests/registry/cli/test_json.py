@@ -16,6 +16,12 @@ RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
+    "phases",
+    "dropped",
+    "preset",
+    "forks",
+    "phase",
+    "parent",
 }
 
 

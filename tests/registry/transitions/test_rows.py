@@ -221,8 +221,8 @@ def test_only_what_is_reset_can_be_made_anew():
             "two rows make model",
         ),
         (
-            [{"part": "model", "change": "freeze", "companion": "a"}] * 2,
-            "two rows make model of companion a",
+            [{"part": "model", "change": "freeze", "companion": "anchor"}] * 2,
+            "two rows make model of companion anchor",
         ),
         (
             [{"part": "model", "change": "carry"}, *rest()],
