@@ -356,5 +356,5 @@ def _is_of_another_replay(header: bytes, *, where: str) -> bool:
     """Return whether a snapshot is another version's, which this one ignores by design."""
     said = canonical.decode(header, where=where)
     if not isinstance(said, dict) or said.get("format") != "holdfast.snapshot/1":
-        raise Malformed("not a snapshot", where=where, found=header[:80].decode())
+        raise Malformed("not a snapshot", where=where, found=header[:80].decode("utf-8", "replace"))
     return said.get("replay") != REPLAY_VERSION

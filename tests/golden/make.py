@@ -1,10 +1,11 @@
-"""How the golden samples of format version 1 were made. They are made once and read for ever.
+"""How the golden samples were made. They are made once and read for ever.
 
     python -m tests.golden.make NEW_FOLDER
 
 writes them anew into a folder that does not exist yet, to look at; it refuses any other, so that
-the samples in git are never replaced by accident. When a format gets a new version, its samples go
-into a folder of their own (`v2/`), and the old ones stay: every later Holdfast must read both.
+the samples in git are never replaced by accident. When something gets a new version, its samples go
+into a folder of their own (`v2/`), and the old ones stay: every later Holdfast must read both. Here
+are those of version 1, but for its snapshot, which nobody can make any more; `make_v2` has others.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from registry.pack import raw_table, trailer
 from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig
+from tests.golden import make_v2
 
 NOW_S = 1_767_323_045.0
 NOW_MS = int(NOW_S * 1000)
@@ -253,7 +255,6 @@ def _live(folder: Path) -> None:
 def files() -> dict[str, bytes]:
     """Return the single files by name."""
     name, data = pack()
-    header = b'{"format":"holdfast.snapshot/1","replay":1,"slot":4}'
     return {
         "manifest": manifest().encode(),
         "pack": data,
@@ -261,7 +262,6 @@ def files() -> dict[str, bytes]:
         "slot_commit_place": slots()[1].data,
         "slot_mark": slots()[2].data,
         "slot_many": slots()[3].data,
-        "snapshot": join_lines([header, state().encode()]),
         "epoch_sweep": encode_sweep(1, condemned()),
         "epoch_upgrade": encode_upgrade(2, 1),
         "registry.json": join_lines([config().encode()]),
@@ -281,9 +281,14 @@ def files() -> dict[str, bytes]:
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir()
-    for name, data in files().items():
-        (folder / name).write_bytes(data)
-    build_registry(folder / "registry")
+    for version, made, build in (
+        ("v1", files(), build_registry),
+        ("v2", make_v2.files(), make_v2.build_registry),
+    ):
+        (folder / version).mkdir()
+        for name, data in made.items():
+            (folder / version / name).write_bytes(data)
+        build(folder / version / "registry")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import pytest
 from registry.actions import Place
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import IntegrityError
+from registry.framing import join_lines, split_lines
 from registry.keys import epoch_key, slot_key, snapshot_key
-from registry.log import RunLog
+from registry.log import REPLAY_VERSION, RunLog
 from tests.registry.conftest import (
     contents,
     flip,
@@ -281,3 +282,47 @@ def test_what_verify_calls_sound_can_be_loaded(two, check, backend):
     assert check().ok
     for checkpoint, value in zip(two, (1, 2), strict=True):
         assert same(_load(backend, checkpoint), small_state(value))
+
+
+# Snapshots
+
+
+@pytest.fixture
+def snapshot(reg, backend, monkeypatch) -> str:
+    monkeypatch.setattr("registry.log.SNAPSHOT_EVERY", 2)
+    run = reg.create_run("long")
+    for step in range(3):
+        run.save(small_state(), step=step)
+    return next(info.key for info in backend.list("runs/long/snapshots/"))
+
+
+def _with_header(backend, key: str, header: bytes) -> None:
+    _, *rest = split_lines(backend.get(key), where=key)
+    backend.put(key, join_lines([header, *rest]))
+
+
+@pytest.mark.parametrize("replay", [1, REPLAY_VERSION + 1])
+def test_a_snapshot_of_another_replay_is_no_finding(reg, backend, snapshot, replay):
+    """Whatever it holds: nobody of this version reads it, and another one may."""
+    header = b'{"format":"holdfast.snapshot/1","replay":%d,"slot":1}' % replay
+    backend.put(snapshot, join_lines([header, b'{"of":"another version"}']))
+    assert reg.verify(deep=True).findings == ()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{}",
+        b'"text"',
+        b'{"format":"holdfast.epoch/1","replay":1}',
+        b'{"format": "holdfast.snapshot/1"}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_snapshot_is_a_note(reg, backend, snapshot, header):
+    _with_header(backend, snapshot, header)
+    report = reg.verify(deep=True)
+    assert [(f.kind, f.where, f.severity) for f in report.findings] == [
+        ("snapshot", snapshot, "note")
+    ]
+    assert report.ok

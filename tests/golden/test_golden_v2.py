@@ -1,0 +1,156 @@
+"""The golden samples of replay version 2 are read to what they were made of, and lived anew."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import registry
+from registry import canonical
+from registry.actions import Action
+from registry.errors import Conflict
+from registry.framing import split_lines
+from registry.keys import slot_key, snapshot_key
+from registry.log import REPLAY_VERSION
+from registry.registry import open_on
+from registry.spec import RunSpec
+from registry.state import RunManifest, advance
+from tests.golden import make, make_v2
+from tests.golden.test_golden import history
+from tests.registry.conftest import new_backend
+from tests.registry.pytree.same import assert_same
+
+V2 = Path(__file__).parent / "v2"
+
+#: The ids of `make_v2.states()` without what the commit keeps, recorded when the samples were made.
+IDS = [
+    "9fa30b6625db08262e71bacd15e87a0703e3849f54fb027f6db6a86eafb1ffe6",
+    "b503fda80bebcc1cf9e01cd39e1b7749110540a23c4fc85e5b55150fcdf126ff",
+    "3f7eab578e9b9e3eb7e1bbbb1fc3248f431db8aca9529adb90e24d3fc081f2a2",
+    "ecdef86841777dc84f2b8fc34169d9a49cdd332c049131e3130c5f1bc61b0655",
+]
+
+
+def sample(name: str) -> bytes:
+    return (V2 / name).read_bytes()
+
+
+def test_the_two_versions_together_have_every_action():
+    slots = [*make.slots(), *make_v2.slots()]
+    said = {type(action) for slot in slots for _, one in slot.commits for action in one.actions}
+    assert said == set(get_args(get_args(Action)[0]))
+
+
+def test_the_log_and_its_replay():
+    assert b"".join(slot.data for slot in make_v2.slots()) == sample("log")
+    state = make_v2.state()
+    assert [(c.n, c.tier, c.evicted, c.superseded, c.held_back) for c in state.checkpoints] == [
+        (1, None, None, False, False),
+        (4, "rolling", None, False, False),
+        (5, "kept", None, False, False),
+        (6, "rolling", "for room", True, True),
+    ]
+    assert state.latest().n == 5
+    assert (state.phase, state.release, state.tags) == ("2", "1.0.0", {"keeper": 5})
+    assert [entry.version for entry in state.roster()] == [1, 4]
+    assert (state.stream("losses").count, state.stream("bandit").count) == (5, 0)
+    assert state.group("evals").done == (5,)
+    assert state.created.parent.run == "parent"
+    end = advance(state, make_v2.slots()[-1:])
+    assert (end.dropped, end.held) == ("a mistake", frozenset())
+
+
+def test_the_specification():
+    assert RunSpec.decode(sample("spec"), where="x") == make_v2.spec()
+    assert make_v2.spec().encode() == sample("spec")
+
+
+def test_the_snapshot():
+    header, body = split_lines(sample("snapshot"), where="x")
+    assert canonical.decode(header, where="x") == {
+        "format": "holdfast.snapshot/1",
+        "replay": 2,
+        "slot": make_v2.state().next_slot - 1,
+    }
+    if REPLAY_VERSION == 2:
+        assert RunManifest.decode(body, where="x") == make_v2.state()
+        assert make_v2.state().encode() == body
+
+
+@pytest.mark.skipif(REPLAY_VERSION != 2, reason="a snapshot of another replay is ignored")
+def test_a_run_is_opened_by_way_of_the_snapshot():
+    backend = new_backend()
+    slots = make_v2.slots()
+    last = slots[-2].number
+    for slot in slots[-2:]:  # the others are not looked for
+        backend.put(slot_key("golden", slot.number), slot.data)
+    backend.put(snapshot_key("golden", last), sample("snapshot"))
+    with open_on(backend) as reg:
+        assert reg.run("golden").manifest == advance(make_v2.state(), slots[-1:])
+
+
+# A whole registry
+
+
+@pytest.fixture
+def golden(tmp_path):
+    with registry.open(shutil.copytree(V2 / "registry", tmp_path / "registry")) as reg:
+        yield reg
+
+
+def test_the_registry_is_sound(golden):
+    report = golden.verify(deep=True)
+    assert report.findings == ()
+    assert (report.runs, golden.runs()) == (3, ["dropped", "fork", "golden"])
+
+
+def test_every_checkpoint_of_the_registry_comes_back(golden):
+    run = golden.run("golden")
+    records = run.manifest.checkpoints
+    assert [record.manifest.hex() for record in records] == IDS
+    for record, state in zip(records, make_v2.states(), strict=True):
+        assert_same(run.find(record.n).load(), state)
+    companion = golden.stored("golden/phase2/step40/companions/reference")
+    assert_same(companion.load(), make_v2.reference())
+    assert_same(golden.run("fork").latest().load(), make_v2.states()[3])
+
+
+def test_what_the_registry_tells_of_its_runs(golden):
+    run = golden.run("golden")
+    assert (run.status, run.phase, run.spec) == ("completed", 2, make_v2.lived_spec())
+    assert [(c.step, c.tier, c.record.recovered) for c in run.checkpoints()] == [
+        (10, None, False),
+        (20, "rolling", True),
+        (30, "rolling", False),
+        (40, "rolling", False),
+    ]
+    assert golden.checkpoint("golden/gates/bc_best").step == 10
+    assert run.artifact("seeds").load()["bank"].tolist() == list(range(50))
+    assert golden.checkpoint("golden/tags/keeper").step == 40
+    assert run.best(monitor=run.spec.phase("2").monitors[0]).step == 30
+    assert [entry.version for entry in run.manifest.roster()] == [3]
+    assert run.manifest.stream("losses").count == 6
+    fork = golden.run("fork")
+    assert fork.gate("bc_best").digest.hex() == IDS[0]
+    assert fork.manifest.stream("losses").count == 6
+    assert golden.run("dropped").manifest.dropped == "a mistake"
+
+
+def test_the_registry_can_be_continued(golden):
+    fork = golden.run("fork")
+    assert fork.restore().checkpoint.step == 40
+    saved = fork.save(make_v2.states()[0], step=50)
+    assert_same(saved.companion("reference").load(), make_v2.reference())
+    with pytest.raises(Conflict, match="dropped"):
+        golden.run("dropped").save(make_v2.states()[0], step=50)
+    assert golden.verify(deep=True).ok
+
+
+@pytest.mark.parametrize("name", ["golden", "fork", "dropped"])
+def test_runs_lived_today_write_the_same_history(tmp_path, name):
+    make_v2.build_registry(tmp_path / "registry")
+    old, new = (history(folder / "registry", name) for folder in (V2, tmp_path))
+    assert new == old
