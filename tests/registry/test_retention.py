@@ -218,7 +218,7 @@ def test_a_checkpoint_whose_metric_came_waits_no_more():
 
 def test_what_went_meanwhile_was_newer_all_the_same():
     """Otherwise a checkpoint would wait again, and take the room of another one."""
-    run = life([None], monitors=(LOSS,), last=3, wait=2, every=10**6)
+    run = life([None], monitors=(LOSS,), last=3, wait=3)
     for step in (20, 30, 40):
         run.save(step, metrics={"loss": float(step)})
     assert evicted(plan(run.evict(3))) == []
