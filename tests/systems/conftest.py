@@ -53,7 +53,8 @@ def hydra(
 ) -> Life[Hydra]:
     """Hydra's life on one kind of store, as far as it was lived."""
     kind = request.node.callspec.params["fresh"]
-    if kind not in _HYDRAS:
+    # A run that was dropped shows nothing of its life: who still asks gets another one.
+    if kind not in _HYDRAS or _HYDRAS[kind].is_over:
         mirror = str(tmp_path_factory.mktemp("mirror") / "registry")
         _HYDRAS[kind] = Life(Hydra(Place.new(fresh), Place.new(lambda: mirror)), CHAPTERS)
     return _HYDRAS[kind]

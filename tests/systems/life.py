@@ -35,7 +35,11 @@ class Life(Generic[S]):
         self._chapters = list(chapters)
         self._lived = 0
         self._failed: BaseException | None = None
-        self._copies: dict[str, Place] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last chapter was lived."""
+        return self._lived == len(self._chapters)
 
     def through(self, chapter: Chapter[S]) -> S:
         """Live on to the end of a chapter; return the story as it then is, or later."""

@@ -1,6 +1,6 @@
 """The life of a Hydra run: what its checkpoints are, what is kept, and how it comes back.
 
-The league is in `test_hydra_league.py`, damage and death in `test_hydra_harm.py`. The rules are
+The league is in `test_hydra_league.py`, damage in `test_hydra_harm.py`. The rules are
 those of `seeds/hydra.md`; `docs/systems.md` says row by row which test proves what.
 """
 
@@ -93,24 +93,6 @@ def test_core_keys_come_back_in_their_order(read_hydra: Reader) -> None:
     assert set(state["rng_state"]) == {"torch", "python", "numpy", "cursor"}
 
 
-def test_keys_of_phases_2_and_3(read_hydra: Reader) -> None:
-    run = read_hydra(acts.league)
-    phases = [run.checkpoints(phase)[0].load() for phase in (1, 2, 3)]
-    assert ["teacher_state_dict" in state for state in phases] == [False, True, False]
-    assert ["opponent_pool_metadata" in state for state in phases] == [False, False, True]
-    last = run.latest(3)
-    assert last is not None
-    pool = last.load()["opponent_pool_metadata"]
-    assert pool["next_version"] == pool["roster"][-1] + 1
-    for state, phase, key in (
-        (phases[1], 2, "teacher_state_dict"),
-        (phases[2], 3, "opponent_pool_metadata"),
-    ):
-        del state[key]
-        with pytest.raises(IncompatibleState, match=key):
-            run.save(state, phase=phase, step=10**7)
-
-
 def test_student_stays_bf16_and_moments_fp32(read_hydra: Reader) -> None:
     run = read_hydra(acts.distillation)
     latest = run.latest(2)
@@ -131,6 +113,24 @@ def test_student_stays_bf16_and_moments_fp32(read_hydra: Reader) -> None:
     wide["model_record"] = {name: one.float() for name, one in wide["model_record"].items()}
     with pytest.raises(IncompatibleState, match="is float32, must be bfloat16"):
         run.save(wide, phase=2, step=10**7)
+
+
+def test_keys_of_phases_2_and_3(read_hydra: Reader) -> None:
+    run = read_hydra(acts.league)
+    phases = [run.checkpoints(phase)[0].load() for phase in (1, 2, 3)]
+    assert ["teacher_state_dict" in state for state in phases] == [False, True, False]
+    assert ["opponent_pool_metadata" in state for state in phases] == [False, False, True]
+    last = run.latest(3)
+    assert last is not None
+    pool = last.load()["opponent_pool_metadata"]
+    assert pool["next_version"] == pool["roster"][-1] + 1
+    for state, phase, key in (
+        (phases[1], 2, "teacher_state_dict"),
+        (phases[2], 3, "opponent_pool_metadata"),
+    ):
+        del state[key]
+        with pytest.raises(IncompatibleState, match=key):
+            run.save(state, phase=phase, step=10**7)
 
 
 def test_time_of_a_save_is_no_part_of_its_id(hydra: Life[Hydra], read_hydra: Reader) -> None:

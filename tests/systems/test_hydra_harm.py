@@ -176,19 +176,3 @@ def test_pgoi_keeps_the_stem_of_the_teacher(hydra: Life[Hydra], read_hydra: Read
         stem = {name: one for name, one in teacher.items() if "stem" in name}
         assert_same(dict(gone.state["teacher_stem_state_dict"]), stem)
         assert "teacher_state_dict" not in gone.state
-
-
-def test_nothing_is_damaged_and_dropping_ends_it(hydra: Life[Hydra]) -> None:
-    story = hydra.through(acts.ending)
-    assert story.findings == ()
-    with story.place.open() as reg:
-        run = reg.run(story.run_id)
-        dropped = run.manifest
-        assert (dropped.dropped, dropped.held) == ("the league is over", frozenset())
-        with pytest.raises(Conflict, match="dropped"):
-            run.save(acts.resume(run), step=10**7)
-        # The fork holds what it inherited, whatever becomes of its parent.
-        side = reg.checkpoint(f"{story.run_id}-side/latest")
-        state = side.load()
-        assert (state["phase"], state["global_step"]) == (1, side.step)
-        assert reg.verify().ok

@@ -9,6 +9,7 @@ import pytest
 from registry import Run
 from registry.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
 from registry.errors import NotFound
+from registry.pool.history import PoolEvent, pool_events
 from registry.pool.ratings import DEFAULT, Rating, rate
 from tests.registry.pytree.same import assert_same
 from tests.systems import hydra_life as acts
@@ -72,12 +73,21 @@ def test_versions_are_not_used_again_after_reopening(
             run.pool.entry(gone)
 
 
+def histories(run: Run) -> dict[int, list[PoolEvent]]:
+    """Return what `run.pool.history` does, for all versions by one reading of the log."""
+    found: dict[int, list[PoolEvent]] = {}
+    for event in pool_events(run.history()):
+        found.setdefault(event.version, []).append(event)
+    return found
+
+
 def test_eviction_log_has_the_whole_rating_history(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
-    evictions = run.pool.evictions()
+    evictions, told = run.pool.evictions(), histories(run)
     assert [one.version for one in evictions] == [*range(3, 3 + PROMOTED - SIZE)]
+    assert run.pool.history(3) == told[3]
     for evicted in evictions:
-        history = run.pool.history(evicted.version)
+        history = told[evicted.version]
         assert [history[0].event, history[-1].event] == ["promoted", "evicted"]
         rated = history[1:-1]
         assert {one.event for one in rated} == {"rated"}
@@ -90,7 +100,8 @@ def test_eviction_log_has_the_whole_rating_history(read_hydra: Reader) -> None:
 
 def test_promotion_inherits_mu_and_widens_sigma(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
-    first, *_, last, by_hand = [run.pool.history(one.version)[0] for one in run.pool.entries()[2:]]
+    promoted = [events[0] for events in histories(run).values()]
+    first, *_, last, by_hand = promoted[ANCHORS:]
     # Nothing is rated in phase 3 yet: the newest rating is that of phase 2.
     assert first.mu == acts.rating(acts.DISTILLED, acts.BEST_DISTILLED)["mu"]
     # At the last save the newest that has a rating is LAG + 1 saves older.
@@ -99,7 +110,7 @@ def test_promotion_inherits_mu_and_widens_sigma(read_hydra: Reader) -> None:
     assert (by_hand.mu, by_hand.sigma) == (30.0, THIRD)
     # The training model was surer than that for a while, so that the widening was needed.
     assert min(acts.rating(n, acts.BEST_PLAYED)["sigma"] for n in range(1, 30)) < THIRD
-    assert min(run.pool.history(one.version)[0].sigma for one in run.pool.entries()) == THIRD
+    assert min(one.sigma for one in promoted) == THIRD
 
 
 def test_entries_tell_what_their_sidecar_would(read_hydra: Reader) -> None:
@@ -156,10 +167,11 @@ def test_matches_are_rated_by_plackett_luce_and_once(read_hydra: Reader) -> None
 
 def test_anchors_are_played_and_never_rated(read_hydra: Reader) -> None:
     run = read_hydra(acts.aftermath)
+    events = histories(run)
     for anchor in run.pool.roster()[:ANCHORS]:
         assert anchor.frozen
         assert anchor.games > 0
-        assert {(one.mu, one.sigma) for one in run.pool.history(anchor.version)} == {(25.0, 25 / 3)}
+        assert {(one.mu, one.sigma) for one in events[anchor.version]} == {(25.0, 25 / 3)}
         assert anchor.components["model_record"] == run.gate(anchor.gate).components["model_record"]
 
 
