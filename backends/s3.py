@@ -277,7 +277,8 @@ def _config(endpoint: str | None) -> Config:
     # Our checksum goes with each body, and TLS protects it; without TLS its SHA-256 is signed.
     signed = endpoint is not None and endpoint.startswith("http://")
     return Config(
-        max_pool_connections=2 * S3Backend.concurrency,
+        # One for every thread that a registry may ask with, or urllib3 warns and reconnects.
+        max_pool_connections=64 + S3Backend.concurrency,
         connect_timeout=10,
         read_timeout=60,
         tcp_keepalive=True,

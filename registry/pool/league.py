@@ -149,7 +149,14 @@ class OpponentPool:
         """
         number = check_version(version)
         require_record(self._log.refresh(), number)
-        return [event for event in self._events() if event.version == number]
+        return self.histories()[number]
+
+    def histories(self) -> dict[int, list[PoolEvent]]:
+        """Return what became of every entry, by version, oldest first; the log is read once."""
+        found: dict[int, list[PoolEvent]] = {}
+        for event in self._events():
+            found.setdefault(event.version, []).append(event)
+        return found
 
     def evictions(self) -> list[PoolEvent]:
         """Return what left the pool, in that order, each with its last rating and the reason."""
