@@ -9,7 +9,7 @@ Each test tries to break one promise of `backends.base`.
 """
 
 # Assertions are the point, `backend` is a fixture of the subclass, and random bytes hide nothing.
-# ruff: noqa: D102, S101
+# ruff: noqa: D102
 from __future__ import annotations
 
 import copy
