@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def save(run: Run, *steps: int, phase: str = "main") -> None:
 
 
 def steps(watch: Iterator) -> list[int]:
-    return [checkpoint.step for checkpoint in watch]
+    return [checkpoint.step for checkpoint in islice(watch, 20)]  # what repeats ends here, too
 
 
 def said(run: Run, kind: type) -> list[tuple[str, int]]:

@@ -213,7 +213,10 @@ def test_a_command_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatc
     assert child.returncode == -signal.SIGKILL
 
 
-def test_output_of_the_command_stands_in_order(url: str, script) -> None:
+def test_output_of_the_command_stands_in_order(
+    url: str, script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     command = script("import sys; print('command', sys.argv[1])")
     arguments = ["watch", "demo", "--once", "-r", url, "--exec", f"{command} {{step}}"]
     with start(HOLDFAST, *arguments) as process:
