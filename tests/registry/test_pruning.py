@@ -126,7 +126,7 @@ def test_what_is_not_evicted_cannot_be_brought_back(reg):
     with pytest.raises(NotFound, match="nothing was evicted"):
         run.undo()
     other = several(reg, 1, "other")
-    with pytest.raises(InvalidInput, match="names a checkpoint of its own run"):
+    with pytest.raises(InvalidInput, match="undo takes checkpoints of its own run"):
         run.undo(other.latest())
 
 
@@ -278,7 +278,11 @@ def test_a_trainer_that_leaves_a_dropped_run_leaves_it_in_peace(reg):
 
 def test_what_happened_before_a_drop_can_still_be_told(reg):
     run = several(reg, 2)
+    saved = run.latest()
     run.drop("a mistake")
     assert [commit.n for commit in reg.run("run").history()] == [0, 1, 2, 3]
-    with pytest.raises(Conflict, match="dropped"):
-        reg.fork("run/main/step1", "fork")
+    with pytest.raises(NotFound, match="run/main/step2: the run was dropped; found a mistake"):
+        reg.fork("run/main/step2", "fork")
+    with pytest.raises(Conflict, match="run: the run was dropped; found a mistake"):
+        reg.fork(saved, "fork")
+    assert reg.runs() == ["run"]
