@@ -17,6 +17,7 @@ from registry.environment import describe_environment
 from registry.errors import Conflict, InvalidInput
 from registry.log import RunLog, commit_line
 from registry.monitors import Monitor
+from registry.options import check_options
 from registry.plain import check_phase, decode_plain, encode_plain, plain_digest
 from registry.presets import load_preset
 from registry.spec import Retention, RunSpec
@@ -53,6 +54,7 @@ def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> Cre
         InvalidInput: An option is wrong.
         NotFound: There is no such preset.
     """
+    check_options(options, RunOptions.__annotations__, "a run")
     seed, input_hash = options.get("seed"), options.get("input_hash")
     seed = secrets.randbits(64) if seed is None else seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
@@ -117,6 +119,7 @@ def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
     Raises:
         Conflict: Its monitors, preset or retention are others than those that are given.
     """
+    check_options(options, RunOptions.__annotations__, "a run")
     monitors = _monitors(options.get("monitor", ()))
     preset, retention = options.get("preset"), options.get("retention")
     if preset is None and retention is None:

@@ -11,6 +11,7 @@ from registry.actions import CommitKeys
 from registry.bursts import allocation_burst
 from registry.environment import require_first_rank
 from registry.errors import InvalidInput, UnsupportedValue
+from registry.options import check_options
 from registry.plain import (
     check_metrics,
     check_name,
@@ -80,6 +81,7 @@ class SaveRequest:
             Conflict: This process is not rank 0 of its job.
         """
         require_first_rank()
+        check_options(options, SaveOptions.__annotations__, "a save")
         phase, meta = options.get("phase"), options.get("meta")
         companions = options.get("companions") or {}
         streams = options.get("streams") or {}

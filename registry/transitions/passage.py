@@ -19,6 +19,7 @@ from registry.committer import Committer, Stale, preview
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from registry.options import check_options
 from registry.pins import find_pin
 from registry.placing import Written
 from registry.plain import check_phase
@@ -75,6 +76,7 @@ def transition(
 ) -> Transitioned:
     """Begin a phase by the declared way; `Run.transition` explains it."""
     require_first_rank()
+    check_options(options, TransitionOptions.__annotations__, "a transition")
     phase = check_phase(to)
     committer.log.refresh()
     check_phase_is_declared(committer.log.state.spec, phase)

@@ -619,3 +619,19 @@ def test_bad_input_69_url(backend, url, said):
     for call in (registry.init, registry.open):
         with refused(backend, InvalidLocation, said, exit_code=3):
             call(url)
+
+
+def test_an_option_that_there_is_not_is_refused(reg, run):
+    calls = [
+        lambda: run.save(small_state(), step=1, metric={"loss": 1.0}),
+        lambda: run.save_async(small_state(), step=1, streams_={}),
+        lambda: run.push(small_state(), step=1, companion={}),
+        lambda: reg.create_run("other", retension=None),
+        lambda: reg.run("run", create=True, monitors=()),
+        lambda: run.transition("2", target={}),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput, match=r"has no option .* Did you mean"):
+            call()
+    assert reg.runs() == ["run"]
+    assert run.latest() is None
