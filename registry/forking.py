@@ -17,6 +17,7 @@ from registry.actions import (
     Parent,
     Place,
     Promote,
+    Rewind,
     SetPin,
     line_digest,
 )
@@ -92,19 +93,23 @@ def _inherited(
     """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
     # A gate is always set after the checkpoint that it is, and belongs to it all the same.
     pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
-    gates = [pin for pin in pins if pin.kind == "gate" and pin.checkpoint != record.n]
+    gates = [pin for pin in pins if pin.kind == "gate"]
+    line = {one.n for one in then.checkpoints if not one.superseded}
+    others = {pin.checkpoint for pin in gates if pin.checkpoint is not None} - {record.n}
+    aside = sorted(others - line)
     n = 1
-    for gate in gates:
-        assert gate.checkpoint is not None  # replay has every gate name one
-        yield (_added(now.by_n[gate.checkpoint]), _pinned(gate, n))
+    for gated in (*aside, *sorted(others & line), record.n):
+        own = gated == record.n
+        yield (
+            # What the training that is continued went back behind is on no line of the fork.
+            *([Rewind(to=None)] if n == len(aside) + 1 and aside else []),
+            *(_streams(now, record) if own else ()),
+            _added(now.by_n[gated]),
+            *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
+            *(_pinned(pin, None) for pin in pins if own and pin.kind == "artifact"),
+            *(_entries(then, now) if own else ()),
+        )
         n += 1
-    yield (
-        *_streams(now, record),
-        _added(record),
-        *(_pinned(pin, n) for pin in pins if pin.kind == "gate" and pin not in gates),
-        *(_pinned(pin, None) for pin in pins if pin.kind == "artifact"),
-        *_entries(then, now),
-    )
 
 
 def _added(record: CheckpointRecord) -> AddCheckpoint:

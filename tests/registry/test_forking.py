@@ -180,6 +180,64 @@ def test_a_fork_of_a_gate_is_that_gate(parent, reg):
     assert fork.latest().step == 1
 
 
+def gone_back(reg):
+    """Return a run that set gates and went back behind two of them, with a gate that it kept."""
+    run = reg.create_run("run", monitor=LOSS)
+    for step, loss in ((1, 0.9), (30, 0.1), (40, 0.2)):
+        run.save(small_state(step), step=step, metrics={"loss": loss})
+        run.set_gate(f"at{step}", run.latest())
+    run.restore(at=run.gate("at1"))
+    for step in (10, 20):
+        run.save(small_state(step), step=step, metrics={"loss": 5.0 / step})
+    return run
+
+
+def test_gates_that_training_went_back_behind_are_not_alive_in_the_fork(reg, open_registry):
+    run = gone_back(reg)
+    fork = reg.fork(run.latest(), "fork")
+    assert run.best().step == fork.best().step == 20
+    assert [ck.step for ck in fork.checkpoints()] == [1, 20]
+    for name, step in (("at1", 1), ("at30", 30), ("at40", 40)):
+        gate = fork.gate(name)
+        assert (gate.step, gate.superseded, same(gate.load(), small_state(step))) == (
+            step,
+            step > 20,
+            True,
+        )
+    fork.save(small_state(31), step=30, metrics={"loss": 0.1})
+    assert fork.best().step == 30
+    assert reg.verify(deep=True).ok
+    elsewhere = open_registry(new_backend(uuid.uuid4().hex))
+    sync(reg, elsewhere)
+    assert elsewhere.run("fork").manifest.checkpoints == fork.refresh().manifest.checkpoints
+
+
+def test_on_the_line_that_was_left_its_own_gates_are_alive(reg):
+    run = gone_back(reg)
+    left = run.gate("at40")
+    assert left.superseded
+    fork = reg.fork(left, "fork")
+    assert [ck.step for ck in fork.checkpoints()] == [1, 30, 40]
+    assert fork.best().step == 30
+
+
+def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
+    run = reg.create_run("run")
+    first = run.save(small_state(1), step=1)
+    second = run.save(small_state(2), step=2)
+    for name, gated in (("a", second), ("b", first), ("c", first), ("d", second)):
+        run.set_gate(name, gated)
+    run.save(small_state(3), step=3)
+    fork = reg.fork("run/latest", "fork")
+    assert [ck.step for ck in fork.checkpoints()] == [1, 2, 3]
+    assert {pin.name: fork.gate(pin.name).step for pin in fork.manifest.pins} == {
+        "a": 2,
+        "b": 1,
+        "c": 1,
+        "d": 2,
+    }
+
+
 # It stands by itself
 
 
