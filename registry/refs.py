@@ -153,7 +153,29 @@ def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
     for record in reversed(records):
         if record.step == step:
             return run.find(record.n)
+    saved = [one for one in run.manifest.checkpoints if (one.phase, one.step) == (phase, step)]
+    if saved:
+        # What `undo` makes good by this very name comes first.
+        gone = min(saved, key=lambda one: (one.superseded, -one.n))
+        raise _not_pointed(run, gone, where)
     raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
+
+
+def _not_pointed(run: Run, record: CheckpointRecord, where: str) -> NotFound:
+    """Return why a checkpoint of this step is not found by it, and what finds it."""
+    if record.evicted is None:
+        return NotFound(
+            "superseded: training went on from an earlier checkpoint",
+            where=where,
+            hint=f"{run.id}/{record.manifest.short} finds it.",
+        )
+    digits = record.manifest.short if record.superseded else None
+    name = digits or f"{phase_segment(record.phase)}/step{record.step}"
+    return NotFound(
+        f"evicted ({record.evicted})",
+        where=where,
+        hint=f"`holdfast undo {run.id} {name}` brings it back until it is collected.",
+    )
 
 
 def _nearby(records: Iterable[CheckpointRecord], step: int) -> str:

@@ -108,7 +108,7 @@ def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]
             output.size(record.size_bytes),
             output.metrics(record.metrics),
             output.age(describe.when(record.time_ms)),
-            " ".join(marks.get(record.n, [])),
+            ", ".join(marks.get(record.n, [])),
         )
         for record in records
     ]
@@ -154,7 +154,8 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
         "id": shape["id"].hex(),
         "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
         "size": output.size(shape["size_bytes"]),
-        "marks": " ".join(shape["marks"]),
+        "marks": ", ".join(shape["marks"]),
+        "nonfinite": ", ".join(checkpoint.record.nonfinite),
         "metrics": output.metrics(shape["metrics"]),
         "file": _opaque(shape),
         "meta": "" if meta is None or isinstance(meta, dict) else meta,

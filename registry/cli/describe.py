@@ -40,7 +40,8 @@ def ref(run_id: str, record: CheckpointRecord) -> str:
 def marks(manifest: RunManifest) -> dict[int, list[str]]:
     """Return what is to be said of each checkpoint: what points at it, and whether it counts.
 
-    That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`.
+    That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`,
+    `held back`.
     """
     found: dict[int, list[str]] = {}
     latest = manifest.latest()
@@ -60,6 +61,8 @@ def marks(manifest: RunManifest) -> dict[int, list[str]]:
             found.setdefault(record.n, []).append("superseded")
         if record.evicted is not None:
             found.setdefault(record.n, []).append("evicted")
+        if record.held_back:
+            found.setdefault(record.n, []).append("held back")
     return found
 
 
@@ -76,6 +79,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "metrics": record.metrics,
         "meta": decode_plain(record.meta) if record.meta is not None else None,
         "marks": pointed,
+        "nonfinite": list(record.nonfinite),
     }
 
 

@@ -10,6 +10,7 @@ import typer
 from registry import formats
 from registry.cli import describe, options, output
 from registry.cli.opening import watched
+from registry.errors import InvalidInput
 
 #: Said where a file was kept unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
@@ -24,8 +25,9 @@ def push(
         int, typer.Option("--step", metavar="N", help="Training step, update or epoch.")
     ],
     phase: Annotated[
-        str, typer.Option("--phase", metavar="NAME", help="Phase of the run.")
-    ] = "main",
+        str | None,
+        typer.Option("--phase", metavar="NAME", help="Phase; the one that the run is in without."),
+    ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option("--metric", metavar="NAME=NUMBER", help="A metric; any number of times."),
@@ -84,6 +86,12 @@ def pull(
     The extension decides the format; an opaque file comes back under any name. Every byte is
     verified, and the file is there whole or not at all.
     """
+    if str(to) == "-":
+        raise InvalidInput(
+            "a checkpoint is written to a file, not to a pipe",
+            where="--to -",
+            expected="the path of a file",
+        )
     with watched(registry, "pulling") as opened:
         stored = opened.stored(ref)
         # Formats ask nothing of a checkpoint that a stored state does not have.

@@ -17,7 +17,7 @@ _LS = (
     Column("phase"),
     Column("checkpoint", folds=True),
     Column("id"),
-    Column("metrics", folds=True),
+    Column("metrics when set", folds=True),
     Column("age", is_number=True),
 )
 

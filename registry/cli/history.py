@@ -166,9 +166,11 @@ def _entered(action: actions.EnterPhase) -> str:
 
 
 def _appended(action: actions.AppendStream) -> str:
-    last = action.start + action.count - 1
+    # A segment may hold merged what earlier ones held, so its start says nothing of what is new.
+    count = action.start + action.count
+    entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
     steps = f"steps {action.first_step} to {action.last_step}"
-    return f"stream {action.stream}: entries {action.start} to {last}, {steps}"
+    return f"append to stream {action.stream}: {entries} in all, {steps} in the newest segment"
 
 
 def _say_of_pool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from registry.run import Run
 from registry.spec import Retention
 from registry.suggest import near
 
+_STEP = re.compile(r"\d{1,16}$")
 _PLAN = (
     Column("phase"),
     Column("step", is_number=True),
@@ -110,7 +112,10 @@ def undo(
     registry: options.Registry,
     ref: Annotated[
         list[str] | None,
-        typer.Argument(metavar="REF", help="PHASE/stepN or ID; the last eviction's without."),
+        typer.Argument(
+            metavar="REF",
+            help="PHASE/stepN or ID, RUN/ before it or not; the last eviction's without.",
+        ),
     ] = None,
     *,
     json: options.Json = False,
@@ -127,11 +132,12 @@ def undo(
         shapes = [
             describe.record_json(run, one.record, marks.get(one.record.n, [])) for one in back
         ]
+        names = [(one.ref, one.digest.short) for one in back]
     if json:
         output.document(shapes)
         return
-    for shape in shapes:
-        output.line(f"back: {shape['ref']}  {shape['id'].short}")
+    for name, digits in names:
+        output.line(f"back: {name}  {digits}")
 
 
 def _named(run: Run, refs: Sequence[str]) -> list[Checkpoint]:
@@ -151,12 +157,13 @@ def _find(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
     path = ref.removeprefix(f"{run.id}/")
     fitting = [one for one in evicted if _fits(one, path)]
     if not fitting:
-        known = [_path(one) for one in evicted]
+        kept = any(_fits(one, path) for one in run.checkpoints())
         raise NotFound(
             "no evicted checkpoint of this name",
             where=f"{run.id}/{path}",
             expected="PHASE/stepN or 8 and more digits of an id",
-            hint=near(path, known) or "`holdfast ls --evicted` lists them.",
+            found="a checkpoint that is kept" if kept else None,
+            hint=_near(path, evicted) or "`holdfast ls --evicted` lists them.",
         )
     if len({one.digest for one in fitting}) > 1:
         raise AmbiguousRef(
@@ -166,6 +173,12 @@ def _find(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
             hint="Name one by its id.",
         )
     return fitting[-1]
+
+
+def _near(path: str, evicted: Sequence[Checkpoint]) -> str | None:
+    """Return near names of the same step: another step is another checkpoint, not a slip."""
+    number = _STEP.search(path)
+    return near(path, [_path(one) for one in evicted if number and one.step == int(number[0])])
 
 
 def _path(checkpoint: Checkpoint) -> str:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated
@@ -16,14 +17,20 @@ from typing import Annotated
 import typer
 
 from registry.checkpoint import Checkpoint
-from registry.cli import options, output
-from registry.errors import InvalidInput, RegistryError
+from registry.cli import describe, options, output
+from registry.errors import InvalidInput, NotFound, RegistryError
+from registry.plain import check_phase
 from registry.registry import open  # noqa: A004
+from registry.run import Run
+from registry.state import RunManifest
+from registry.suggest import near
 from registry.watching import Watch
 
 # What a command that is told to end may take to tidy up, before it is killed.
 _GRACE_S = 10
-_PLACE = re.compile(r"\{(ref|id|run|step|phase)\}")
+# `${name}` is a shell's, where the command is one; `{{name}}` stands for `{name}` itself.
+_PLACE = re.compile(r"\{\{(?P<kept>[A-Za-z_]+)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]+)\}")
+_NAMES = ("ref", "id", "run", "step", "phase")
 
 
 def watch(
@@ -58,18 +65,60 @@ def watch(
 
     Followers of one group share the checkpoints out: each is done at least once, and again by
     another follower where one dies over it. In the command {ref}, {id}, {run}, {step} and {phase}
-    stand for the checkpoint; it is run without a shell. Exit status 0 means done.
+    stand for the checkpoint, {{ref}} for {ref} itself; it is run without a shell. Exit status 0
+    means done.
     """
     words = _split(command)
     with open(registry) as opened:
-        coming = opened.run(run).watch(
-            phase, group=group, follower=follower, hold_s=hold, follow=not once
-        )
+        followed = opened.run(run)
+        coming = followed.watch(phase, group=group, follower=follower, hold_s=hold, follow=not once)
+        if phase is not None:
+            _check_phase(followed, check_phase(phase), follow=not once)
         done = 0
         for checkpoint in coming:
             _attend(coming, checkpoint, words, registry, attempts)
             done += 1
-    output.note(f"{output.counted(done, 'checkpoint')} done; no more will come")
+        held = _held_elsewhere(followed.manifest, coming, phase) if once else ""
+    output.note(f"{output.counted(done, 'checkpoint')} done; {held or 'no more will come'}")
+
+
+def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
+    """Say that a run without declared phases has nothing of this one: it may be mistyped.
+
+    Who waits may wait for a phase that is yet to come, so there it is a note.
+
+    Raises:
+        NotFound: Nobody waits.
+    """
+    known = list(dict.fromkeys(one.phase for one in run.manifest.checkpoints))
+    if phase in known or run.spec.phases:
+        return
+    error = NotFound(
+        "no checkpoint of this phase yet",
+        where=f"{run.id}: phase {phase}",
+        found=f"phases {', '.join(known)}" if known else "no checkpoints",
+        hint=near(phase, known),
+    )
+    if not follow:
+        raise error
+    output.note(f"waiting: {error}")
+
+
+def _held_elsewhere(state: RunManifest, coming: Watch, phase: str | None) -> str:
+    """Return how many checkpoints other followers of the group hold, and until when."""
+    chosen = {one.n for one in state.live(None if phase is None else check_phase(phase))}
+    now_ms = time.time() * 1000
+    ends = [
+        claim.until_ms
+        for claim in state.group(coming.group).claims
+        if claim.checkpoint in chosen
+        and claim.follower != coming.follower
+        and claim.until_ms > now_ms
+    ]
+    if not ends:
+        return ""
+    by = "another follower" if len(ends) == 1 else "other followers"
+    return f"{len(ends)} held by {by} until {output.time(describe.when(max(ends)))}"
 
 
 def _split(command: str) -> list[str]:
@@ -79,9 +128,29 @@ def _split(command: str) -> list[str]:
         raise typer.BadParameter(f"--exec {command!r}: {error}") from None
     if not words:
         raise typer.BadParameter("--exec names no command")
+    for place in _PLACE.finditer(" ".join(words)):
+        if place["name"] and place["name"] not in _NAMES:
+            raise _unknown(place["name"])
     if not _PLACE.search(words[0]) and shutil.which(words[0]) is None:
         raise _not_startable(words[0], "no such command")
     return words
+
+
+def _unknown(name: str) -> InvalidInput:
+    known = ", ".join(f"{{{one}}}" for one in _NAMES)
+    meant = near(name, _NAMES)
+    return InvalidInput(
+        "no such placeholder",
+        where=f"--exec {{{name}}}",
+        expected=known,
+        hint=f"{f'{meant} ' if meant else ''}Write {{{{{name}}}}} for these very characters.",
+    )
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    return _PLACE.sub(
+        lambda one: f"{{{one['kept']}}}" if one["kept"] else values[one["name"]], word
+    )
 
 
 def _attend(
@@ -93,7 +162,7 @@ def _attend(
         RegistryError: It does not; the checkpoint is then not acknowledged.
     """
     values = _values(checkpoint)
-    arguments = [_PLACE.sub(lambda place: values[place[1]], word) for word in words]
+    arguments = [_filled(word, values) for word in words]
     named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
     environment = {**os.environ, **named, "HOLDFAST_REGISTRY": registry}
     for attempt in range(1, attempts + 1):

@@ -7,6 +7,7 @@ import pytest
 from registry import Monitor
 from registry.errors import AmbiguousRef, InvalidInput, NotFound
 from registry.refs import is_digest
+from registry.spec import Retention
 from tests.registry.conftest import small_state
 
 
@@ -177,3 +178,30 @@ def test_a_run_called_like_digits_is_a_run(reg):
 )
 def test_eight_to_64_digits_are_those_of_an_id(text, expected):
     assert is_digest(text) is expected
+
+
+def test_what_an_evicted_step_needs_is_told(reg):
+    run = reg.create_run("gone", retention=Retention(last=1))
+    run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    with pytest.raises(NotFound) as caught:
+        reg.checkpoint("gone/main/step00000001")
+    assert caught.value.what.startswith("evicted (not among last 1")
+    assert "`holdfast undo gone main/step1` brings it back" in str(caught.value)
+    run.undo()
+    assert reg.checkpoint("gone/main/step1").load()["optimizer"]["step"] == 1
+
+
+def test_a_superseded_step_is_found_by_its_id(reg):
+    run = reg.create_run("back")
+    first = run.save(small_state(1), step=1)
+    second = run.save(small_state(2), step=2)
+    run.restore(first)
+    run.save(small_state(3), step=3)
+    with pytest.raises(NotFound, match="superseded") as caught:
+        reg.checkpoint("back/main/step2")
+    assert f"back/{second.digest.short} finds it" in str(caught.value)
+    run.prune(Retention(last=1))
+    with pytest.raises(NotFound, match="evicted") as caught:
+        reg.checkpoint("back/main/step2")
+    assert f"`holdfast undo back {second.digest.short}`" in str(caught.value)

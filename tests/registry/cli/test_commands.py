@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import registry
+from registry.spec import RunSpec
 from tests.registry.cli.conftest import Call
 
 
@@ -77,7 +80,7 @@ def test_ls(call: Call) -> None:
     header, first, second = call("ls", "demo").stdout.splitlines()
     assert header.split() == ["phase", "step", "id", "size", "metrics", "age", "marks"]
     assert "loss=0.5 nan=nan" in first
-    assert second.endswith("latest best tags/keeper")
+    assert second.endswith("latest, best, tags/keeper")
     assert call("ls").stdout.splitlines()[1].startswith("demo  main")
 
 
@@ -86,6 +89,17 @@ def test_show(call: Call) -> None:
     assert "meta.note  hi" in shown
     assert "tensor " not in shown
     assert "model/w  float32  [600]  2.3 KiB" in call("show", "demo", "--tensors").stdout
+
+
+def test_what_is_held_back_is_marked(call: Call, call_json: Callable[..., Any], url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("wild", preset=RunSpec(finite=("model/*",)))
+        run.save({"model": {"w": np.array([1.0, float("nan")])}}, step=1)
+    assert call("ls", "wild").stdout.splitlines()[1].endswith("  held back")
+    shown = call("show", "wild/main/step1").stdout
+    assert "marks      held back\nnonfinite  model/w\n" in shown
+    (listed,) = call_json("ls", "wild")
+    assert (listed["marks"], listed["nonfinite"]) == (["held back"], ["model/w"])
 
 
 def test_log(call: Call) -> None:
@@ -136,6 +150,20 @@ def test_push_and_pull(call: Call, torch_file: Path, tmp_path: Path) -> None:
     )
 
 
+def test_push_without_a_phase_goes_where_the_run_is(
+    call: Call, url: str, torch_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "two.toml").write_text("phases = [{ name = 'warm' }, { name = 'fine' }]")
+    call("run", "create", "two", "--preset", tmp_path / "two.toml")
+    assert "two/warm/step00000001" in call("push", torch_file, "two", "--step", 1).stdout
+    with registry.open(url) as opened:
+        opened.run("two").push({"w": 1}, step=2, phase="fine")
+    assert "two/fine/step00000003" in call("push", torch_file, "two", "--step", 3).stdout
+    assert (
+        "new/main/step00000001" in call("push", torch_file, "new", "--step", 1, "--create").stdout
+    )
+
+
 def test_push_to_a_run_that_is_not_there(call: Call, torch_file: Path) -> None:
     assert "'demo'" in call("push", torch_file, "demoo", "--step", 1, status=4).stderr
     assert call("run", "ls").stdout.count("demoo") == 0
@@ -174,6 +202,14 @@ def test_pull_to_a_format_that_is_not_there(call: Call, tmp_path: Path) -> None:
     result = call("pull", "demo", "--to", tmp_path / "x.h5", status=3)
     assert "cannot be written as .h5" in result.stderr
     assert ".safetensors" in result.stderr
+
+
+def test_pull_writes_to_no_pipe(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "not to a pipe" in call("pull", "demo", "--to", "-", status=3).stderr
+    assert not (tmp_path / "-").exists()
 
 
 def test_sync(call: Call, url: str, tmp_path: Path) -> None:

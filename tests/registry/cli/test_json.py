@@ -11,6 +11,7 @@ import registry
 CallJson = Callable[..., Any]
 RECORD = {
     *("ref", "id", "run", "phase", "step", "created", "size_bytes", "metrics", "meta", "marks"),
+    "nonfinite",
 }
 RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),

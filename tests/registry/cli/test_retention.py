@@ -150,6 +150,27 @@ def test_near_names_of_what_is_evicted(call: Call, long: str) -> None:
     assert "'main/step10'" in call("undo", long, "main/stp10", status=4).stderr
 
 
+@pytest.mark.parametrize("ref", ["long/main/step30", "main/step00000030", "long/main/step12"])
+def test_no_other_step_is_suggested(ref: str, call: Call, long: str) -> None:
+    call("prune", long, "--last", 4)  # only 10 goes
+    refused = call("undo", long, ref, status=4).stderr
+    assert "step10" not in refused
+    assert ("a checkpoint that is kept" in refused) == ("30" in ref)
+
+
+def test_undo_names_what_is_superseded_by_its_id(call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("back")
+        first = run.save({"w": 0}, step=1)
+        second = run.save({"w": 1}, step=2)
+        run.restore(first)
+        run.save({"w": 2}, step=3)
+    call("prune", "back", "--last", 1)
+    told = call("undo", "back", "main/step2").stdout
+    assert told == f"back: back/{second.digest.short}  {second.digest.short}\n"
+    call("show", told.split()[1])
+
+
 def test_undo_of_a_step_that_went_twice_asks_for_the_id(
     call: Call, call_json: CallJson, url: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import registry
 from registry.actions import Acknowledge, Claim
 from registry.cli import watch as module
 from registry.run import Run
+from registry.spec import Phase, RunSpec
 from tests.registry.cli.conftest import Call
 from tests.registry.cli.test_process import HOLDFAST, start
 
@@ -50,7 +52,7 @@ def test_a_command_runs_for_each_checkpoint(call: Call, script, url: str, tmp_pa
         f"    for name in {_VALUES!r}: print(os.environ['HOLDFAST_' + name], file=file)\n"
         "    print(sys.argv[1:], file=file)\n"
     )
-    words = "{ref} id={id} {run}/{step}/{phase} '{other} a b' {step}{step}"
+    words = "{ref} id={id} {run}/{step}/{phase} '{other x} {{ref}} ${{step}}' {step}{step}"
     result = call("watch", "demo", "--once", "--exec", f"{command} {words}")
     assert result.stdout.splitlines() == [
         *("done: demo/main/step00000010", "done: demo/phase2/step00000020")
@@ -61,18 +63,20 @@ def test_a_command_runs_for_each_checkpoint(call: Call, script, url: str, tmp_pa
     assert (tmp_path / "told").read_text().splitlines() == [
         *("demo/main/step00000010", first.digest.hex(), "demo", "10", "main", url),
         f"['demo/main/step00000010', 'id={first.digest.hex()}', 'demo/10/main', "
-        "'{other} a b', '1010']",
+        "'{other x} {ref} ${step}', '1010']",
         *("demo/phase2/step00000020", second.digest.hex(), "demo", "20", "2", url),
         f"['demo/phase2/step00000020', 'id={second.digest.hex()}', 'demo/20/2', "
-        "'{other} a b', '2020']",
+        "'{other x} {ref} ${step}', '2020']",
     ]
     assert said(url, Acknowledge) == [10, 20]
     assert call("watch", "demo", "--once", "--exec", command).stdout == ""
 
 
 def test_no_shell_reads_the_command(call: Call, script, tmp_path: Path) -> None:
-    command = script("import sys; assert sys.argv[1:] == ['$HOME', ';', 'false', '{x}'], sys.argv")
-    call("watch", "demo", "--once", "--exec", f"{command} $HOME ; false {{x}}")
+    command = script(
+        "import sys; assert sys.argv[1:] == ['$HOME', ';', 'false', '${x}', '{1}'], sys.argv"
+    )
+    call("watch", "demo", "--once", "--exec", f"{command} $HOME ; false ${{x}} {{1}}")
 
 
 def test_phase_and_group(call: Call, script, url: str) -> None:
@@ -80,6 +84,41 @@ def test_phase_and_group(call: Call, script, url: str) -> None:
     assert "step00000020" in call(*arguments, "--phase", 2).stdout
     assert "step00000010" in call(*arguments).stdout
     assert call(*arguments, "--group", "other").stdout.count("done: ") == 2
+
+
+def test_an_unknown_placeholder_is_refused_before_anything_is_claimed(
+    call: Call, script, url: str
+) -> None:
+    refused = call("watch", "demo", "--once", "--exec", f"{script('')} {{rf}}", status=3).stderr
+    assert "--exec {rf}: no such placeholder; expected {ref}, {id}" in refused
+    assert "Did you mean 'ref'? Write {{rf}} for" in refused
+    assert said(url, Claim) == []
+
+
+def test_a_phase_that_is_not_there(call: Call, script, url: str, tmp_path: Path) -> None:
+    arguments = ["--once", "--exec", script(""), "--phase", "mian"]
+    refused = call("watch", "demo", *arguments, status=4).stderr
+    assert "phase mian: no checkpoint of this phase yet; found phases main, 2" in refused
+    assert "'main'" in refused
+    with registry.open(url) as opened:
+        opened.run("demo").set_status("completed")
+        opened.create_run("two", preset=RunSpec(phases=(Phase(name="main"),)))
+    # It may come yet: who waits for it is told, and waits.
+    assert "'main'" in call("watch", "demo", *arguments[1:]).stderr
+    assert "'main'" in call("watch", "two", *arguments[1:], status=3).stderr
+    assert said(url, Claim) == []
+
+
+def test_what_others_hold_is_told_in_the_end(call: Call, script, url: str) -> None:
+    with registry.open(url) as opened:
+        coming = opened.run("demo").watch(group="default", follow=False)
+        assert next(coming).step == 10
+        arguments = ["watch", "demo", "--once", "--exec", script("")]
+        told = call(*arguments).stderr
+        assert re.search(r"1 checkpoint done; 1 held by another follower until \d{4}-.*Z$", told)
+        assert "held by" not in call(*arguments, "--phase", 2).stderr
+        coming.acknowledge()
+    assert "no more will come" in call(*arguments).stderr
 
 
 def test_a_run_that_ends_ends_it(call: Call, script, url: str) -> None:
