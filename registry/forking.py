@@ -25,7 +25,7 @@ from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
-from registry.errors import Conflict
+from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance
 from registry.store import Store
@@ -50,11 +50,15 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """Return what a fork of a checkpoint has from its parent.
 
     Raises:
+        InvalidInput: It is no checkpoint.
+        NotFound: This registry has no such checkpoint.
         Conflict: The checkpoint was evicted, or its run dropped.
     """
+    if not isinstance(source, Checkpoint):
+        raise InvalidInput("a fork goes on from a checkpoint", found=repr(source))
     n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
     now = advance(RunManifest(run_id=source.run_id), slots)
-    record = now.by_n[n]
+    record = _record(store, now, source)
     check_not_dropped(now)
     if record.evicted is not None:
         raise Conflict(
@@ -85,6 +89,21 @@ def inherit(committer: Committer, inherited: Inheritance) -> None:
         return list(inherited.commits) if state.commits == 1 else None
 
     committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
+
+
+def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
+    """Return what this registry says of a checkpoint that another one may have given."""
+    record = now.by_n.get(source.record.n)
+    if record is None or record.manifest != source.digest:
+        run = f"a run of {now.commits} commits" if now.commits else "no such run"
+        raise NotFound(
+            "this checkpoint is not in the registry that is to hold the fork",
+            where=f"{store.backend.url}: {source.ref}",
+            expected=source.digest.short,
+            found=run if record is None else f"{record.manifest.short} in its place",
+            hint="Bring its run here with `holdfast sync` first, or fork it where it is.",
+        )
+    return record
 
 
 def _inherited(

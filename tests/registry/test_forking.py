@@ -10,7 +10,7 @@ import pytest
 from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
 from registry import Monitor, sync
 from registry.actions import AddCheckpoint, AppendStream, Promote, SetPin
-from registry.errors import Conflict, MissingObject, NotFound
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
 from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream
 from tests.registry.conftest import (
@@ -359,6 +359,31 @@ def test_a_fork_of_nothing(parent, reg):
         reg.fork("parent/phase2/step77", "fork")
     with pytest.raises(Conflict, match="a run of this name exists"):
         reg.fork("parent/latest", "parent")
+
+
+def test_a_checkpoint_that_this_registry_does_not_have(parent, reg, open_registry):
+    elsewhere = new_backend(uuid.uuid4().hex)
+    mirror = open_registry(elsewhere)
+    with pytest.raises(NotFound, match=r"not in the registry.*no such run.*holdfast sync"):
+        mirror.fork(parent.latest(), "fork")
+    sync(reg, mirror)
+    known, new = parent.latest(), parent.save(small_state(4), step=4)
+    with pytest.raises(NotFound, match=rf"{new.digest.short}; found a run of \d commits\. .*sync"):
+        mirror.fork(new, "fork")
+    other = new_backend(uuid.uuid4().hex)
+    namesake = lived(open_registry(other)).save(small_state(5), step=5)
+    assert namesake.record.n == new.record.n
+    with pytest.raises(NotFound, match=f"{new.digest.short} in its place"):
+        reg.fork(namesake, "fork")
+    assert (mirror.runs(), reg.runs()) == (["parent"], ["parent"])
+    assert same(mirror.fork(known, "fork").latest().load(), small_state(3))
+
+
+def test_what_is_no_checkpoint_is_not_forked(parent, reg):
+    for source in (parent.artifact("seeds"), parent, None):
+        with pytest.raises(InvalidInput, match="a fork goes on from a checkpoint"):
+            reg.fork(source, "fork")
+    assert reg.runs() == ["parent"]
 
 
 # Forks of forks, and their way to another registry
