@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from registry.actions import Action, DropRun, Evict, Eviction, Recover
+from registry.actions import Action, DropRun, Evict, Eviction, Place, Recover
 from registry.committer import Committer, Stale
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
@@ -61,10 +61,12 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
 
     Raises:
         NotFound: One of them is not evicted, or none is named.
-        MissingObject: Collection has removed what it held.
+        Conflict: Another checkpoint holds the phase and step of one of them now.
+        MissingObject: Collection has removed what it held, or a mirror never had it.
     """
     log = committer.log
     log.refresh()
+    checkpoints = tuple(dict.fromkeys(checkpoints))
     if not checkpoints:
         raise NotFound("nothing was evicted", where=log.run_id)
 
@@ -73,8 +75,9 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
     def plan() -> list[Written]:
         nonlocal dead
         state = log.state
+        _check_steps_are_free(state, checkpoints)
         dead = _dead(state, checkpoints)
-        places = [state.by_manifest[digest] for digest in sorted(dead)]
+        places = [_place(state, digest) for digest in sorted(dead)]
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:
@@ -87,7 +90,8 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
     def compose(state: RunManifest) -> Sequence[Action]:
         if _dead(state, checkpoints) - dead:
             raise Stale  # what something else held while we planned has gone since
-        return [Recover(checkpoints=tuple(checkpoints))]
+        _check_steps_are_free(state, checkpoints)
+        return [Recover(checkpoints=checkpoints)]
 
     state = committer.commit(compose, plan)
     return [state.by_n[n] for n in checkpoints]
@@ -98,6 +102,35 @@ def _dead(state: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
     records = [_evicted(state, n) for n in checkpoints]
     wanted = {digest for one in records for digest in (one.manifest, *one.companions.values())}
     return wanted - state.held
+
+
+def _place(state: RunManifest, digest: Digest) -> Place:
+    """Return where a state lies that may have gone before a mirror could have it."""
+    place = state.by_manifest.get(digest)
+    if place is None:
+        raise MissingObject(
+            "this checkpoint was evicted, and this registry never held it",
+            where=f"{state.run_id}/{digest.short}",
+            hint="Undo it in the registry where it was saved, then sync.",
+        )
+    return place
+
+
+def _check_steps_are_free(state: RunManifest, checkpoints: Sequence[int]) -> None:
+    """Refuse what would give one step of a phase two checkpoints on one line of training."""
+    back = [record for n in checkpoints if not (record := _evicted(state, n)).superseded]
+    held = {(record.phase, record.step): record for record in state.live()}
+    for record in back:
+        other = held.setdefault((record.phase, record.step), record)
+        if other is not record:
+            raise Conflict(
+                "another checkpoint holds this step",
+                where=f"{state.run_id}: phase {record.phase}, step {record.step}",
+                expected=f"{record.manifest.short} of commit {record.n} alone",
+                found=f"{other.manifest.short} of commit {other.n}",
+                hint="`run.evicted()` gives the evicted one: until it is collected it can be "
+                "loaded, and saved at another step.",
+            )
 
 
 def last_evicted(state: RunManifest, commits: Sequence[Evict]) -> list[int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
-from registry import Monitor
+from registry import Monitor, sync
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.spec import Phase, Retention, RunSpec
 from tests.registry.conftest import (
     Hooked,
     Once,
     contents,
+    new_backend,
     objects,
     packs_of,
     same,
@@ -141,6 +144,81 @@ def test_what_is_gone_stays_gone_and_says_so(reg, backend, open_registry):
         fresh.undo()
     assert [key for key in contents(backend) if "/log/" in key] == before
     assert steps(fresh) == [2]
+
+
+def test_a_checkpoint_that_is_named_twice_comes_back_once(reg):
+    run = several(reg, retention=Retention(last=1))
+    first, second, _ = run.evicted()
+    assert [ck.step for ck in run.undo(second, first, second)] == [2, 1]
+    assert steps(run) == [1, 2, 4]
+
+
+def test_a_mirror_that_never_held_it_says_so(reg, open_registry):
+    run = several(reg, 2, retention=Retention(last=1))
+    elsewhere = new_backend(uuid.uuid4().hex)
+    sync(reg, open_registry(elsewhere))
+    before = contents(elsewhere)
+    mirror = open_registry(elsewhere).run("run")
+    with pytest.raises(
+        MissingObject,
+        match=r"run/[0-9a-f]{12}: .*this registry never held it.*where it was saved, then sync",
+    ):
+        mirror.undo()
+    assert contents(elsewhere) == before
+    (back,) = run.undo()  # as the hint has it
+    sync(reg, open_registry(elsewhere))
+    assert same(open_registry(elsewhere).run("run").find(back.record.n).load(), small_state(1))
+
+
+def taken_again(reg):
+    """Return a run whose step 1 was evicted and is held by another state, and both of those."""
+    run = several(reg, 2)
+    run.prune(Retention(last=1))
+    (first,) = run.evicted()
+    return run, first, run.save(small_state(7), step=1)
+
+
+def test_one_step_is_not_given_to_two_checkpoints(reg, backend):
+    run, first, second = taken_again(reg)
+    before = contents(backend)
+    told = rf"phase main, step 1: another .*{first.digest.short} .*{second.digest.short} of commit"
+    with pytest.raises(Conflict, match=told):
+        run.undo(first)
+    assert contents(backend) == before
+    assert steps(run) == [2, 1]
+
+
+def test_of_two_that_went_with_one_step_only_one_comes_back(reg):
+    run, first, second = taken_again(reg)
+    run.save(small_state(3), step=3)
+    run.prune(Retention(last=1))
+    assert {first, second} <= set(run.evicted())
+    with pytest.raises(Conflict, match=rf"{second.digest.short}.*found {first.digest.short}"):
+        run.undo(first, second)
+    assert [ck.digest for ck in run.undo(second)] == [second.digest]
+
+
+def test_what_training_went_back_behind_comes_back_beside_what_took_its_step(reg):
+    run = several(reg, 4)
+    first, third = run.find(1), run.find(3)
+    run.tag("kept", first)
+    run.prune(Retention(last=1))
+    run.restore(at=first)
+    run.save(small_state(30), step=3)
+    assert third.superseded
+    run.undo(third)
+    assert same(third.load(), small_state(3))
+
+
+def test_a_step_that_is_taken_while_undo_commits(reg, backend, open_registry):
+    run = several(reg, 2)
+    run.prune(Retention(last=1))
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+    hooked.before = Once("runs/run/log/", lambda: run.save(small_state(7), step=1), "put_if_absent")
+    with pytest.raises(Conflict, match="another checkpoint holds this step"):
+        mine.undo()
+    assert hooked.before.done
 
 
 def dead_keys(run) -> list[str]:
