@@ -11,10 +11,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from registry.errors import InvalidInput, NotFound, RegistryError
+from registry.presets.telling import told
 from registry.spec import RunSpec
 from registry.suggest import near
 
 _MAX_BYTES = 2**20
+_HINT = "docs/presets.md explains every field."
 
 
 def preset_names() -> list[str]:
@@ -31,8 +33,16 @@ def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
 
     Raises:
         NotFound: There is neither; near names are suggested.
-        InvalidInput: The file is no TOML, or says what a specification cannot say.
+        InvalidInput: The file is no TOML, or says what a specification cannot say; or this is
+            neither a name nor a path.
     """
+    if not isinstance(preset, str | os.PathLike):
+        raise InvalidInput(
+            "not a preset",
+            expected="the name of a preset, the path of a TOML file, or a RunSpec",
+            found=type(preset).__name__,
+            hint=_HINT,
+        )
     if isinstance(preset, str) and preset in preset_names():
         return _parse(
             files(__name__).joinpath(f"{preset}.toml").read_text(encoding="utf-8"), preset
@@ -66,16 +76,13 @@ def _parse(text: str, where: str) -> RunSpec:
     try:
         # By way of JSON, in which arrays may stand for tuples.
         return RunSpec.model_validate_json(json.dumps(table))
-    except (ValidationError, TypeError, RegistryError) as error:
-        raise InvalidInput(
-            "breaks the rules of presets", where=where, found=_told(error)
-        ) from error
+    except ValidationError as error:
+        raise _wrong(where, told(error, table)) from error
+    except TypeError as error:
+        raise _wrong(where, "a date or a time: write it as a text, in quotes") from error
+    except RegistryError as error:
+        raise _wrong(where, str(error)) from error
 
 
-def _told(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    found = error.errors(include_url=False, include_context=False)
-    return "; ".join(
-        f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in found
-    )
+def _wrong(where: str, found: str) -> InvalidInput:
+    return InvalidInput("breaks the rules of presets", where=where, found=found, hint=_HINT)

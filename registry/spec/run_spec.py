@@ -33,7 +33,7 @@ class DtypeRule(Record):
     @model_validator(mode="after")
     def _exists(self) -> Self:
         if self.dtype not in ITEM_SIZES:
-            raise ValueError(f"unknown dtype {self.dtype!r}")
+            raise ValueError(f"unknown dtype {self.dtype!r}; known are {', '.join(ITEM_SIZES)}")
         return self
 
 
@@ -253,4 +253,5 @@ def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     allowed = list(known)
     for name in names:
         if name not in allowed:
-            raise ValueError(f"{what} {name}: not declared; declared are {allowed}")
+            declared = ", ".join(allowed) or "none"
+            raise ValueError(f"{what} {name}: not declared; declared are {declared}")

@@ -74,7 +74,7 @@ class Row(Record):
         if self.change != "freeze" and (self.companion or self.dtype):
             raise ValueError("`companion` and `dtype` belong to `freeze`")
         if self.dtype is not None and self.dtype not in ITEM_SIZES:
-            raise ValueError(f"unknown dtype {self.dtype!r}")
+            raise ValueError(f"unknown dtype {self.dtype!r}; known are {', '.join(ITEM_SIZES)}")
         if self.change not in ("carry", "freeze") and self.to:
             raise ValueError("`to` belongs to `carry` and `freeze`")
         if self.change != "reseed" and self.seeds:
