@@ -150,11 +150,19 @@ def drop(committer: Committer, reason: str) -> None:
     """Release everything that a run holds, pins included.
 
     Raises:
-        InvalidInput: No reason is given.
+        InvalidInput: No reason is given, or one that is no text.
         Conflict: The run was dropped before.
     """
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidInput("dropping a run needs a reason", where=committer.log.run_id)
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate
+        raise InvalidInput(
+            "the reason is no text that can be stored",
+            where=committer.log.run_id,
+            found=ascii(reason),
+        ) from error
 
     def compose(state: RunManifest) -> Sequence[Action]:
         if state.dropped is not None:

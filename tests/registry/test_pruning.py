@@ -317,6 +317,16 @@ def test_drop_needs_a_reason(reg, backend, reason):
     assert contents(backend) == before
 
 
+def test_a_reason_that_is_no_text(reg, backend):
+    run = several(reg, 1)
+    before = contents(backend)
+    with pytest.raises(InvalidInput, match=r"run: the reason is no text .*found 'x\\ud800'"):
+        run.drop("x\ud800")
+    assert contents(backend) == before
+    run.drop("größer → besser")
+    assert reg.run("run").manifest.dropped == "größer → besser"
+
+
 AFTERWARDS = {
     "save": lambda run: run.save(small_state(9), step=9),
     "push": lambda run: run.push(small_state(9), step=9),
