@@ -164,7 +164,9 @@ def _string(value: str, where: str) -> str:
 def _check_depth(where: str, depth: int) -> None:
     if depth >= MAX_DEPTH:
         raise InvalidInput(
-            "a card nests too deeply", where=where[:80], expected=f"at most {MAX_DEPTH} levels"
+            "a card nests too deeply",
+            where=where.partition("[")[0],
+            expected=f"at most {MAX_DEPTH} levels",
         )
 
 

@@ -63,6 +63,12 @@ class Charge:
             actions.append(TakeOver(token=self._token, host=host_name()))
         if state.status != "running":
             actions.append(SetStatus(status="running"))
+        if self.resumed_at is not None and state.by_n[self.resumed_at].superseded:
+            raise Conflict(
+                "training has gone back behind the checkpoint that this handle resumed from",
+                where=f"{self._run_id}/{state.by_n[self.resumed_at].manifest.short}",
+                hint="Another trainer did that. Call `run.restore()` to go on from what stands.",
+            )
         if self.resumed_at is not None and (
             any(map(self.is_behind, state.live())) or any(map(self.is_behind, state.phases))
         ):

@@ -7,6 +7,7 @@ the trainer (`registry.trainer`), and those who annotate a run and need no token
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial, reduce
 from threading import RLock
 
@@ -86,7 +87,8 @@ class Committer:
         self, compose: Callable[[RunManifest], list[Sequence[Action]] | None], plan: Plan = tuple
     ) -> RunManifest:
         """Put several commits into one slot; otherwise as `commit`."""
-        with self._lock:
+        # What writes no objects need not wait for a save that does.
+        with nullcontext() if plan is tuple else self._lock:
             for _ in range(_PLANS):
                 written = plan()
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())

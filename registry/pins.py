@@ -69,7 +69,7 @@ def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> 
             return None
         if (now and now.manifest) != replaces:
             raise _taken(state, name, now)
-        kept(state, record.n, f"{state.run_id}/{record.manifest.short}")
+        sound(state, record.n, f"{state.run_id}/{record.manifest.short}")
         return [
             SetPin(
                 kind="gate",
@@ -81,8 +81,10 @@ def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> 
             )
         ]
 
-    committer.commit(compose)
-    return Checkpoint(committer.store, committer.log, record)
+    now = committer.commit(compose)
+    gate = find_pin(now, "gate", name)
+    assert gate.checkpoint is not None  # replay has every gate name one
+    return Checkpoint(committer.store, committer.log, now.by_n[gate.checkpoint])
 
 
 def add_artifact(committer: Committer, name: str, state: object) -> Stored:
@@ -169,6 +171,24 @@ def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
             where=where,
             found=record.evicted,
             hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+        )
+    return record
+
+
+def sound(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+    """Return a checkpoint that is still kept and whose weights are finite.
+
+    Raises:
+        Conflict: It was evicted meanwhile, or its run dropped.
+        InvalidInput: It is held back.
+    """
+    record = kept(state, n, where)
+    if record.held_back:
+        raise InvalidInput(
+            "its weights hold NaN or infinity",
+            where=where,
+            found=", ".join(record.nonfinite),
+            hint="Save it with allow_nonfinite=True if that is what you want.",
         )
     return record
 

@@ -19,13 +19,13 @@ from registry.cards import check_card, read_card, write_card
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
-from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
-from registry.pins import find_pin, kept, own
+from registry.pins import find_pin, own, sound
 from registry.placing import Written
 from registry.plain import check_metrics
 from registry.pytree import FlatState
-from registry.rules import first_of
+from registry.rules import inference_parts
 from registry.state import CheckpointRecord, Pin, RunManifest
 from registry.store import Store
 from registry.stored import Stored
@@ -296,7 +296,7 @@ class _Publication:
         if standing is not None:
             self._check_same(standing)
             return None
-        record = kept(state, self.checkpoint.record.n, self.checkpoint.ref)
+        record = sound(state, self.checkpoint.record.n, self.checkpoint.ref)
         assert self.digest is not None  # plan has run
         return [
             SetPin(
@@ -345,16 +345,7 @@ def _parts(
         if not chosen:
             raise InvalidInput("a release of no components", where=checkpoint.ref)
     else:
-        inference = state.spec.inference
-        chosen = [found for key in inference if (found := first_of(key, known))]
-        if inference and not chosen:
-            raise IncompatibleState(
-                "the checkpoint has nothing of what the preset names for inference",
-                where=checkpoint.ref,
-                expected=", ".join(inference),
-                found=", ".join(known),
-                hint="Name the components with only=[...].",
-            )
+        chosen = inference_parts(state.spec, known, where=checkpoint.ref)
     return None if chosen in ([], list(known)) else chosen
 
 

@@ -101,9 +101,12 @@ def restore_newest(
         return Restored(state, checkpoint, tuple(passed))
     if not passed:
         return None
+    damaged = any(not checkpoint.record.held_back for checkpoint in candidates)
     listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in passed)
     raise RestoreFailed(
         f"none of {len(passed)} checkpoints could be loaded{listed}",
         where=candidates[0].run_id,
-        hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them.",
+        hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them."
+        if damaged
+        else "Go on from an older checkpoint by run.restore(at=...), or begin another run.",
     )

@@ -91,6 +91,32 @@ def first_of(key: str, names: Collection[str]) -> str | None:
     return None
 
 
+def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[str]:
+    """Return the components that inference needs: all of them where the specification says nothing.
+
+    Args:
+        spec: Of the run.
+        parts: Components of the state.
+        where: What the state is of, for messages.
+
+    Raises:
+        IncompatibleState: The specification says what it needs, and none of it is there.
+    """
+    present = list(parts)
+    if not spec.inference:
+        return present
+    found = [name for key in spec.inference if (name := first_of(key, present))]
+    if not found:
+        raise IncompatibleState(
+            "nothing of what inference needs is in this state",
+            where=where,
+            expected=", ".join(spec.inference),
+            found=", ".join(present),
+            hint="Name components by only=[...] where that is offered, or mend the preset.",
+        )
+    return found
+
+
 def flat_dtypes(state: FlatState) -> Iterator[tuple[str, str]]:
     """Yield path and dtype of every tensor of a state that is being saved."""
     for component in state.components:

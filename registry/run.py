@@ -8,6 +8,7 @@ from typing import Self, Unpack, get_args
 
 from registry import pins, pruning
 from registry.actions import Evict, RunStatus, SetStatus
+from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.errors import InvalidInput, RegistryError
@@ -84,7 +85,7 @@ class Run(RunView):
 
         Returns:
             The checkpoint; where the same state was saved at this step already, that one, with
-            `metrics` added to it.
+            `metrics` added to it; its streams, meta and companions are those of the first save.
 
         Raises:
             InvalidInput: Something cannot be stored, the message names its path; or the run has no
@@ -136,17 +137,21 @@ class Run(RunView):
 
         Raises:
             InvalidInput: `at` is another run's.
-            Conflict: `at` is superseded or evicted.
+            Conflict: `at` is superseded or evicted, or the run was dropped.
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
         self._trainer.settle()
+        state = self._log.refresh()
+        check_not_dropped(state)
         if at is None:
-            candidates = list(reversed(self.checkpoints()))
+            candidates = [self._checkpoint(record) for record in reversed(state.live())]
             return restore_newest(self._trainer, candidates, map_location)
+        if isinstance(at, Checkpoint) and at.run_id == self.id:
+            at = self.find(pins.own(self.committer, at, "run.restore"))
         check_source(self.id, at)
-        state = at.load(map_location=map_location)
+        loaded = at.load(map_location=map_location)
         self._trainer.resume_at(at)
-        return Restored(state, at, ())
+        return Restored(loaded, at, ())
 
     # From phase to phase
 
@@ -264,6 +269,7 @@ class Run(RunView):
         Args:
             reason: Why, for whoever reads the log.
         """
+        self._trainer.settle()
         pruning.drop(self.committer, reason)
 
     def _last_evicted(self) -> list[int]:
@@ -282,6 +288,7 @@ class Run(RunView):
             raise InvalidInput(
                 "not a status", expected=", ".join(get_args(RunStatus)), found=repr(status)
             )
+        self._trainer.settle()
         self.committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005
 
     def close(self) -> None:

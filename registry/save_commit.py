@@ -25,7 +25,7 @@ from registry.placing import Written, cut_state
 from registry.plain import format_time
 from registry.pool.promotion import candidate_of, find_entry, pool_rules, promotion, rating_of
 from registry.retention import has_policies, plan_retention
-from registry.rules import first_of
+from registry.rules import inference_parts
 from registry.save_request import PreparedSave, SaveRequest
 from registry.state import CheckpointRecord, RunManifest
 from registry.stream_appends import PlannedAppend, plan_append
@@ -55,6 +55,7 @@ class SaveCommit:
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
         self._appends: list[PlannedAppend] = []
+        self._replanned = False
         self._repeats = False
         self.outcome = -1
 
@@ -63,21 +64,26 @@ class SaveCommit:
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
         self._state = committer.write(self._save.state, bases)
+        if self._same_step(run) is not None:
+            # What seems to be there may have been let go since this handle last looked.
+            run = committer.log.refresh()
         known = self._same_step(run)
         self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
-        if self._repeats:
-            return [self._state]  # what stands beside it was said with it
         self._companions = {
             name: committer.write(flat, committer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
         }
+        if self._repeats:
+            return [self._state]  # what stands beside it was said with it
         self._model = self._cut_model(run)
         claimed = preview(run, self._claim(run))
+        # Overtaken once, a segment is not merged again: then nothing can make it stale.
         self._appends = [
-            plan_append(committer, claimed, name, entries)
+            plan_append(committer, claimed, name, entries, merge=not self._replanned)
             for name, entries in self._request.streams.items()
             if entries
         ]
+        self._replanned = True
         return [
             self._state,
             *self._companions.values(),
@@ -96,6 +102,7 @@ class SaveCommit:
         if known is not None:
             if known.manifest != digest:
                 raise self._step_taken(known, digest)
+            self._check_companions(known)
             self.outcome = known.n
             return [*claims, *_news(known, self._request)]
         if self._repeats:
@@ -125,6 +132,19 @@ class SaveCommit:
                 return checkpoint
         return None
 
+    def _check_companions(self, known: CheckpointRecord) -> None:
+        """Refuse a repeated save that has other states beside it than the first."""
+        for name, digest in self._given.items():
+            if known.companions.get(name) != digest:
+                before = known.companions.get(name)
+                raise Conflict(
+                    "the step was saved with another companion",
+                    where=f"{self._where}, companion {name}",
+                    expected=before.short if before else "none",
+                    found=digest.short,
+                    hint="A companion is given with the first save of a step.",
+                )
+
     def _check_continues(self, state: RunManifest) -> None:
         """Refuse a training that restored nothing in a run that is further on."""
         newest = state.latest(self._save.phase)
@@ -141,9 +161,11 @@ class SaveCommit:
         """Refuse to go back to a phase, or into one by another way than the declared one."""
         phase, before = self._save.phase, state.phase
         order = [one.name for one in state.spec.phases]
-        if before is None or before == phase or before not in order:
+        if before == phase or phase not in order:
             return
-        if order.index(phase) < order.index(before):
+        if before is None and not self._request.takes_over:
+            return  # what another program made may begin anywhere
+        if before in order and order.index(phase) < order.index(before):
             raise Conflict(
                 "this phase is over",
                 where=self._where,
@@ -178,9 +200,13 @@ class SaveCommit:
             held_back=held_back or None,
         )
 
+    @property
+    def _given(self) -> dict[str, Digest]:
+        return {name: one.base.manifest.digest for name, one in self._companions.items()}
+
     def _beside(self, state: RunManifest) -> dict[str, Digest]:
         """Return the companions: those given, those of the phase's beginning, those of before."""
-        beside = {name: written.base.manifest.digest for name, written in self._companions.items()}
+        beside = self._given
         entered = state.entered(self._save.phase)
         for name in state.spec.phase(self._save.phase).companions:
             if name in beside:
@@ -203,10 +229,9 @@ class SaveCommit:
         rules, spec = pool_rules(run), run.spec
         if not rules.promote_on_save or rules.phase != self._save.phase or self._nonfinite:
             return None
-        parts = self._state.base.manifest.components
-        names = [found for key in spec.inference if (found := first_of(key, parts))]
-        committer = self._committer
-        return cut_state(committer.store, committer.writer, self._state.base, names or list(parts))
+        committer, base = self._committer, self._state.base
+        names = inference_parts(spec, base.manifest.components, where=self._where)
+        return cut_state(committer.store, committer.writer, base, names)
 
     def _promotion(self, state: RunManifest) -> list[Action]:
         if self._model is None:

@@ -217,7 +217,7 @@ class _RunCopy:
         _ = writer.epoch
         commits = self._missing(self._log.state)
         here = self._log.state
-        present = here.by_manifest.keys() & here.held
+        present = here.by_manifest.keys() & here.held & self._state.held
         wanted = [
             place
             for place in self._state.places
@@ -230,6 +230,8 @@ class _RunCopy:
 
         def compose(state: RunManifest) -> Sequence[Line | bytes] | None:
             missing = self._missing(state)
+            if missing and not present <= state.held:
+                raise Condemned([])  # what was to be used again has been let go meanwhile
             return [*places, *missing] if missing else None
 
         writer.commit(compose, choice)

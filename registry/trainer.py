@@ -6,6 +6,7 @@ What a save is made of is the business of `registry.save_request`, what it says 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,8 @@ from registry.save_request import PreparedSave, SaveRequest, prepare_save
 from registry.staging import Staging
 from registry.state import RunManifest
 from registry.writer import placed_keys
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 class PendingSave:
@@ -104,10 +107,6 @@ class Trainer:
             self._charge.committed()
             return state
 
-    def goes_on(self) -> None:
-        """Forget where training resumed from: the next save goes on from the end of the log."""
-        self._charge.resumed_at = None
-
     def settle(self) -> None:
         """Wait for the save under way; raise what it failed with, unless its caller knows."""
         self._start_anew_after_fork()
@@ -170,6 +169,13 @@ class Trainer:
             run, store = self._log.state, self._committer.store
             self._charge.check_allowed(run, takes_over=takes_over)
             nonfinite = nonfinite_paths(save.state, run.spec.finite, store.pools.hashing)
+            if nonfinite and not save.request.allow_nonfinite:
+                _LOGGER.warning(
+                    "%s: step %d is recorded and held back: NaN or infinity in %s",
+                    run.run_id,
+                    save.request.step,
+                    ", ".join(nonfinite),
+                )
             commit = SaveCommit(self._committer, self._charge, save, nonfinite)
             state = self._committer.commit(commit.actions, commit.plan)
             if takes_over:

@@ -32,6 +32,10 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
+#: Longer times, in milliseconds, would not fit the integers of a log.
+_LONGEST_S = 1e12
+
+
 class Watch(Iterator[Checkpoint]):
     """The checkpoints of a run as they come; `Run.watch` explains the arguments.
 
@@ -208,6 +212,8 @@ class Watch(Iterator[Checkpoint]):
 
 def _seconds(name: str, value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]  # checked just before
-        raise InvalidInput("not a time", where=name, expected="seconds, above 0", found=repr(value))
+    if not is_number or not 0 < value <= _LONGEST_S:  # type: ignore[operator]  # checked just before
+        raise InvalidInput(
+            "not a time", where=name, expected="seconds, above 0, at most 10^12", found=repr(value)
+        )
     return float(value)  # type: ignore[arg-type]

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from registry.actions import Action
 from registry.committer import Committer, Stale
 from registry.digest import Digest
-from registry.errors import InvalidInput
 from registry.manifest import Manifest
-from registry.pins import kept
+from registry.pins import sound
 from registry.placing import Written
 from registry.pool.promotion import (
     Candidate,
     find_entry,
-    inference_parts,
     own_rating,
     promotion,
     rating_of,
 )
 from registry.pool.ratings import DEFAULT, Rating
+from registry.rules import inference_parts
 from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
 
@@ -101,7 +100,7 @@ class PromotionCommit:
     def _plan(self) -> Sequence[Written]:
         """Cut the model out of its checkpoint, unless the run holds just that already."""
         committer, state = self._committer, self._committer.log.state
-        record = _kept(state, self._source(state).checkpoint)
+        record = _sound(state, self._source(state).checkpoint)
         where = f"{state.run_id}/{record.manifest.short}"
         whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
@@ -113,7 +112,7 @@ class PromotionCommit:
 
     def _actions(self, state: RunManifest) -> Sequence[Action] | None:
         source = self._source(state)
-        record = _kept(state, source.checkpoint)
+        record = _sound(state, source.checkpoint)
         stands = self._written or self._model in state.held
         if record.manifest != self._cut_of or not stands:
             raise Stale
@@ -142,19 +141,5 @@ class PromotionCommit:
         return self._terms.over(inherited)
 
 
-def _kept(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
-    """Return a checkpoint that may enter the pool.
-
-    Raises:
-        Conflict: It was evicted, or its run dropped.
-        InvalidInput: Its weights are not finite.
-    """
-    where = f"{state.run_id}/{record.manifest.short}"
-    kept(state, record.n, where)
-    if record.held_back:
-        raise InvalidInput(
-            "its weights hold NaN or infinity: it cannot play",
-            where=where,
-            found=", ".join(record.nonfinite),
-        )
-    return record
+def _sound(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
+    return sound(state, record.n, f"{state.run_id}/{record.manifest.short}")

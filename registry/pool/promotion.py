@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from registry.actions import Action, EvictEntries, Promote
 from registry.digest import Digest
-from registry.errors import IncompatibleState, InvalidInput
+from registry.errors import InvalidInput
 from registry.pool.ratings import DEFAULT, Rating, inherited
-from registry.rules import first_of
-from registry.spec import Pool, RunSpec
+from registry.spec import Pool
 from registry.state import CheckpointRecord, PoolRecord, RunManifest
 
 #: What a run without a declared pool has.
@@ -41,31 +40,6 @@ class Candidate:
 def pool_rules(state: RunManifest) -> Pool:
     """Return the rules of a run's pool."""
     return state.spec.pool or UNDECLARED
-
-
-def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[str]:
-    """Return the components that inference needs: all of them where the specification says nothing.
-
-    Args:
-        spec: Of the run.
-        parts: Components of the state.
-        where: What the state is of, for messages.
-
-    Raises:
-        IncompatibleState: The specification says what it needs, and none of it is there.
-    """
-    present = list(parts)
-    if not spec.inference:
-        return present
-    found = [name for key in spec.inference if (name := first_of(key, present))]
-    if not found:
-        raise IncompatibleState(
-            "nothing of what inference needs is in this state",
-            where=where,
-            expected=", ".join(spec.inference),
-            found=", ".join(present),
-        )
-    return found
 
 
 def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:

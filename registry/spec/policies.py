@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from registry.errors import InvalidInput
 from registry.records import Name, Record
 
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Retention(Record):

@@ -166,8 +166,7 @@ class RunManifest(Record):
         Where phases are declared, the values of different phases are not compared: without `phase`
         it is the best of the phase that training is in.
         """
-        ranked = self.ranked(monitor, phase)
-        return ranked[0] if ranked else None
+        return next(iter(self.ranked(monitor, phase)), None)
 
     def ranked(self, monitor: Monitor, phase: str | None = None) -> list[CheckpointRecord]:
         """Return the live checkpoints that have a value, the best first."""

@@ -25,7 +25,7 @@ from registry.placing import Written
 from registry.plain import check_phase
 from registry.pool.promotion import Candidate, find_entry, promotion
 from registry.pool.ratings import DEFAULT
-from registry.rules import check_phase_is_declared, first_of
+from registry.rules import check_phase_is_declared, inference_parts
 from registry.seeding import child, phase_number, phase_sequence
 from registry.spec import Transition
 from registry.state import CheckpointRecord, PhaseRecord, Pin, RunManifest
@@ -250,7 +250,7 @@ class _Passage:
     def _inference_parts(self, pin: Pin) -> list[str]:
         parts = self._stored(pin).manifest.components
         spec = self._committer.log.state.spec
-        return [found for key in spec.inference if (found := first_of(key, parts))] or list(parts)
+        return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
 
     def _stored(self, pin: Pin) -> Stored:
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)

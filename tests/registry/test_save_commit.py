@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,7 @@ def test_what_was_evicted_is_found_no_more_and_says_why(reg):
     run.save(small_state(2), step=2)
     with pytest.raises(NotFound, match="this checkpoint was evicted; found not among last 1"):
         reg.checkpoint(f"run/{first.digest.hex()}")
-    with pytest.raises(NotFound, match="no checkpoint at this step"):
+    with pytest.raises(NotFound, match=r"evicted .*holdfast undo run main/step1"):
         reg.checkpoint("run/main/step1")
     with pytest.raises(Conflict, match="not kept any more"):
         run.restore(at=first)
@@ -416,7 +418,7 @@ def test_the_first_phase_is_that_of_a_run_that_was_never_saved_into(reg):
 
 def test_going_back_is_refused(reg):
     run = make(reg, PHASED)
-    run.save(small_state(1), step=1, phase=2)
+    run.push(small_state(1), step=1, phase=2)
     with pytest.raises(Conflict, match=r"phase 1, step 2: this phase is over; expected phase 2"):
         run.save(small_state(2), step=2, phase=1)
     run.save(small_state(3), step=3, phase="final")  # on without a transition, as none is declared
@@ -425,7 +427,7 @@ def test_going_back_is_refused(reg):
 
 def test_going_back_by_a_restore_is_not(reg):
     run = make(reg, PHASED)
-    first = run.save(small_state(1), step=1, phase=2)
+    first = run.push(small_state(1), step=1, phase=2)
     run.save(small_state(2), step=2, phase="final")
     run.restore(at=first)
     assert run.save(small_state(3), step=3, phase=2).phase == 2
@@ -510,3 +512,57 @@ def test_a_repeated_save_of_what_goes_meanwhile_is_a_save(reg, backend, open_reg
     assert hooked.before.done
     assert [ck.step for ck in mine.checkpoints()] == [2, 1]
     assert same(mine.latest().companion("ema").load(), REFERENCE)
+
+
+def test_a_training_does_not_begin_behind_a_transition(reg):
+    run = make(reg, PHASED)
+    with pytest.raises(Conflict, match=r"run.transition\('2'\) first"):
+        run.save(small_state(), step=1, phase=2)
+    assert run.manifest.commits == 1
+
+
+def test_input_that_a_repeat_changes_is_refused_or_kept(run, reg):
+    anchor = {"p": np.zeros(300, np.float32)}
+    run.save(small_state(), step=1, companions={"anchor": anchor})
+    again = run.save(small_state(), step=1, companions={"anchor": anchor}, metrics={"loss": 1.0})
+    assert again.metrics == {"loss": 1.0}
+    with pytest.raises(Conflict, match="another companion"):
+        run.save(small_state(), step=1, companions={"anchor": {"p": np.ones(300, np.float32)}})
+
+
+def test_a_repeat_on_a_stale_handle_does_not_find_what_is_gone(reg, backend, open_registry):
+    run = reg.create_run("thin", retention=Retention(last=1), seed=1)
+    other = open_registry(backend).run("thin")
+    run.save(small_state(1), step=1)
+    other.refresh()
+    run.save(small_state(2), step=2)
+    assert other.push(small_state(2), step=2).record.evicted is None
+    again = other.push(small_state(1), step=1)
+    assert again.record.n == other.manifest.commits - 1
+
+
+def test_a_handle_that_others_went_back_behind_may_not_go_on(run, reg, backend, open_registry):
+    for step in (1, 2, 3):
+        run.save(small_state(step), step=step)
+    first, second = (open_registry(backend).run("run") for _ in range(2))
+    first.restore()
+    second.restore(at=second.checkpoints()[0])
+    second.save(small_state(9), step=2)
+    with pytest.raises(Conflict, match="gone back behind"):
+        first.save(small_state(4), step=4)
+    first.restore()
+    assert first.save(small_state(5), step=5).step == 5
+
+
+def test_naming_waits_for_no_upload(run, reg):
+    first = run.save(small_state(), step=1)
+    with run.committer._lock:
+        done = ThreadPoolExecutor(1).submit(run.tag, "kept", first)
+        done.result(timeout=30)
+    assert run.manifest.tags == {"kept": first.record.n}
+
+
+def test_the_status_is_set_after_the_save_under_way(run):
+    pending = run.save_async(small_state(), step=1)
+    run.set_status("completed")
+    assert pending.wait().step == 1

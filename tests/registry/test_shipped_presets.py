@@ -105,10 +105,10 @@ def test_phases_2_and_3_of_hydra_need_their_own_keys_and_the_anchor(reg):
     for phase, key in ((2, "teacher_state_dict"), (3, "opponent_pool_metadata")):
         run = reg.create_run(f"hydra{phase}", preset="hydra")
         with pytest.raises(IncompatibleState, match=f"missing: {key}"):
-            run.save(core(), step=1, phase=phase, companions=anchor)
+            run.push(core(), step=1, phase=phase, companions=anchor)
         with pytest.raises(IncompatibleState, match="kl_anchor"):
-            run.save({**core(), key: {}}, step=1, phase=phase)
-        run.save({**core(), key: {}}, step=1, phase=phase, companions=anchor)
+            run.push({**core(), key: {}}, step=1, phase=phase)
+        run.push({**core(), key: {}}, step=1, phase=phase, companions=anchor)
 
 
 @pytest.mark.parametrize(

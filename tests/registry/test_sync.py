@@ -14,6 +14,8 @@ from registry.epochs import encode_sweep
 from registry.errors import Damaged, Diverged, InvalidInput, MissingObject, NotFound
 from registry.keys import ObjectKey, epoch_key
 from registry.log import RunLog
+from registry.spec import Retention
+from registry.writer import placed_keys
 from tests.registry.conftest import (
     Hooked,
     Once,
@@ -330,3 +332,40 @@ def test_a_run_without_a_beginning_stops_nothing(source, target, src, filled):
     src.put("runs/empty/notes", b"x")
     sync(source, target)
     assert target.run("run").latest().step == 3
+
+
+def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
+    filled, source, src, dst, target, open_registry
+):
+    sync(source, target)
+    filled.prune(Retention(last=1))
+    evicted = filled.evicted()
+    before_the_undo = named()
+    for key, data in contents(src).items():
+        before_the_undo.put(key, data)
+    filled.undo(*evicted)
+
+    def another_sync_and_a_collection():
+        sync(open_registry(before_the_undo), open_registry(dst))
+        keys = objects(dst)
+        assert dst.put_if_absent(
+            epoch_key(1), encode_sweep(1, [ObjectKey.parse(key) for key in keys])
+        )
+        log = RunLog(open_registry(dst).store, "run")
+        log.open()
+        state = log.append(lambda state: [Mark(epoch=1)])
+        store = open_registry(dst).store
+        places = [state.by_manifest[manifest] for manifest in state.held]
+        live = {str(k) for p in places for k in placed_keys(p, store.placement(p.placement_key))}
+        assert keys - live
+        for key in keys - live:
+            dst.delete(key)
+
+    hooked = Hooked(dst)
+    hooked.before = Once("runs/run/log/", another_sync_and_a_collection, "put_if_absent")
+    sync(source, open_registry(hooked))
+    mirror = open_registry(dst)
+    assert mirror.verify(deep=True).ok
+    assert [ck.step for ck in mirror.run("run").checkpoints()] == [1, 2, 3]
+    for ck in mirror.run("run").checkpoints():
+        assert same(ck.load(), small_state(ck.step))

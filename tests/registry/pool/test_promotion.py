@@ -14,13 +14,13 @@ from registry.pool.promotion import (
     Candidate,
     candidate_of,
     find_entry,
-    inference_parts,
     own_rating,
     pool_rules,
     promotion,
     rating_of,
 )
 from registry.pool.ratings import DEFAULT, Rating
+from registry.rules import inference_parts
 from registry.spec import RunSpec
 from registry.state import CheckpointRecord, PoolRecord, RunManifest
 from tests.registry.pool.conftest import LEAGUE, LEAST, league
