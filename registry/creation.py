@@ -107,10 +107,13 @@ def begin(log: RunLog, action: CreateRun) -> bool:
 
 
 def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
-    """Return whether a run is this fork, broken off before it had what it inherits."""
+    """Return whether a run is this fork, broken off before it had what it inherits.
+
+    Commits do not tell: its status may have been set since, by nothing but a `with` block.
+    """
     created = state.created
     mine = action.parent is not None and created is not None and created.parent == action.parent
-    return mine and state.commits == 1
+    return mine and not state.checkpoints
 
 
 def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:

@@ -7,7 +7,7 @@ its companions, and the pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from registry.actions import (
@@ -19,6 +19,7 @@ from registry.actions import (
     Promote,
     Rewind,
     SetPin,
+    SetStatus,
     line_digest,
 )
 from registry.charge import check_not_dropped
@@ -37,12 +38,13 @@ class Inheritance:
 
     Attributes:
         parent: What commit 0 says of it.
-        commits: The actions of the commits after it.
+        commits: Gives the actions of the commits after it, for the run that they are said of: one
+            that was begun and holds no checkpoint yet.
         places: Where the states that they name lie.
     """
 
     parent: Parent
-    commits: tuple[tuple[Action, ...], ...]
+    commits: Callable[[RunManifest], list[tuple[Action, ...]]]
     places: tuple[Place, ...]
 
 
@@ -77,16 +79,24 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
         phase=record.phase,
         step=record.step,
     )
-    commits = tuple(_inherited(then, now, record))
-    manifests = dict.fromkeys(_manifests(action for actions in commits for action in actions))
+
+    def commits(fork: RunManifest) -> list[tuple[Action, ...]]:
+        return list(_inherited(then, now, record, fork))
+
+    said = commits(RunManifest(run_id=source.run_id, commits=1))
+    manifests = dict.fromkeys(_manifests(action for actions in said for action in actions))
     return Inheritance(parent, commits, tuple(now.by_manifest[m] for m in manifests))
 
 
 def inherit(committer: Committer, inherited: Inheritance) -> None:
-    """Commit what a fork has from its parent, in one slot, unless that was done already."""
+    """Commit what a fork has from its parent, in one slot, unless it has a checkpoint already.
+
+    Artifacts that were added meanwhile to a fork that broke off stand; its streams and its status
+    become what they are at the checkpoint.
+    """
 
     def compose(state: RunManifest) -> list[Sequence[Action]] | None:
-        return list(inherited.commits) if state.commits == 1 else None
+        return None if state.checkpoints else list(inherited.commits(state))
 
     committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
 
@@ -107,28 +117,30 @@ def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRec
 
 
 def _inherited(
-    then: RunManifest, now: RunManifest, record: CheckpointRecord
+    then: RunManifest, now: RunManifest, record: CheckpointRecord, fork: RunManifest
 ) -> Iterator[tuple[Action, ...]]:
     """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
     # A gate is always set after the checkpoint that it is, and belongs to it all the same.
     pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
+    artifacts = [p for p in pins if p.kind == "artifact" and not fork.pin(p.kind, p.name)]
     gates = [pin for pin in pins if pin.kind == "gate"]
     line = {one.n for one in then.checkpoints if not one.superseded}
     others = {pin.checkpoint for pin in gates if pin.checkpoint is not None} - {record.n}
     aside = sorted(others - line)
-    n = 1
-    for gated in (*aside, *sorted(others & line), record.n):
+    rewinds = bool(aside or fork.streams)
+    for n, gated in enumerate((*aside, *sorted(others & line), record.n), start=fork.commits):
         own = gated == record.n
         yield (
             # What the training that is continued went back behind is on no line of the fork.
-            *([Rewind(to=None)] if n == len(aside) + 1 and aside else []),
-            *(_streams(now, record) if own else ()),
+            *([Rewind(to=None)] if rewinds and n == fork.commits + len(aside) else []),
+            *(_streams(now, record, fork) if own else ()),
             _added(now.by_n[gated]),
             *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
-            *(_pinned(pin, None) for pin in pins if own and pin.kind == "artifact"),
+            *(_pinned(pin, None) for pin in artifacts if own),
             *(_entries(then, now) if own else ()),
+            # Somebody may have opened, and left, the run before it had anything.
+            *([SetStatus(status="running")] if own and fork.status != "running" else []),
         )
-        n += 1
 
 
 def _added(record: CheckpointRecord) -> AddCheckpoint:
@@ -159,14 +171,16 @@ def _pinned(pin: Pin, checkpoint: int | None) -> SetPin:
     )
 
 
-def _streams(now: RunManifest, record: CheckpointRecord) -> Iterator[AppendStream]:
+def _streams(
+    now: RunManifest, record: CheckpointRecord, fork: RunManifest
+) -> Iterator[AppendStream]:
     for stream in now.streams:
         # Entries of a line that training went back behind are not there any more.
         mark = None if record.superseded else record.streams.get(stream.name)
         for segment in stream.at(mark):
             yield AppendStream(
                 stream=stream.name,
-                lifetime=stream.lifetime,
+                lifetime=(fork.stream(stream.name) or stream).lifetime,
                 manifest=segment.manifest,
                 start=segment.start,
                 count=segment.count,

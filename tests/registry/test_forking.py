@@ -329,10 +329,8 @@ def _packs_of_others(run, source) -> set[str]:
     return {key for ck in others for key in packs_of(ck)}
 
 
-def test_a_fork_that_broke_off_is_finished_by_the_next_and_by_no_other_source(
-    parent, backend, open_registry
-):
-    """Between its two slots it is a run without a checkpoint: nobody may train that by mistake."""
+def _break_off(backend, open_registry):
+    """Leave a fork behind that has only its commit 0."""
     calls = Faulty(backend, [])
     open_registry(calls).fork("parent/phase2/step3", "whole")
     before = {key for key in contents(backend) if key.startswith("runs/")}
@@ -342,6 +340,13 @@ def test_a_fork_that_broke_off_is_finished_by_the_next_and_by_no_other_source(
             open_registry(faulty).fork("parent/phase2/step3", "fork")
         if {key for key in contents(backend) if key.startswith("runs/")} - before:
             break
+
+
+def test_a_fork_that_broke_off_is_finished_by_the_next_and_by_no_other_source(
+    parent, backend, open_registry
+):
+    """Between its two slots it is a run without a checkpoint: nobody may train that by mistake."""
+    _break_off(backend, open_registry)
     half = open_registry(backend).run("fork")
     assert half.restore() is None
     with pytest.raises(Conflict, match="the fork broke off before it had its parent's checkpoint"):
@@ -351,6 +356,38 @@ def test_a_fork_that_broke_off_is_finished_by_the_next_and_by_no_other_source(
     fork = open_registry(backend).fork("parent/phase2/step3", "fork")
     assert same(fork.restore().state, small_state(3))
     with pytest.raises(Conflict, match="a run of this name exists"):
+        open_registry(backend).fork("parent/phase2/step3", "fork")
+
+
+def test_whatever_is_said_of_a_fork_that_broke_off_it_is_finished(parent, backend, open_registry):
+    _break_off(backend, open_registry)
+    with open_registry(backend).run("fork"):
+        pass
+    half = open_registry(backend).run("fork")
+    assert half.status == "completed"
+    half.add_artifact("seeds", {"s": "its own"})
+    half.add_artifact("more", {"s": 1})
+    half.stream("losses").append(entries(0, 9))
+    with pytest.raises(Conflict, match="a run of this name exists"):
+        open_registry(backend).fork("parent/gates/bc_best", "fork")
+    fork = open_registry(backend).fork("parent/phase2/step3", "fork")
+    assert fork.status == "running"
+    assert same(fork.restore().state, small_state(3))
+    assert same(fork.gate("bc_best").load(), small_state(1))
+    assert same(fork.artifact("seeds").load(), {"s": "its own"})
+    assert same(fork.artifact("more").load(), {"s": 1})
+    assert list(fork.stream("losses").read()) == entries(0, 8)
+    fork.save(small_state(4), step=4)
+    assert [ck.step for ck in fork.checkpoints()] == [1, 3, 4]
+    with pytest.raises(Conflict, match="a run of this name exists"):
+        open_registry(backend).fork("parent/phase2/step3", "fork")
+    assert open_registry(backend).verify(deep=True).ok
+
+
+def test_a_fork_that_broke_off_and_was_dropped_stays_dropped(parent, backend, open_registry):
+    _break_off(backend, open_registry)
+    open_registry(backend).run("fork").drop("no use")
+    with pytest.raises(Conflict, match="the run was dropped; found no use"):
         open_registry(backend).fork("parent/phase2/step3", "fork")
 
 
