@@ -51,6 +51,9 @@ class Inheritance:
 def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """Return what a fork of a checkpoint has from its parent.
 
+    A superseded checkpoint brings no streams: what training went back behind is on no line of the
+    parent any more, so the fork's streams begin empty.
+
     Raises:
         InvalidInput: It is no checkpoint.
         NotFound: This registry has no such checkpoint.
