@@ -18,6 +18,7 @@ from registry.cli import (
     history,
     maintenance,
     pool,
+    presets,
     releases,
     retention,
     runs,
@@ -77,7 +78,7 @@ def _top(
 app.command("init")(doctor.init)
 app.command("doctor")(doctor.doctor)
 app.add_typer(runs.app, name="run")
-app.add_typer(runs.preset_app, name="preset")
+app.add_typer(presets.app, name="preset")
 app.command("push")(files.push)
 app.command("pull")(files.pull)
 app.command("ls")(checkpoints.ls)

@@ -125,9 +125,12 @@ def sync(
         ],
     )
     copied = sum(done.commits > 0 for done in report.runs)
+    packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
+    small = any(done.checkpoints for done in packless) and not report.bytes_copied
     output.line(
         f"{output.counted(copied, 'run')} copied, {len(report.runs) - copied} up to date before; "
         f"{output.size(report.bytes_copied)} of packs sent"
+        f"{' (small states travel in manifests)' * small}"
     )
 
 

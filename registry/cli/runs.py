@@ -1,4 +1,4 @@
-"""`run create`, `ls`, `show`, `fork` and `drop`, and the presets that runs begin with."""
+"""`run create`, `ls`, `show`, `fork` and `drop`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json as json_module
 import sys
 import tomllib
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +15,14 @@ from registry.cli import describe, lineage, options, output
 from registry.cli.output import Column
 from registry.creation import RunOptions
 from registry.digest import Digest
-from registry.errors import InvalidInput, NotFound
+from registry.errors import InvalidInput
 from registry.monitors import Monitor
-from registry.presets import load_preset, preset_names
+from registry.presets import load_preset
 from registry.registry import open  # noqa: A004
 from registry.run import Run
 from registry.spec import Retention
-from registry.suggest import near
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin and look at runs.")
-preset_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Presets that runs begin with."
-)
 
 _LS = (
     Column("run"),
@@ -77,7 +72,8 @@ def create(
     if monitor:
         given["monitor"] = [_monitor(text) for text in monitor]
     if keep:
-        given["retention"] = _retention(keep)
+        given["retention"] = kept = _retention(keep)
+        _check_best(kept, preset, monitor)
     with open(registry) as opened:
         run = opened.create_run(name, **given)
         if json:
@@ -245,40 +241,6 @@ def _confirm(run: Run) -> None:
         )
 
 
-# Presets
-
-
-@preset_app.command("ls")
-def list_presets(*, json: options.Json = False) -> None:
-    """List the presets that come with Holdfast."""
-    abouts = {name: load_preset(name).about for name in preset_names()}
-    if json:
-        output.document([{"name": name, "about": about} for name, about in abouts.items()])
-    else:
-        output.table((Column("preset"), Column("about", folds=True)), list(abouts.items()))
-
-
-@preset_app.command("show")
-def show_preset(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
-    *,
-    json: options.Json = False,
-) -> None:
-    """Print a preset as TOML, to be copied and changed."""
-    if name not in preset_names():
-        raise NotFound(
-            "no such preset",
-            where=name,
-            expected=", ".join(preset_names()),
-            hint=near(name, preset_names()),
-        )
-    if json:
-        output.document(load_preset(name).to_json())
-    else:
-        text = files("registry.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-        output.line(text.removesuffix("\n"))
-
-
 # Arguments
 
 
@@ -301,6 +263,21 @@ def _retention(texts: Sequence[str]) -> Retention:
                 f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
             )
     return Retention(**{_KEEP[name]: int(value) for name, value in given.items()})
+
+
+def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
+    """Refuse to keep the best where nothing says which they are.
+
+    Raises:
+        InvalidInput: There is no monitor, neither given nor of the preset.
+    """
+    spec = load_preset(preset) if preset else None
+    if retention.best and not monitor and not (spec and (spec.monitors or spec.phases)):
+        raise InvalidInput(
+            "the best are to be kept, and no metric says which they are",
+            where=f"--keep best={retention.best}",
+            hint="Add --monitor loss:min, or another METRIC:min or METRIC:max.",
+        )
 
 
 def _monitor(text: str) -> Monitor:

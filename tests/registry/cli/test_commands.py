@@ -68,6 +68,14 @@ def test_run_create_refuses_a_bad_configuration(call: Call, tmp_path: Path) -> N
     assert "new" not in call("run", "ls").stdout
 
 
+def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
+    refused = call("run", "create", "new", "--keep", "best=1", status=3).stderr
+    assert "--keep best=1: the best are to be kept, and no metric says which" in refused
+    assert "hint: Add --monitor loss:min" in refused
+    call("run", "create", "new", "--keep", "best=1", "--monitor", "loss:min")
+    call("run", "create", "other", "--keep", "best=1", "--preset", "default")
+
+
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
     assert listed[0].split() == ["run", "status", "phase", "checkpoints", "latest", "age"]
@@ -218,7 +226,13 @@ def test_sync(call: Call, url: str, tmp_path: Path) -> None:
     assert first[1].split()[0] == "demo"
     assert first[1].split()[2] == "2"
     assert first[-1].startswith("1 run copied, 0 up to date before")
+    assert first[-1].endswith(" of packs sent")
     again = call("sync", url, tmp_path / "mirror").stdout
+    assert "manifests" not in again
+    with registry.open(url) as opened:
+        opened.create_run("tiny").save({"epoch": 1}, step=1)
+    tiny = call("sync", url, tmp_path / "mirror", "tiny").stdout
+    assert tiny.endswith("; 0 B of packs sent (small states travel in manifests)\n")
     assert "0 runs copied, 1 up to date before; 0 B" in again
     assert "keeper" in call("ls", "demo", "-r", tmp_path / "mirror").stdout
     assert "'demo'" in call("sync", url, tmp_path / "mirror", "dem", status=4).stderr

@@ -103,6 +103,16 @@ def test_archive(call: Call, call_json: Callable[..., Any], lines: Path) -> None
     assert "forever" in call("stream", "append", "demo", "x", lines, *wrong, status=3).stderr
 
 
+def test_the_log_says_how_many_there_are(call: Call, lines: Path, tmp_path: Path) -> None:
+    call("stream", "append", "demo", "loss", lines)
+    (tmp_path / "more").write_text('{"step": 7}\n{"step": 9}\n')
+    call("stream", "append", "demo", "loss", tmp_path / "more")
+    _, newest, older, *_ = call("log", "demo").stdout.splitlines()
+    assert "append to stream loss: 4 entries in all, steps " in newest
+    assert " to 9 in the newest segment" in newest
+    assert "append to stream loss: 2 entries in all, steps 1 to 2 in the newest segment" in older
+
+
 def test_ls(call: Call, url: str, call_json: Callable[..., Any], lines: Path) -> None:
     call("stream", "append", "demo", "samples", lines, "--lifetime", "resettable")
     call("stream", "archive", "demo", "samples", "pivot")
