@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from typing import Any, TypedDict, Unpack
 from pydantic import ValidationError
 
 from registry.actions import CreateRun, Line, Parent
+from registry.canonical import Json, encode
 from registry.environment import describe_environment
 from registry.errors import Conflict, InvalidInput
 from registry.log import RunLog, commit_line
@@ -23,6 +25,7 @@ from registry.presets import load_preset
 from registry.spec import Retention, RunSpec
 from registry.state import RunManifest
 
+_LOGGER = logging.getLogger("holdfast")
 _COLLISIONS = 100
 _SECRET = re.compile(
     r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secret|(api|access|private)[_-]?key|credentials?"
@@ -55,12 +58,8 @@ def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> Cre
         NotFound: There is no such preset.
     """
     check_options(options, RunOptions.__annotations__, "a run")
-    seed, input_hash = options.get("seed"), options.get("input_hash")
+    seed, input_hash = _seed(options.get("seed")), _input_hash(options.get("input_hash"))
     seed = secrets.randbits(64) if seed is None else seed
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
-    if not isinstance(input_hash, str | None):
-        raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
     monitors = _monitors(options.get("monitor", ()))
     spec = _spec(options.get("preset"), monitors, options.get("retention"))
     encoded = encode_plain(options.get("config"), "config")
@@ -119,10 +118,40 @@ def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
 def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
     """Refuse to go on with a run that was begun as something else.
 
+    A configuration may hold what changes from start to start, such as a time: another one is only
+    warned of.
+
     Raises:
-        Conflict: Its monitors, preset or retention are others than those that are given.
+        Conflict: Its seed, input, monitors, preset or retention are others than those that are
+            given.
+        InvalidInput: An option is wrong.
     """
     check_options(options, RunOptions.__annotations__, "a run")
+    _check_same_spec(state, **options)
+    created = state.created
+    assert created is not None  # a run has its commit 0
+    seed, input_hash = _seed(options.get("seed")), _input_hash(options.get("input_hash"))
+    if seed is not None and seed != int(created.seed, 16):
+        raise Conflict(
+            "the run was begun with another seed",
+            where=state.run_id,
+            expected=str(int(created.seed, 16)),
+            found=str(seed),
+            hint="Open it without `seed`, or begin another run.",
+        )
+    if input_hash is not None and input_hash != created.input_hash:
+        raise Conflict(
+            "the run was begun with other input data",
+            where=state.run_id,
+            expected=created.input_hash or "no input hash",
+            found=input_hash,
+            hint="Open it without `input_hash`, or begin another run.",
+        )
+    if options.get("config") is not None:
+        _compare_configs(state.run_id, created, options["config"])
+
+
+def _check_same_spec(state: RunManifest, **options: Unpack[RunOptions]) -> None:
     monitors = _monitors(options.get("monitor", ()))
     preset, retention = options.get("preset"), options.get("retention")
     if preset is None and retention is None:
@@ -145,10 +174,51 @@ def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
         )
 
 
+def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
+    """Warn where a run goes on under another configuration than it was begun with."""
+    mine = encode_plain(config, "config")
+    if plain_digest(mine) == created.config_hash:
+        return
+    theirs, given = _by_key(created.config), _by_key(mine)
+    for key in {**theirs, **given}:
+        if key not in theirs or key not in given or theirs[key] != given[key]:
+            _LOGGER.warning(
+                "%s: the configuration is another one than the run was begun with, first at %s; "
+                "the run keeps what it was begun with",
+                run_id,
+                key,
+            )
+            return
+
+
+def _by_key(encoded: Json) -> dict[str, bytes]:
+    """Return the encodings of a configuration's values by its keys, as `config` where it has none.
+
+    Encodings tell a `NaN` from another and 1 from 1.0 and True, as the log does.
+    """
+    config = decode_plain(encoded)
+    items = config if isinstance(config, Mapping) else {"config": config}
+    return {str(key): encode(encode_plain(value, "config")) for key, value in items.items()}
+
+
 def default_ids(seed: int) -> list[str]:
     """Return the names that a run gets by default, in the order in which they are tried."""
     base = f"{datetime.now(UTC):%Y%m%d_%H%M%S}_{seed & 0xFFFFFFFF:08x}"
     return [base, *(f"{base}_{number}" for number in range(2, _COLLISIONS))]
+
+
+def _seed(seed: object) -> int | None:
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
+    return seed
+
+
+def _input_hash(input_hash: object) -> str | None:
+    if not isinstance(input_hash, str | None):
+        raise InvalidInput("an input hash is a string", found=type(input_hash).__name__)
+    return input_hash
 
 
 def _spec(

@@ -135,6 +135,79 @@ def test_another_line_is_a_conflict(reg, options):
     assert reg.run("r", create=True).spec.name == "default"
 
 
+DESCRIBED = {"config": {"lr": 1, "when": "now"}, "seed": 7, "input_hash": "data"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"seed": 8}, "r: the run was begun with another seed; expected 7; found 8"),
+        ({"input_hash": "x"}, "r: .* other input data; expected data; found x"),
+        ({"config": {"lr": 2}, "seed": 0}, "another seed; expected 7; found 0"),
+    ],
+)
+@pytest.mark.parametrize("create", [True, False])
+def test_another_seed_or_input_is_a_conflict(reg, backend, options, told, create):
+    reg.create_run("r", **DESCRIBED)
+    before = contents(backend)
+    with pytest.raises(Conflict, match=told):
+        reg.run("r", create=create, **options)
+    assert contents(backend) == before
+    assert reg.run("r", create=create, **DESCRIBED).manifest.created.input_hash == "data"
+
+
+def test_an_input_that_was_not_given_before(reg):
+    reg.create_run("r")
+    with pytest.raises(Conflict, match="expected no input hash; found data"):
+        reg.run("r", input_hash="data")
+
+
+@pytest.mark.parametrize("options", [{"seed": "7"}, {"seed": -1}, {"input_hash": 5}])
+def test_what_is_wrong_is_refused_for_a_run_that_exists_too(reg, options):
+    reg.create_run("r", **DESCRIBED)
+    with pytest.raises(InvalidInput, match=r"not a seed|an input hash is a string"):
+        reg.run("r", **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"lr": 1, "when": "later"}, "when"),
+        ({"lr": 1.0, "when": "later"}, "lr"),
+        ({"when": "now"}, "lr"),
+        ({"lr": 1, "when": "now", "extra": None}, "extra"),
+        ({"lr": {"deep": 1}, "when": "now"}, "lr"),
+        (["lr"], "lr"),
+    ],
+)
+def test_another_configuration_is_warned_of_by_its_first_difference(reg, caplog, config, key):
+    reg.create_run("r", **DESCRIBED)
+    caplog.clear()
+    assert reg.run("r", create=True, config=config).config == DESCRIBED["config"]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("holdfast", "WARNING")
+    assert f"r: the configuration is another one than the run was begun with, first at {key};" in (
+        record.getMessage()
+    )
+
+
+@pytest.mark.parametrize("config", [DESCRIBED["config"], {"when": "now", "lr": 1}, None])
+def test_the_same_configuration_is_not_warned_of(reg, caplog, config):
+    reg.create_run("r", **DESCRIBED)
+    reg.run("r", create=True, config=config)
+    reg.run("s", create=True, config=config)
+    reg.run("s", create=True, config=config)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_a_configuration_of_numbers_that_are_none_equals_itself(reg, caplog):
+    for _ in range(2):
+        reg.run("r", create=True, config={"a": float("nan"), "b": [1]})
+    assert caplog.records == []
+    reg.run("r", config={"a": float("nan"), "b": [2]})
+    assert "first at b;" in caplog.text
+
+
 # Secrets
 
 
