@@ -383,7 +383,7 @@ _SAID = [
             first_step=100,
             last_step=140,
         ),
-        "stream loss: entries 10 to 14, steps 100 to 140",
+        "append to stream loss: 15 entries in all, steps 100 to 140 in the newest segment",
     ),
     (
         actions.ArchiveStream(stream="loss", label="pivot-1"),

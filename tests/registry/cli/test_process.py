@@ -82,7 +82,7 @@ def test_output_of_another_encoding(url: str, tmp_path: Path) -> None:
     )
     assert b"opaque" in done.stdout
     done = subprocess.run(
-        [*HOLDFAST, "show", "demo/main/step9", "-r", url],
+        [*HOLDFAST, "show", "demo/phase2/step9", "-r", url],
         capture_output=True,
         env=environment,
         check=True,
