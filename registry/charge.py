@@ -98,7 +98,8 @@ class Charge:
             Fenced: Another trainer has taken it over.
         """
         check_not_dropped(state)
-        if state.commits == 1 and state.created is not None and state.created.parent is not None:
+        is_fork = state.created is not None and state.created.parent is not None
+        if is_fork and not state.checkpoints:
             raise Conflict(
                 "the fork broke off before it had its parent's checkpoint",
                 where=self._run_id,

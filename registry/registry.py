@@ -174,6 +174,7 @@ class Registry:
 
         Raises:
             Conflict: A run of that name exists, or the checkpoint was evicted.
+            NotFound: The checkpoint is not in this registry.
         """
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._store, checkpoint)
@@ -195,7 +196,8 @@ class Registry:
 
         Raises:
             NotFound: There is no such run; near names are suggested.
-            Conflict: It was begun with other monitors, or with another preset.
+            Conflict: It was begun with other monitors, another preset, seed or input hash. Another
+                configuration is only warned of.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id

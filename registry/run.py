@@ -257,6 +257,7 @@ class Run(RunView):
 
         Raises:
             NotFound: One of them is not evicted, or nothing is.
+            Conflict: Another checkpoint holds its step now.
             MissingObject: Collection has removed what it held.
         """
         chosen = [pins.own(self.committer, one, "undo") for one in checkpoints]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from registry.actions import Action, EvictEntries, Promote
 from registry.digest import Digest
@@ -11,9 +12,6 @@ from registry.errors import InvalidInput
 from registry.pool.ratings import DEFAULT, Rating, inherited
 from registry.spec import Pool
 from registry.state import CheckpointRecord, PoolRecord, RunManifest
-
-#: What a run without a declared pool has.
-UNDECLARED = Pool(phase="any", size=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,13 @@ class Candidate:
 
 def pool_rules(state: RunManifest) -> Pool:
     """Return the rules of a run's pool."""
-    return state.spec.pool or UNDECLARED
+    return state.spec.pool or _undeclared()
+
+
+@cache
+def _undeclared() -> Pool:
+    """Return the rules of a pool that no preset declares; made late, for `import` must be light."""
+    return Pool(phase="any", size=20)
 
 
 def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
