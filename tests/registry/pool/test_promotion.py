@@ -10,7 +10,6 @@ from registry.actions import EvictEntries, Promote
 from registry.digest import Digest
 from registry.errors import IncompatibleState
 from registry.pool.promotion import (
-    UNDECLARED,
     Candidate,
     candidate_of,
     find_entry,
@@ -53,8 +52,8 @@ _CANDIDATE = Candidate(_MODEL, "3", 9, 9)
 
 
 def test_a_run_that_declares_no_pool_has_one_of_twenty():
-    assert pool_rules(state(RunSpec())) is UNDECLARED
-    assert UNDECLARED.size == 20
+    assert pool_rules(state(RunSpec())) is pool_rules(RunManifest(run_id="r"))
+    assert pool_rules(RunManifest(run_id="r")).size == 20
     assert pool_rules(state()) is LEAGUE.pool
 
 
