@@ -157,11 +157,12 @@ def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
     if saved:
         # What `undo` makes good by this very name comes first.
         gone = min(saved, key=lambda one: (one.superseded, -one.n))
-        raise _not_pointed(run, gone, where)
+        evicted = {one.manifest for one in saved if one.evicted is not None}
+        raise _not_pointed(run, gone, where, is_alone=len(evicted) == 1)
     raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
 
 
-def _not_pointed(run: Run, record: CheckpointRecord, where: str) -> NotFound:
+def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bool) -> NotFound:
     """Return why a checkpoint of this step is not found by it, and what finds it."""
     if record.evicted is None:
         return NotFound(
@@ -169,8 +170,9 @@ def _not_pointed(run: Run, record: CheckpointRecord, where: str) -> NotFound:
             where=where,
             hint=f"{run.id}/{record.manifest.short} finds it.",
         )
-    digits = record.manifest.short if record.superseded else None
-    name = digits or f"{phase_segment(record.phase)}/step{record.step}"
+    name = f"{phase_segment(record.phase)}/step{record.step}"
+    if record.superseded or not is_alone:
+        name = record.manifest.short
     return NotFound(
         f"evicted ({record.evicted})",
         where=where,

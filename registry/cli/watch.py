@@ -105,15 +105,16 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
 
 
 def _held_elsewhere(state: RunManifest, coming: Watch, phase: str | None) -> str:
-    """Return how many checkpoints other followers of the group hold, and until when."""
+    """Return how many checkpoints other followers of the group hold, and until when.
+
+    At the end of its loop this one holds none.
+    """
     chosen = {one.n for one in state.live(None if phase is None else check_phase(phase))}
     now_ms = time.time() * 1000
     ends = [
         claim.until_ms
         for claim in state.group(coming.group).claims
-        if claim.checkpoint in chosen
-        and claim.follower != coming.follower
-        and claim.until_ms > now_ms
+        if claim.checkpoint in chosen and claim.until_ms > now_ms
     ]
     if not ends:
         return ""

@@ -205,3 +205,20 @@ def test_a_superseded_step_is_found_by_its_id(reg):
     with pytest.raises(NotFound, match="evicted") as caught:
         reg.checkpoint("back/main/step2")
     assert f"`holdfast undo back {second.digest.short}`" in str(caught.value)
+
+
+def test_of_two_evicted_at_a_step_the_one_that_counts_is_named_by_its_id(reg):
+    run = reg.create_run("twice")
+    first = run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    run.restore(first)
+    counts = run.save(small_state(3), step=2)
+    run.restore(counts)
+    run.save(small_state(4), step=3)
+    run.prune(Retention(last=1))
+    assert len(run.evicted()) == 3
+    with pytest.raises(NotFound, match="evicted") as caught:
+        reg.checkpoint("twice/main/step2")
+    assert f"`holdfast undo twice {counts.digest.short}`" in str(caught.value)
+    run.undo(*(one for one in run.evicted() if one.digest == counts.digest))
+    assert reg.checkpoint("twice/main/step2").digest == counts.digest
