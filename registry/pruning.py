@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from registry.actions import Action, DropRun, Evict, Eviction, Place, Recover
+from registry.actions import Action, DropRun, Evict, Place, Recover
 from registry.committer import Committer, Stale
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
@@ -46,11 +46,7 @@ def prune(
     def compose(state: RunManifest) -> Sequence[Action]:
         nonlocal plan
         plan = plan_retention(state, _now_ms(), retention)
-        evictions = tuple(
-            Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
-            for verdict in plan.evicted
-        )
-        return [Evict(evictions=evictions)] if evictions else []
+        return plan.actions()
 
     committer.commit(compose)
     return plan

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from registry.actions import Action, Evict, Eviction
 from registry.spec import Retention, RunSpec
 from registry.state import CheckpointRecord, RunManifest
 
@@ -40,6 +41,14 @@ class RetentionPlan:
 
     kept: tuple[Verdict, ...]
     evicted: tuple[Verdict, ...]
+
+    def actions(self) -> list[Action]:
+        """Return what a commit says to carry it out; nothing where nothing goes."""
+        evictions = tuple(
+            Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
+            for verdict in self.evicted
+        )
+        return [Evict(evictions=evictions)] if evictions else []
 
 
 def plan_retention(

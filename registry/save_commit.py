@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from registry.actions import (
     Action,
     AddCheckpoint,
-    Evict,
-    Eviction,
     ReportMetrics,
 )
 from registry.canonical import float_to_hex
@@ -118,7 +116,7 @@ class SaveCommit:
         saved = preview(state, actions)
         actions += self._promotion(saved)
         if has_policies(state.spec):
-            actions += self._evictions(saved)
+            actions += plan_retention(saved, int(time.time() * 1000)).actions()
         return actions
 
     def _claim(self, state: RunManifest) -> list[Action]:
@@ -240,14 +238,6 @@ class SaveCommit:
         if find_entry(state, candidate) is not None:
             return []
         return promotion(state, candidate, rating_of(state, self._request.metrics))
-
-    def _evictions(self, state: RunManifest) -> list[Action]:
-        plan = plan_retention(state, int(time.time() * 1000))
-        evictions = tuple(
-            Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
-            for verdict in plan.evicted
-        )
-        return [Evict(evictions=evictions)] if evictions else []
 
     @property
     def _where(self) -> str:

@@ -30,8 +30,6 @@ def take_over(draft: Draft, action: TakeOver) -> None:
 def rewind(draft: Draft, action: Rewind) -> None:
     """Supersede what came after a checkpoint: later ones, phases entered, entries of streams."""
     kept = -1 if action.to is None else draft.checkpoint(action.to).n
-    back = action.to is not None and draft.checkpoint(action.to).superseded
-    draft.require(not back, f"training resumes from checkpoint {action.to}, which is superseded")
     for n, checkpoint in draft.checkpoints.items():
         if n > kept and not checkpoint.superseded:
             draft.change(n, superseded=True)
