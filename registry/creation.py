@@ -250,8 +250,12 @@ def _changed(
     try:
         return RunSpec.model_validate_json(own.encode())
     except ValidationError as error:
-        told = error.errors(include_url=False, include_context=False)[0]["msg"]
-        raise InvalidInput("contradicts itself", where=where, found=told) from error
+        raise InvalidInput(
+            "contradicts itself",
+            where=where,
+            found=error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "),
+            hint="Pass monitor=Monitor(metric=..., mode=...) where the best are to be kept.",
+        ) from error
 
 
 def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:

@@ -48,7 +48,9 @@ class Retention(Record):
                 "not a retention policy",
                 where=".".join(map(str, detail["loc"])) or None,
                 expected="last, best, every or for_days: whole numbers from 1; or all=True",
-                found=detail["msg"],
+                found=detail["msg"]
+                .removeprefix("Value error, ")
+                .replace("Extra inputs are not permitted", "no policy of this name"),
             ) from error
 
     @model_validator(mode="after")
