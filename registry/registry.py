@@ -19,13 +19,13 @@ from registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
 from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
+from registry.maintenance.verify import Progress, VerifyReport, verify
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
 from registry.spec import RunSpec
 from registry.store import Store, create_config, read_config
 from registry.stored import Stored
 from registry.suggest import near
-from registry.verify import Progress, VerifyReport, verify
 
 _LOGGER = logging.getLogger("holdfast")
 

@@ -9,10 +9,10 @@ import typer
 from registry.cli import options, output, progress
 from registry.cli.output import Column
 from registry.errors import IntegrityError
+from registry.maintenance.verify import Finding, VerifyReport
 from registry.registry import open  # noqa: A004
 from registry.sync import SyncReport
 from registry.sync import sync as sync_registries
-from registry.verify import Finding, VerifyReport
 
 _RUN_COLUMNS = (
     Column("run", folds=True),

@@ -11,8 +11,8 @@ from backends import Backend
 from registry.epochs import encode_sweep
 from registry.errors import IntegrityError, RegistryError, UnsupportedFormat
 from registry.keys import CONFIG, EPOCHS, RUNS, epoch_key
+from registry.maintenance.verify import VerifyReport
 from registry.registry import open_on
-from registry.verify import VerifyReport
 from tests.crash.inline import without_threads
 from tests.crash.world import Scratch, contents, fresh_store, make_state, opened
 from tests.registry.pytree.same import assert_same

@@ -16,13 +16,13 @@ from registry.errors import Malformed
 from registry.framing import split_lines, unwrap_frame
 from registry.keys import ObjectKey, slot_key, snapshot_key
 from registry.log import REPLAY_VERSION
+from registry.maintenance.verify import verify_pack_chunks
 from registry.manifest import Manifest
 from registry.pack import open_pack
 from registry.placement import Placement
 from registry.registry import open_on
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig
-from registry.verify import verify_pack_chunks
 from tests.golden import make
 from tests.registry.conftest import new_backend
 from tests.registry.pytree.same import assert_same

@@ -12,8 +12,8 @@ from registry import canonical
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, RegistryError, UnsupportedFormat
 from registry.keys import ObjectKey
+from registry.maintenance.verify import verify_pack_chunks
 from registry.pack import TRAILER_BYTES, PackTable, open_pack, parse_trailer, raw_table, trailer
-from registry.verify import verify_pack_chunks
 from tests.strategies import quick
 
 chunks = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6)

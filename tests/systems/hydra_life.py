@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from registry import Checkpoint, Run, sync
+from registry.maintenance.verify import Finding
 from registry.pool.selection import Matchup
 from registry.registry import Registry
 from registry.restoring import Attempt
 from registry.transitions import Transitioned
-from registry.verify import Finding
 from tests.systems.hydra import (
     CHANNELS,
     PRESET,
