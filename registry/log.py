@@ -17,6 +17,7 @@ from threading import RLock
 
 from registry import canonical
 from registry.actions import Action, Commit, Line, line_digest
+from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
@@ -46,7 +47,7 @@ SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
 #: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
-REPLAY_VERSION = 2
+REPLAY_VERSION = 3
 _SNAPSHOTS_TRIED = 4
 _UNKNOWN_RETRIES = 8
 _LONGEST_PAUSE_S = 1.0
@@ -58,15 +59,20 @@ Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 class RunLog:
     """The log of one run and its replay.
 
+    Args:
+        store: The registry's objects.
+        run_id: The run.
+        snapshot_slot: Slot of the newest snapshot, where the caller has listed them.
+
     Attributes:
         run_id: The run.
         state: The replay of everything read so far.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
         self._lock = RLock()
-        self._snapshot_slot = -1
+        self._snapshot_slot = snapshot_slot
         self.run_id = run_id
         self.state = RunManifest(run_id=run_id)
 
@@ -96,6 +102,16 @@ class RunLog:
             if following is not None:
                 rest = self._read_listed(self.state.next_slot + 1)
                 self.state = advance(self.state, [following, *rest])
+            return self.state
+
+    def fold(self, slots: Sequence[Slot]) -> RunManifest:
+        """Go on by slots that the caller has read; no snapshot has a say.
+
+        Raises:
+            Malformed: They do not continue the log legally.
+        """
+        with self._lock:
+            self.state = advance(self.state, slots)
             return self.state
 
     def append(self, compose: Compose) -> RunManifest:
@@ -141,7 +157,20 @@ class RunLog:
 
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
-        yield from self._fetch(self._numbers(start))
+        yield from self.fetch(self._numbers(start))
+
+    def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
+        """Yield slots that were listed, fetched in parallel, up to a damaged one.
+
+        Raises:
+            Malformed: One of them is absent.
+        """
+        for number, slot in zip(
+            numbers, self._store.pools.small.map(self._get, numbers), strict=True
+        ):
+            if slot is None:
+                raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
+            yield slot
 
     def _put(self, slot: Slot) -> bool:
         """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
@@ -173,7 +202,7 @@ class RunLog:
 
     def _read_listed(self, start: int) -> list[Slot]:
         """Return the slots from `start` on: one listing, then all of them at once."""
-        return list(self._fetch(self._numbers(start)))
+        return list(self.fetch(self._numbers(start)))
 
     def _numbers(self, start: int) -> list[int]:
         after = slot_key(self.run_id, start - 1) if start else ""
@@ -190,14 +219,6 @@ class RunLog:
                 )
         return numbers
 
-    def _fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
-        for number, slot in zip(
-            numbers, self._store.pools.small.map(self._get, numbers), strict=True
-        ):
-            if slot is None:
-                raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
-            yield slot
-
     def _snapshot_slots(self) -> list[int]:
         prefix = snapshot_prefix(self.run_id)
         found = []
@@ -210,29 +231,34 @@ class RunLog:
         """Return the run by way of a snapshot, or `None` where the snapshot cannot be trusted."""
         reading = self._store.pools.small.submit(self._read_snapshot, slot)
         slots = self._read_listed(slot)
-        state = reading.result()
-        if state is None or not slots or not slots[0].commits:
+        found = reading.result()
+        if found is None or not slots:
             return None
-        if line_digest(slots[0].commits[-1][0]) != state.head:
+        header, body = found
+        if header != _snapshot_header(slots[0]):
+            return None
+        try:
+            state = RunManifest.decode(body, where=snapshot_key(self.run_id, slot))
+        except (IntegrityError, ValueError):
+            return None
+        if (state.run_id, state.next_slot) != (self.run_id, slot + 1):
+            return None
+        if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
             return None
         return advance(state, slots[1:])
 
-    def _read_snapshot(self, slot: int) -> RunManifest | None:
+    def _read_snapshot(self, slot: int) -> Sequence[bytes] | None:
         key = snapshot_key(self.run_id, slot)
         try:
-            header, body = split_lines(self._store.backend.get(key), where=key)
-            if header != _snapshot_header(slot):
-                return None
-            state = RunManifest.decode(body, where=key)
-        except (IntegrityError, ObjectNotFound, ValueError):
+            lines = split_lines(self._store.backend.get(key), where=key)
+        except (IntegrityError, ObjectNotFound):
             return None
-        return state if (state.run_id, state.next_slot) == (self.run_id, slot + 1) else None
+        return lines if len(lines) == 2 else None
 
     def _write_snapshot(self, slot: Slot) -> None:
-        # Only at a slot with a commit: its link is what ties the snapshot to the log.
-        if slot.number - self._snapshot_slot < SNAPSHOT_EVERY or not slot.commits:
+        if slot.number - self._snapshot_slot < SNAPSHOT_EVERY:
             return
-        data = join_lines([_snapshot_header(slot.number), self.state.encode()])
+        data = join_lines([_snapshot_header(slot), self.state.encode()])
         # A cache: the commit stands whether or not this lands.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
@@ -268,9 +294,16 @@ def author() -> str:
     return f"{user.encode(errors='replace').decode()}@{host_name()}"
 
 
-def _snapshot_header(slot: int) -> bytes:
+def _snapshot_header(slot: Slot) -> bytes:
+    # The slot's own digest ties the snapshot to this log and to no other of the same name.
+    tie = Digest.of(slot.data).hex()
     return canonical.encode(
-        {"format": "holdfast.snapshot/1", "replay": REPLAY_VERSION, "slot": slot}
+        {
+            "format": "holdfast.snapshot/1",
+            "replay": REPLAY_VERSION,
+            "slot": slot.number,
+            "slot_digest": tie,
+        }
     )
 
 

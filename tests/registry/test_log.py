@@ -387,12 +387,15 @@ def test_snapshots_may_be_deleted_at_any_time(backend, store_on, long_log):
     assert reopened(store_on, backend).state.encode() == mine.state.encode()
 
 
-def test_a_slot_of_marks_alone_is_not_snapshotted_but_the_next_commit_is(run_log, backend):
+def test_a_run_that_is_only_marked_gets_snapshots_too(run_log, backend, store_on):
+    """A finished run is marked by every sweep, for ever; opening it must not get dearer."""
     for _ in range(SNAPSHOT_EVERY):
         run_log.append(lambda state: [Mark(epoch=1)])
-    assert snapshots(backend) == []
-    grow(run_log, 1)
     assert len(snapshots(backend)) == 1
+    run_log.append(lambda state: [Mark(epoch=2)])
+    calls = []
+    assert reopened(store_on, Metered(backend, calls)).state.epoch == 2
+    assert len([call for call in calls if "/log/" in call.key and call.method == "get"]) < 10
 
 
 def test_a_snapshot_that_cannot_be_written_costs_nothing(run_log, backend, store_on):
@@ -406,10 +409,9 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing(run_log, backend, store
     assert snapshots(backend) == []
 
 
-def _header(**changes):
-    return canonical.encode(
-        {"format": "holdfast.snapshot/1", "replay": log.REPLAY_VERSION, "slot": 127, **changes}
-    )
+def _header(data: bytes, **changes):
+    header, _ = split_lines(data, where="x")
+    return canonical.encode({**canonical.decode(header, where="x"), **changes})
 
 
 def _body(data: bytes, **changes) -> bytes:
@@ -422,23 +424,28 @@ MANGLED = {
     "empty": lambda data: b"",
     "cut": lambda data: data[:-1],
     "noise": lambda data: b"noise" * 50,
-    "other format": lambda data: join_lines([_header(format="x/1"), _body(data, status="failed")]),
+    "other format": lambda data: join_lines(
+        [_header(data, format="x/1"), _body(data, status="failed")]
+    ),
     "older replay version": lambda data: join_lines(
-        [_header(replay=0), _body(data, status="failed")]
+        [_header(data, replay=0), _body(data, status="failed")]
     ),
     "newer replay version": lambda data: join_lines(
-        [_header(replay=99), _body(data, status="failed")]
+        [_header(data, replay=99), _body(data, status="failed")]
     ),
     "another slot's header": lambda data: join_lines(
-        [_header(slot=126), _body(data, status="failed")]
+        [_header(data, slot=126), _body(data, status="failed")]
     ),
-    "another slot's body": lambda data: join_lines([_header(), _body(data, next_slot=127)]),
-    "another run's": lambda data: join_lines([_header(), _body(data, run_id="other")]),
-    "another head": lambda data: join_lines([_header(), _body(data, head="0" * 64)]),
-    "unknown field": lambda data: join_lines([_header(), _body(data, more=1)]),
-    "one line": lambda data: join_lines([_header()]),
-    "three lines": lambda data: join_lines([_header(), _body(data), _body(data)]),
-    "not canonical": lambda data: join_lines([_header(), b" " + _body(data)]),
+    "another log's slot": lambda data: join_lines(
+        [_header(data, slot_digest="0" * 64), _body(data, status="failed")]
+    ),
+    "another slot's body": lambda data: join_lines([_header(data), _body(data, next_slot=127)]),
+    "another run's": lambda data: join_lines([_header(data), _body(data, run_id="other")]),
+    "another head": lambda data: join_lines([_header(data), _body(data, head="0" * 64)]),
+    "unknown field": lambda data: join_lines([_header(data), _body(data, more=1)]),
+    "one line": lambda data: join_lines([_header(data)]),
+    "three lines": lambda data: join_lines([_header(data), _body(data), _body(data)]),
+    "not canonical": lambda data: join_lines([_header(data), b" " + _body(data)]),
 }
 
 
