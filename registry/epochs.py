@@ -2,13 +2,13 @@
 
 An entry is a file of lines: a header (epoch, kind, least writer version from here on), then, for a
 sweep, one line for each leading byte with the condemned keys under it. Entries are put-if-absent,
-dense from 1, never deleted. This module reads; collectors write.
+dense from 1, never deleted. Writers read them (`registry.writer`), collectors add to them
+(`registry.maintenance.gc`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -42,12 +42,12 @@ class CondemnedShard(Record):
     keys: tuple[str, ...]
 
 
-def encode_sweep(epoch: int, condemned: Iterable[ObjectKey]) -> bytes:
+def encode_sweep(epoch: int, condemned: Iterable[ObjectKey], min_writer: int = 1) -> bytes:
     """Return the entry of a sweep."""
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
-    lines = [EpochHeader(epoch=epoch, entry="sweep").encode()]
+    lines = [EpochHeader(epoch=epoch, entry="sweep", min_writer=min_writer).encode()]
     lines += [
         CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()
     ]
@@ -64,8 +64,7 @@ class Epochs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Entries are immutable, and only those after a key's generation are ever asked for.
-        self.entry = lru_cache(maxsize=16)(self._read)
+        self._entries: dict[int, tuple[EpochHeader, frozenset[ObjectKey]]] = {}
 
     def observe(self) -> int:
         """Return the highest dense epoch; 0 before the first.
@@ -79,8 +78,7 @@ class Epochs:
             if parse_number(info.key) != highest + 1:
                 raise Malformed("the log of epochs has a gap", where=epoch_key(highest + 1))
             highest += 1
-        if highest:
-            self.require(highest)
+        self.require(highest)
         return highest
 
     def require(self, epoch: int) -> None:
@@ -89,8 +87,22 @@ class Epochs:
         Raises:
             UnsupportedFormat: The epoch demands a newer writer.
         """
-        header, _ = self.entry(epoch)
-        check_writer_version(header.min_writer, where=epoch_key(epoch))
+        check_writer_version(self.min_writer(epoch), where=epoch_key(epoch))
+
+    def min_writer(self, epoch: int) -> int:
+        """Return the least version that may write after an epoch."""
+        return self.entry(epoch)[0].min_writer if epoch else 1
+
+    def entry(self, epoch: int) -> tuple[EpochHeader, frozenset[ObjectKey]]:
+        """Return an entry's header and, of a sweep, the keys that it condemns.
+
+        Raises:
+            IntegrityError: It is absent or damaged.
+        """
+        # Entries are immutable, and only those after a key's generation are ever asked for.
+        if epoch not in self._entries:
+            self._entries[epoch] = self._read(epoch)
+        return self._entries[epoch]
 
     def condemned(self, keys: Iterable[ObjectKey], observed: int) -> set[ObjectKey]:
         """Return those of `keys` that a sweep up to `observed` condemned.
@@ -99,11 +111,13 @@ class Epochs:
         """
         suspects = set(keys)
         found: set[ObjectKey] = set()
-        # Entry by entry: each is fetched at most once, however many there are.
         oldest = min((key.generation for key in suspects), default=observed)
-        for epoch in range(oldest + 1, observed + 1):
-            listed = self.entry(epoch)[1]
-            found |= {key for key in suspects if key.generation < epoch and key in listed}
+        epochs = range(oldest + 1, observed + 1)
+        # All at once: a registry that is swept every night has hundreds.
+        for epoch, (_, listed) in zip(
+            epochs, self._store.pools.small.map(self.entry, epochs), strict=True
+        ):
+            found |= {key for key in suspects & listed if key.generation < epoch}
         return found
 
     def _read(self, epoch: int) -> tuple[EpochHeader, frozenset[ObjectKey]]:

@@ -19,6 +19,7 @@ from registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
 from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
+from registry.maintenance.gc import DAY_S, GcReport, collect
 from registry.maintenance.verify import Progress, VerifyReport, verify
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
@@ -274,6 +275,29 @@ class Registry:
             A report with `.ok` and `.findings`.
         """
         return verify(self._store, deep=deep, progress=progress)
+
+    def gc(
+        self,
+        *,
+        grace_s: float = DAY_S,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> GcReport:
+        """Delete what no run needs any more, while others write ([docs](docs/collection.md)).
+
+        Safe beside any number of writers and other collections, whatever the clocks say; what a
+        killed one left is finished by the next.
+
+        Args:
+            grace_s: What was stored or let go within so many seconds by the store's clock stays.
+            dry_run: Only report what would go.
+            progress: Called with the number of bytes deleted so far.
+
+        Raises:
+            IntegrityError: Something is unreadable or unknown; nothing was deleted.
+            UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
+        """
+        return collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""

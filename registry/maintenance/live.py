@@ -1,0 +1,229 @@
+"""What lies in a registry, and what of it its runs need.
+
+Owns reading all of it for maintenance: objects by their typed keys, the files of runs, and the
+objects that a replayed run needs. A placement names every pack, so manifests and packs are never
+opened here. What cannot be read or is not known is an error, never skipped: whoever overlooks a
+reference deletes what it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from backends import ObjectInfo
+from registry.actions import Place
+from registry.digest import Digest
+from registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
+from registry.keys import (
+    KINDS,
+    RUNS,
+    Kind,
+    ObjectKey,
+    is_run_id,
+    parse_number,
+    slot_key,
+    snapshot_slot,
+)
+from registry.placement import Placement
+from registry.state import RunManifest
+from registry.store import Store
+
+_FOREIGN = (
+    "Nothing in a registry is called that: move it away, or upgrade if a newer Holdfast put it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """An object as a listing shows it.
+
+    Attributes:
+        size_bytes: Its size.
+        modified_s: When it was put, seconds by the store's clock.
+    """
+
+    size_bytes: int
+    modified_s: float
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """The files of one run as a listing shows them.
+
+    Attributes:
+        run_id: The run.
+        slots_s: When each slot was put, seconds by the store's clock, from slot 0 on.
+        snapshots: Its snapshots, newest first.
+    """
+
+    run_id: str
+    slots_s: list[float] = field(default_factory=list)
+    snapshots: list[ObjectInfo] = field(default_factory=list)
+
+
+def list_objects(store: Store) -> dict[ObjectKey, Lying]:
+    """Return every object.
+
+    Raises:
+        Malformed: A file among them is no object.
+    """
+
+    def listed(kind: Kind) -> dict[ObjectKey, Lying]:
+        found = {}
+        for info in store.backend.list(f"{kind}/"):
+            try:
+                key = ObjectKey.parse(info.key)
+            except Malformed as error:
+                error.hint = _FOREIGN
+                raise
+            found[key] = Lying(info.size_bytes, info.modified_s)
+        return found
+
+    everything: dict[ObjectKey, Lying] = {}
+    for part in store.pools.bulk.map(listed, KINDS):
+        everything |= part
+    return everything
+
+
+def list_run_ids(store: Store) -> list[str]:
+    """Return the ids of all runs.
+
+    Raises:
+        Malformed: Something among them is no run.
+    """
+    names = []
+    for info in store.backend.list(RUNS, delimiter=True):
+        name = info.key.removeprefix(RUNS)
+        if not name.endswith("/") or not is_run_id(name[:-1]):
+            raise Malformed("not a run", where=info.key, hint=_FOREIGN)
+        names.append(name[:-1])
+    return names
+
+
+def list_run_files(store: Store) -> Iterator[RunFiles]:
+    """Yield the files of every run, in one listing.
+
+    Raises:
+        Malformed: A slot is missing, or a file is none of a run's.
+    """
+    infos = store.backend.list(RUNS)
+    for name, files in groupby(infos, key=lambda info: info.key.split("/")[1]):
+        yield _run_files(store, name, files)
+
+
+def _run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
+    files = RunFiles(run_id)
+    for info in infos:
+        parts = info.key.split("/")
+        if len(parts) != 4 or not is_run_id(run_id) or parts[2] not in ("log", "snapshots"):
+            raise Malformed("not a file of a run", where=info.key, hint=_FOREIGN)
+        number = parse_number(info.key)
+        if parts[2] == "snapshots":
+            files.snapshots.append(info)
+            continue
+        if number != len(files.slots_s):
+            raise _lost(run_id, len(files.slots_s))
+        files.slots_s.append(info.modified_s)
+    _check_tail(store, files)
+    return files
+
+
+def _check_tail(store: Store, files: RunFiles) -> None:
+    """Refuse a log that ends before its own snapshot: somebody deleted its newest slots."""
+    if not files.snapshots:
+        return
+    newest = snapshot_slot(files.snapshots[0].key)
+    if newest < len(files.slots_s):
+        return
+    try:
+        # It may have been put while the listing went on.
+        store.backend.stat(slot_key(files.run_id, newest))
+    except ObjectNotFound as error:
+        raise _lost(files.run_id, len(files.slots_s)) from error
+
+
+def _lost(run_id: str, slot: int) -> Malformed:
+    return Malformed(
+        "a slot of the log is gone",
+        where=slot_key(run_id, slot),
+        hint="It was deleted from outside; restore it from a mirror or a backup.",
+    )
+
+
+class Needs:
+    """Which objects runs need, by their placed manifests.
+
+    Placements are immutable, so each is read once, however many runs and replays name it.
+
+    Args:
+        store: The registry's objects.
+        known: Keys that were listed; equal keys are then kept only once in memory.
+    """
+
+    def __init__(self, store: Store, known: Iterable[ObjectKey] = ()) -> None:
+        self._store = store
+        self._same = {key: key for key in known}
+        self._packs: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
+
+    def of(self, state: RunManifest) -> set[ObjectKey]:
+        """Return every object that a run needs as it stands.
+
+        Raises:
+            MissingObject: A manifest that it holds has no place, or its placement is gone.
+            IntegrityError: A placement is damaged.
+        """
+        places = [_place_of(state, manifest) for manifest in state.held]
+        needed: set[ObjectKey] = set()
+        for place, packs in zip(
+            places, self._store.pools.small.map(self._packs_of, places), strict=True
+        ):
+            needed.update((self._kept(place.manifest_key), self._kept(place.placement_key)), packs)
+        return needed
+
+    def as_far_as_left(self, places: Iterable[Place]) -> set[ObjectKey]:
+        """Return what placed manifests need that nothing may need any more.
+
+        A placement that is gone or damaged adds only itself.
+        """
+
+        def needed(place: Place) -> tuple[ObjectKey, ...]:
+            own = (place.manifest_key, place.placement_key)
+            with suppress(IntegrityError):
+                return (*own, *self._packs_of(place))
+            return own
+
+        return {key for keys in self._store.pools.small.map(needed, places) for key in keys}
+
+    def _packs_of(self, place: Place) -> tuple[ObjectKey, ...]:
+        key = place.placement_key
+        packs = self._packs.get(key)
+        if packs is None:
+            # Past the handle's cache: what counts is what lies on the store.
+            placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
+            if placement.manifest != place.manifest:
+                raise Malformed(
+                    "another checkpoint's placement",
+                    where=key,
+                    expected=place.manifest,
+                    found=placement.manifest,
+                )
+            packs = tuple(self._kept(pack.key) for pack in placement.packs)
+            self._packs[self._kept(key)] = packs
+        return packs
+
+    def _kept(self, key: ObjectKey) -> ObjectKey:
+        return self._same.setdefault(key, key)
+
+
+def _place_of(state: RunManifest, manifest: Digest) -> Place:
+    try:
+        return state.by_manifest[manifest]
+    except KeyError as error:
+        raise MissingObject(
+            "a state that the run holds has no place in this registry",
+            where=f"{state.run_id}/{manifest.short}",
+            hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+        ) from error
