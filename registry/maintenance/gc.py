@@ -270,8 +270,8 @@ class Collector:
         slots = list(log.fetch(range(len(files.slots_s))))
         settled = sum(put_s <= cutoff_s for put_s in files.slots_s)
         lately: set[ObjectKey] = set()
+        then = log.fold(slots[:settled])
         if settled < len(slots):
-            then = log.fold(slots[:settled])
             held = [place for place in then.places if place.manifest in then.held]
             placed = [
                 line for slot in slots[settled:] for _, line in slot.lines if type(line) is Place
