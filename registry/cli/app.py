@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from registry.cli import (
     artifacts,
     checkpoints,
+    collection,
     diffs,
     doctor,
     files,
@@ -95,5 +96,6 @@ app.add_typer(streams.app, name="stream")
 app.command("watch")(watch.watch)
 app.command("prune")(retention.prune)
 app.command("undo")(retention.undo)
+app.command("gc")(collection.gc)
 app.command("verify")(maintenance.verify)
 app.command("sync")(maintenance.sync)

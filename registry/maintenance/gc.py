@@ -1,6 +1,6 @@
 """Collecting what nothing needs, while others write: the collector's side of the protocol.
 
-*A condemned name is never spoken again.* Rules G1 to G5 of docs/spec.md, section 14, in four steps:
+*A condemned name is never spoken again.* Rules G1 to G5 of docs/spec.md, section 13, in four steps:
 choose (G1), condemn (G1), mark (G2 to G4), delete (G5). Each may be repeated, by anyone, after any
 crash, and any number of collectors may be at any of them. The proof is in docs/collection.md, the
 protocol as a program in tests/model; the writers' side is `registry.writer`.
