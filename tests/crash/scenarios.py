@@ -202,6 +202,18 @@ def _drop(registry: Registry, _: object) -> None:
         run.drop("done with")
 
 
+def _two_steps_and_a_dropped_run(registry: Registry) -> None:
+    _two_steps(registry)
+    registry.run(RUN).prune(Retention(last=1))
+    other = registry.create_run("other", seed=8)
+    other.save(make_state(3), step=3)
+    other.drop(reason="a mistake")
+
+
+def _collect(registry: Registry, _: object) -> None:
+    registry.gc(grace_s=0)
+
+
 LIVES = [
     Scenario(
         "save with everything", _save_with_everything, _nothing, _whole_life, _reopened, (1, 2, 3)
@@ -212,6 +224,7 @@ LIVES = [
     Scenario("prune", _prune, _two_steps, acknowledged=(1, 2)),
     Scenario("fork", _fork, _gated_life, acknowledged=(1, 2, 3), run="fork"),
     Scenario("drop", _drop, _whole_life, acknowledged=(1, 2, 3)),
+    Scenario("collect", _collect, _two_steps_and_a_dropped_run, acknowledged=(2,)),
 ]
 
 
