@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, Unpack
@@ -20,6 +21,7 @@ from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
 from registry.maintenance.gc import DAY_S, GcReport, collect
+from registry.maintenance.repack import RepackReport, repack
 from registry.maintenance.verify import Progress, VerifyReport, verify
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
@@ -298,6 +300,30 @@ class Registry:
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
         """
         return collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
+
+    def repack(
+        self,
+        runs: Iterable[str] | None = None,
+        *,
+        min_dead: float = 0.25,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RepackReport:
+        """Rewrite packs that are dead in part, and put small ones together, while others write.
+
+        No id changes. The old packs stay until they are collected.
+
+        Args:
+            runs: Only packs that these runs need.
+            min_dead: Share of a pack's bytes, above 0 and up to 1, from which on it is rewritten.
+            dry_run: Only plan.
+            progress: Called with the number of bytes moved so far.
+
+        Raises:
+            NotFound: There is no such run.
+            IntegrityError: Something is damaged or gone; what was moved until then is sound.
+        """
+        return repack(self._store, runs, min_dead=min_dead, dry_run=dry_run, progress=progress)
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""

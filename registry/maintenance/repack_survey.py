@@ -1,0 +1,172 @@
+"""What the runs of a registry need, pack by pack and chunk by chunk: what a repack plans from.
+
+Owns reading logs, placements and the tables of packs. Neither manifests nor chunks are read: where
+a chunk lies is in the placements, what it is in the table of its pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from backends import ByteRange
+from registry.actions import Place
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from registry.keys import ObjectKey
+from registry.log import RunLog, list_runs
+from registry.pack import TRAILER_BYTES, PackEntry, PackTable, parse_trailer
+from registry.placement import PackRef, Placement
+from registry.pools import results
+from registry.store import Store, missing
+
+#: Bytes at the end of a pack among which its table is looked for first.
+_TAIL_BYTES = 64 * 2**10
+#: Placements and tables read at once.
+_READS_AT_ONCE = 64
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class Chunk(NamedTuple):
+    """A chunk as it is encoded, wherever it lies.
+
+    Attributes:
+        digest: SHA-256 of its raw bytes.
+        codec: Name in `registry.codecs`.
+        base: The chunk that a delta is against.
+    """
+
+    digest: Digest
+    codec: str
+    base: Digest | None
+
+
+class Survey:
+    """What the runs need, and where it lies.
+
+    Attributes:
+        packs: Every pack that is needed, in the order in which runs and their states name them.
+        packs_of: The packs that each state of each run names.
+        first_run: The run that names a pack first.
+        ranks: By pack and offset, when a chunk was first named: 0, 1, 2, ...
+        tables: The tables of the packs, by offset.
+        condemned: Packs that a sweep condemned and spared: no run may begin to name them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.packs: dict[ObjectKey, PackRef] = {}
+        self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
+        self.first_run: dict[ObjectKey, str] = {}
+        self.ranks: dict[ObjectKey, dict[int, int]] = {}
+        self.tables: dict[ObjectKey, dict[int, PackEntry]] = {}
+        self.condemned: set[ObjectKey] = set()
+        self._named = 0
+
+    def read(self) -> None:
+        """Read logs, placements and tables of packs.
+
+        Raises:
+            IntegrityError: Something is damaged or gone.
+        """
+        for run_id in list_runs(self._store):
+            self._read_run(run_id)
+        tables = in_batches(self._store, self._read_table, self.packs.values())
+        for key, table in zip(self.packs, tables, strict=True):
+            self.tables[key] = {entry.offset: entry for entry in table.entries}
+            if not self.ranks[key].keys() <= self.tables[key].keys():
+                raise Malformed(
+                    "a placement names a chunk where its pack has another",
+                    where=key,
+                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                )
+        epochs = Epochs(self._store)
+        self.condemned = epochs.condemned(self.packs, epochs.observe())
+
+    def needed_by(self, runs: Iterable[str]) -> set[ObjectKey]:
+        """Return the packs that runs need."""
+        return {key for run in runs for named in self.packs_of[run].values() for key in named}
+
+    def _read_run(self, run_id: str) -> None:
+        state = RunLog(self._store, run_id).open()
+        places = [place for place in state.places if place.manifest in state.held]
+        placements = in_batches(self._store, self._read_placement, places)
+        self.packs_of[run_id] = {
+            place: self._note(run_id, placement)
+            for place, placement in zip(places, placements, strict=True)
+        }
+
+    def _read_placement(self, place: Place) -> Placement:
+        return self._store.placement(place.placement_key)
+
+    def _note(self, run_id: str, placement: Placement) -> frozenset[ObjectKey]:
+        """Note what a placement names; only its packs are kept of it."""
+        for pack in placement.packs:
+            self.packs.setdefault(pack.key, pack)
+            self.first_run.setdefault(pack.key, run_id)
+        ranks = [self.ranks.setdefault(pack.key, {}) for pack in placement.packs]
+        for row in placement.rows:
+            if ranks[row.pack].setdefault(row.offset, self._named) == self._named:
+                self._named += 1
+        return frozenset(pack.key for pack in placement.packs)
+
+    def _read_table(self, pack: PackRef) -> PackTable:
+        return read_table(self._store, pack)
+
+
+def chunk_of(entry: PackEntry) -> Chunk:
+    """Return what an entry of a table holds."""
+    return Chunk(entry.digest, entry.codec, entry.base)
+
+
+def read_table(store: Store, pack: PackRef) -> PackTable:
+    """Read and verify the table of a pack, from its end alone.
+
+    Raises:
+        MissingObject: The pack is gone.
+        Damaged: It is not what it should be.
+    """
+    where = str(pack.key)
+    tail = _read_end(store, pack, min(_TAIL_BYTES, pack.size_bytes))
+    if len(tail) < TRAILER_BYTES:
+        raise Damaged("damaged pack: too short", where=where, found=f"{len(tail)} bytes")
+    table_bytes, digest = parse_trailer(tail[-TRAILER_BYTES:], pack.size_bytes, where=where)
+    if table_bytes + TRAILER_BYTES > len(tail):
+        tail = _read_end(store, pack, table_bytes + TRAILER_BYTES)
+    encoded = tail[len(tail) - TRAILER_BYTES - table_bytes : -TRAILER_BYTES]
+    found = Digest.of(encoded)
+    if not found == digest == pack.key.digest:
+        raise Damaged(
+            "damaged pack: table of contents",
+            where=where,
+            expected=pack.key.digest,
+            found=found,
+            hint="Run `holdfast verify --deep`; a mirror can restore it.",
+        )
+    return PackTable.decode(encoded, where=where)
+
+
+def _read_end(store: Store, pack: PackRef, nbytes: int) -> bytes:
+    wanted = ByteRange(pack.size_bytes - nbytes, pack.size_bytes)
+    try:
+        return store.backend.get(str(pack.key), wanted)
+    except ObjectNotFound as error:
+        raise missing(pack.key) from error
+    except ObjectTruncated as error:
+        raise Damaged(
+            "damaged pack: it ends too early",
+            where=pack.key,
+            expected=f"{pack.size_bytes} bytes",
+            found=error.found,
+        ) from error
+
+
+def in_batches(store: Store, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
+    """Yield what many small reads give, in order, a bounded number of them at once."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, _READS_AT_ONCE)):
+        yield from results([store.pools.small.submit(work, item) for item in batch])
