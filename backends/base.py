@@ -1,5 +1,8 @@
 """What a backend is: seven methods and five promises.
 
+Two further methods, for collection, have answers that hold for most stores; a backend gives its own
+where they do not.
+
 A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
 `[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
 
@@ -149,6 +152,30 @@ class Backend(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error."""
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether a deleted or replaced object goes on taking space, as a noncurrent version.
+
+        Returns:
+            False where its bytes are free at once; True where they stay until somebody removes the
+            version; None where the store does not say, or where it depends on the object.
+        """
+        return False
+
+    def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
+        """Remove what writers that died left unfinished and no listing shows.
+
+        Never touches an object. Nothing tells a dead writer from a slow one, so age alone decides:
+        a writer that still lives then fails with `StoreUnavailable` and has made nothing visible.
+        Whoever calls leaves writers enough time.
+
+        Args:
+            older_than_s: Age, by the store's own clock, from which something is removed.
+
+        Returns:
+            Bytes that this freed.
+        """
+        return 0
 
     @abstractmethod
     def close(self) -> None:

@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from backends.errors import (
@@ -43,8 +44,7 @@ def write_new(path: str, buffers: Sequence[memoryview]) -> None:
     A failed fsync is not tried again: the kernel may have dropped the pages it could not write, and
     a second fsync would then succeed over a hole.
     """
-    # The umask decides who may read, as it does for every file a user makes.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = _open_new(path)
     try:
         try:
             write_all(fd, buffers)
@@ -52,8 +52,37 @@ def write_new(path: str, buffers: Sequence[memoryview]) -> None:
         finally:
             os.close(fd)
     except BaseException:
-        os.unlink(path)
+        remove(path)
         raise
+
+
+def now_s(path: str) -> float:
+    """Return the time by the clock of the file system, seconds since the epoch.
+
+    Args:
+        path: A name for the file that is written to learn it, and removed again.
+    """
+    fd = _open_new(path)
+    try:
+        # A file server gives its own time to what is written, not always to what is only made.
+        os.write(fd, b"now")
+        sync(fd)
+        return os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
+        remove(path)
+
+
+def remove(path: str) -> None:
+    """Remove an unfinished file of our own."""
+    # A collector that took the file for a dead one is no failure of ours.
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _open_new(path: str) -> int:
+    # The umask decides who may read, as it does for every file a user makes.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> None:

@@ -2,7 +2,7 @@
 
 A file is written under `.tmp/` of the same file system, synced, and then linked (exclusive create)
 or renamed (replace) into place; last the folder that got the name is synced. A process that dies on
-the way leaves at most a file in `.tmp/`, which is never listed and which the collector removes.
+the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished` removes.
 
 `put_if_absent` is a hard link because a link to an existing name fails, on every client alike;
 no lock, no check-then-act. The folder itself is made by the first put, never by a reader.
@@ -95,7 +95,7 @@ class LocalBackend(Backend):
             try:
                 self._in_folder(path, lambda: os.replace(temporary, path))
             except BaseException:
-                _remove(temporary)
+                disk.remove(temporary)
                 raise
             disk.sync_folder(os.path.dirname(path))
         except OSError as error:
@@ -146,7 +146,9 @@ class LocalBackend(Backend):
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error.
 
-        Not synced: a deletion that a loss of power undoes only leaves a file to delete again.
+        Not synced: a deletion that a loss of power undoes only leaves a file to delete again. The
+        folder stays, even if empty: a writer that knows it to be synced into its parent would not
+        sync one that somebody else made anew, and an object in that could go with the power.
         """
         path = self._path(key)
         try:
@@ -158,6 +160,23 @@ class LocalBackend(Backend):
             if not os.path.isdir(path):
                 disk.fail(error, path)
 
+    def clear_unfinished(self, older_than_s: float) -> int:
+        """Remove files of `.tmp/` by their age; return the bytes that this freed.
+
+        The process id in a name is no evidence: on a shared file system it may be another host's.
+        The clock is the time that the file system gives a file written there now, which on NFS is
+        the server's. A writer's file grows older only while it is not written to.
+        """
+        try:
+            names = _file_names(self._temporary)
+            if not names:
+                return 0
+            clock = self._temporary_path()
+            latest_s = self._in_folder(clock, lambda: disk.now_s(clock)) - older_than_s
+            return sum(_clear(os.path.join(self._temporary, name), latest_s) for name in names)
+        except OSError as error:
+            disk.fail(error, self._temporary)
+
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
 
@@ -168,16 +187,19 @@ class LocalBackend(Backend):
 
     def _write(self, buffers: Sequence[memoryview]) -> str:
         """Write a synced file in `.tmp/` and return its path."""
-        path = os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
+        path = self._temporary_path()
         self._in_folder(path, lambda: disk.write_new(path, buffers))
         return path
+
+    def _temporary_path(self) -> str:
+        return os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
 
     def _create(self, path: str, buffers: Sequence[memoryview]) -> bool:
         temporary = self._write(buffers)
         try:
             return self._in_folder(path, lambda: _link(temporary, path))
         finally:
-            _remove(temporary)
+            disk.remove(temporary)
 
     def _in_folder(self, path: str, act: Callable[[], _T]) -> _T:
         """Do something to `path` in a folder that exists, making it where needed."""
@@ -226,10 +248,25 @@ def _link(temporary: str, path: str) -> bool:
     return True
 
 
-def _remove(temporary: str) -> None:
-    # A collector that took the file for a dead one is no failure of ours.
-    with suppress(FileNotFoundError):
-        os.unlink(temporary)
+def _file_names(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _clear(path: str, latest_s: float) -> int:
+    """Remove a file last written at `latest_s` or before; return the bytes that this freed."""
+    try:
+        found = os.lstat(path)
+        if found.st_mtime > latest_s:
+            return 0
+        os.unlink(path)
+    except FileNotFoundError:
+        return 0  # its writer was alive, or another collector came first
+    # With a second name it is an object whose writer died before it removed the first.
+    return found.st_size if found.st_nlink == 1 else 0
 
 
 def _fail_write(error: OSError, path: str, buffers: Sequence[memoryview]) -> NoReturn:

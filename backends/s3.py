@@ -28,7 +28,14 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
-from backends.errors import InvalidLocation, ObjectNotFound, ObjectTruncated, StoreUnavailable
+from backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
 from backends.location import Location
 from backends.s3_body import SendBody, fill
 from backends.s3_errors import error_code, no_such_bucket, translated
@@ -45,12 +52,16 @@ _PAGE = 1000
 # Below this a body is joined and leaves in one segment with its headers; above, the SDK asks first
 # whether it may send it (Expect: 100-continue), which spares a refused conditional put the upload.
 _SMALL_BYTES = 64 * 1024
+# What a bucket's versioning means for what is deleted; one that never had any has no status.
+_KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
 
 _open: WeakSet[S3Backend] = WeakSet()
 
 
 class S3Backend(Backend):
     """Objects of a bucket under a prefix.
+
+    Nothing stays unfinished here: each object is one PUT, never an upload of parts.
 
     Args:
         location: The bucket, and options for the client.
@@ -173,6 +184,19 @@ class S3Backend(Backend):
             except ClientError as error:
                 if error_code(error) not in ("NoSuchKey", "404"):
                     raise
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether the bucket keeps versions; None where it does not tell this role.
+
+        None also where versioning is suspended: an object put before that stays as a version when
+        it is deleted, one put since does not.
+        """
+        try:
+            with translated(self._where("")):
+                found = self._client().get_bucket_versioning(Bucket=self._bucket, **self._owner)
+        except (AccessDenied, StoreUnsuitable):
+            return None
+        return _KEEPS.get(found.get("Status"))
 
     def close(self) -> None:
         """Release the connections; a later call opens new ones."""

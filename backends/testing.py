@@ -19,13 +19,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 
 from backends.base import Backend, ByteRange
-from backends.errors import InvalidLocation, ObjectNotFound, ObjectTruncated, StorageError
+from backends.errors import (
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    StorageError,
+    StoreUnavailable,
+)
 
 _T = TypeVar("_T")
 
@@ -186,6 +193,63 @@ class BackendContract:
         assert list(backend.list(delimiter=True)) == []
         assert backend.put_if_absent("a/b", b"y")
         assert backend.get("a/b") == b"y"
+
+    def test_threads_delete_at_once(self, backend: Backend) -> None:
+        keys = [f"packs/{n % 5:02x}/{n}" for n in range(40)]
+        for key in [*keys, "packs/00/kept"]:
+            backend.put(key, b"x")
+        # Each key twice, and some that were never there.
+        asked = [*keys, *reversed(keys), *(f"packs/ff/{n}" for n in range(8))]
+        together(16, lambda i: [backend.delete(key) for key in asked[i::16]])
+        assert keys_of(backend) == ["packs/00/kept"]
+
+    # Collection
+
+    def test_whether_versions_are_kept_is_told(self, backend: Backend) -> None:
+        backend.put("a", b"x")
+        assert backend.keeps_versions() in (True, False, None)
+
+    def test_clearing_leaves_every_object(self, backend: Backend) -> None:
+        assert backend.clear_unfinished(0.0) == 0
+        for key in ("a", "b/c", ".probe/d"):
+            backend.put(key, key.encode())
+            assert backend.put_if_absent(f"{key}.new", b"x")
+        before = list(backend.list())
+        assert backend.clear_unfinished(0.0) == 0
+        assert list(backend.list()) == before
+        assert backend.put_if_absent("e", b"y")
+        assert backend.get("e") == b"y"
+
+    def test_clearing_beside_writers_breaks_no_promise(self, backend: Backend) -> None:
+        """Without any patience it takes what live writers write: their puts fail, no more."""
+        writers, done = 4, threading.Event()
+        kept: list[list[str]] = [[] for _ in range(writers)]
+        body = bytes(range(256)) * 20
+
+        def write(number: int) -> None:
+            for n in range(12):
+                key = f"{number}/{n}"
+                with suppress(StoreUnavailable):
+                    if n % 2:
+                        backend.put(key, body)
+                    else:
+                        assert backend.put_if_absent(key, body)
+                    kept[number].append(key)
+
+        def clear(_: int) -> None:
+            while not done.wait(0.0005):
+                backend.clear_unfinished(0.0)
+
+        with ThreadPoolExecutor(1) as pool:
+            clearing = pool.submit(clear, 0)
+            try:
+                together(writers, write)
+            finally:
+                done.set()
+            clearing.result()
+        # What is there is whole, be it acknowledged or not.
+        assert all(backend.get(key) == body for key in keys_of(backend))
+        assert {key for keys in kept for key in keys} <= set(keys_of(backend))
 
     # Exclusive create
 

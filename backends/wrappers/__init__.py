@@ -1,4 +1,4 @@
-"""Backends around a backend: each changes one thing and keeps the seven methods."""
+"""Backends around a backend: each changes one thing and keeps the methods."""
 
 from backends.wrappers.base import ReadOnly, Wrapper
 from backends.wrappers.cached import Cached

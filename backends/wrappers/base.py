@@ -65,6 +65,14 @@ class Wrapper(Backend):
         """Remove an object."""
         self.inner.delete(key)
 
+    def keeps_versions(self) -> bool | None:
+        """Tell whether a deleted or replaced object goes on taking space."""
+        return self.inner.keeps_versions()
+
+    def clear_unfinished(self, older_than_s: float) -> int:
+        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        return self.inner.clear_unfinished(older_than_s)
+
     def close(self) -> None:
         """Close the inner backend."""
         self.inner.close()
@@ -85,9 +93,13 @@ class ReadOnly(Wrapper):
         """Refuse."""
         self._refuse(key)
 
-    def _refuse(self, key: str) -> NoReturn:
+    def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
+        """Refuse."""
+        self._refuse("unfinished files")
+
+    def _refuse(self, what: str) -> NoReturn:
         raise ReadOnlyStore(
             "the store was opened for reading",
-            where=f"{self.url}: {key}",
+            where=f"{self.url}: {what}",
             hint="Open it again without read-only.",
         )

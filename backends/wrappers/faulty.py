@@ -52,7 +52,8 @@ class Faulty(Wrapper):
     Args:
         inner: The backend that is asked.
         faults: What goes wrong and when.
-        count_reads: Whether `get`, `stat` and `list` count as calls too, not only writes.
+        count_reads: Whether `get`, `stat`, `list` and `keeps_versions` count as calls too, not only
+            writes.
         flipped: Bits, counted from the start of the object, that `get` shows inverted, by key.
 
     Attributes:
@@ -122,6 +123,14 @@ class Faulty(Wrapper):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self._act(lambda: self.inner.delete(key))
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether a deleted or replaced object goes on taking space; counts as a read."""
+        return self._read(self.inner.keeps_versions)
+
+    def clear_unfinished(self, older_than_s: float) -> int:
+        """Remove what writers that died left unfinished; counts as a write."""
+        return self._act(lambda: self.inner.clear_unfinished(older_than_s))
 
     def _read(self, call: Callable[[], _T]) -> _T:
         if self._count_reads:

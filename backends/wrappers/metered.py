@@ -18,7 +18,7 @@ class Call:
 
     Attributes:
         method: Name of the method.
-        key: The key, or the prefix of a listing.
+        key: The key, the prefix of a listing, or "" where the call concerns the whole store.
         byte_range: The range of a `get`.
     """
 
@@ -136,6 +136,16 @@ class Metered(Wrapper):
         """Remove an object."""
         self._count(Call("delete", key))
         self.inner.delete(key)
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether a deleted or replaced object goes on taking space."""
+        self._count(Call("keeps_versions", ""))
+        return self.inner.keeps_versions()
+
+    def clear_unfinished(self, older_than_s: float) -> int:
+        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        self._count(Call("clear_unfinished", ""))
+        return self.inner.clear_unfinished(older_than_s)
 
     def _count(self, call: Call) -> None:
         with self._lock:

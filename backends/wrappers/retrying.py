@@ -40,8 +40,9 @@ class Patience:
 class Retrying(Wrapper):
     """A backend that calls again when the store was unavailable.
 
-    All seven methods can be repeated. A repeated `put_if_absent` returns False when the first call
-    did create the object and only its answer was lost: who must know reads the object back.
+    Every method can be repeated. A repeated `put_if_absent` returns False when the first call did
+    create the object and only its answer was lost: who must know reads the object back. A repeated
+    `clear_unfinished` tells of its last call alone.
 
     Args:
         inner: The backend that is asked.
@@ -112,6 +113,14 @@ class Retrying(Wrapper):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self._retry(lambda: self.inner.delete(key))
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether a deleted or replaced object goes on taking space."""
+        return self._retry(self.inner.keeps_versions)
+
+    def clear_unfinished(self, older_than_s: float) -> int:
+        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        return self._retry(lambda: self.inner.clear_unfinished(older_than_s))
 
     def _retry(self, call: Callable[[], _T]) -> _T:
         attempt = _Attempts(self._patience, self._sleep, self._clock)

@@ -167,6 +167,191 @@ def test_removed_folder_is_made_again(backend: LocalBackend, root: Path) -> None
     assert backend.get("a/b/c") == b"y"
 
 
+# Deleting
+
+
+def test_delete_of_what_has_no_folder_any_more_is_no_error(
+    backend: LocalBackend, root: Path
+) -> None:
+    backend.put("a/b/c", b"x")
+    (root / "a/b/c").unlink()
+    (root / "a/b").rmdir()
+    backend.delete("a/b/c")
+    (root / "a/b").write_bytes(b"a file")
+    backend.delete("a/b/c")
+    assert files(root) == ["a/b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.EACCES, AccessDenied),
+        (errno.EPERM, AccessDenied),
+        (errno.EROFS, ReadOnlyStore),
+        (errno.EIO, StorageError),
+    ],
+)
+def test_failed_delete_is_typed(
+    backend: LocalBackend,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[StorageError],
+) -> None:
+    backend.put("a", b"x")
+    monkeypatch.setattr(os, "unlink", failing(code))
+    with pytest.raises(kind, match=str(root / "a")) as caught:
+        backend.delete("a")
+    assert type(caught.value) is kind
+
+
+def test_emptied_folder_stays(backend: LocalBackend, root: Path) -> None:
+    """Another writer knows it as synced into its parent, which one made anew might not be."""
+    backend.put("a/b/c", b"x")
+    backend.delete("a/b/c")
+    assert (root / "a/b").is_dir()
+
+
+# What dead writers leave
+
+
+def unfinished(root: Path, name: str, *, age_s: float, now_s: float | None = None) -> Path:
+    """Leave a file as a writer does that dies, last written so long ago."""
+    path = root / ".tmp" / name
+    path.write_bytes(b"half")
+    written_s = (path.stat().st_mtime if now_s is None else now_s) - age_s
+    os.utime(path, (written_s, written_s))
+    return path
+
+
+def test_what_is_old_is_cleared_and_what_is_young_stays(backend: LocalBackend, root: Path) -> None:
+    backend.put("a", b"x")
+    for name, age_s in (("1-old", 7300), ("2-oldest", 10**6), ("3-young", 7100), ("4-new", -900)):
+        unfinished(root, name, age_s=age_s)
+    assert backend.clear_unfinished(7200) == 8
+    assert files(root) == [".tmp/3-young", ".tmp/4-new", "a"]
+    assert backend.clear_unfinished(7200) == 0
+    assert backend.clear_unfinished(0) == 4
+    assert files(root) == [".tmp/4-new", "a"]
+
+
+def test_age_is_by_the_clock_of_the_file_system(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose clock is a day behind: what it was given just now is not a day old."""
+    backend.put("a", b"x")
+    path = unfinished(root, "1-live", age_s=0)
+    behind_s = path.stat().st_mtime - 86_400
+    os.utime(path, (behind_s, behind_s))
+    real = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        os.utime(fd, (behind_s + 5, behind_s + 5))
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    assert backend.clear_unfinished(3600) == 0
+    assert path.exists()
+    assert backend.clear_unfinished(4) == 4
+
+
+def test_file_that_has_its_name_frees_nothing(backend: LocalBackend, root: Path) -> None:
+    """Its writer died between giving the name and removing the first one."""
+    backend.put("a", b"12345")
+    unfinished(root, "1-half", age_s=9000)
+    os.link(root / "a", root / ".tmp" / "1-linked")
+    os.utime(root / "a", (1, 1))
+    assert backend.clear_unfinished(3600) == 4
+    assert files(root) == ["a"]
+    assert backend.get("a") == b"12345"
+
+
+def test_process_id_in_a_name_is_no_evidence(backend: LocalBackend, root: Path) -> None:
+    """It may be a process of another host on a shared file system, dead or alive."""
+    backend.put("a", b"x")
+    for pid in (os.getpid(), 2**22 + 1):
+        unfinished(root, f"{pid}-young", age_s=10)
+        unfinished(root, f"{pid}-old", age_s=4000)
+    assert backend.clear_unfinished(3600) == 8
+    assert sorted(name.rpartition("-")[2] for name in files(root)) == ["a", "young", "young"]
+
+
+def test_clearing_follows_no_link_and_enters_no_folder(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    backend.put("a", b"x")
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (root / ".tmp" / "link").symlink_to(tmp_path / "elsewhere")
+    (root / ".tmp" / "folder").mkdir()
+    (root / ".tmp" / "folder" / "x").write_bytes(b"x")
+    assert backend.clear_unfinished(0) == 0
+    assert files(root) == [".tmp/folder/x", ".tmp/link", "a"]
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+def test_clearing_where_nothing_is_writes_nothing(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert backend.clear_unfinished(0) == 0
+    assert not root.exists()
+    backend.put("a", b"x")
+    monkeypatch.setattr(os, "open", failing(errno.EROFS))
+    assert backend.clear_unfinished(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "kind"),
+    [("open", errno.EROFS, ReadOnlyStore), ("unlink", errno.EACCES, AccessDenied)],
+)
+def test_failed_clearing_is_typed(
+    backend: LocalBackend,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    code: int,
+    kind: type[StorageError],
+) -> None:
+    backend.put("a", b"x")
+    unfinished(root, "1-old", age_s=9000)
+    monkeypatch.setattr(os, name, failing(code))
+    with pytest.raises(kind, match=r"\.tmp"):
+        backend.clear_unfinished(3600)
+
+
+def test_full_disk_is_told_even_if_the_file_was_cleared(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clear_and_fail(*_: object) -> None:
+        backend.clear_unfinished(0)
+        raise OSError(errno.ENOSPC, "full")
+
+    backend.put("a", b"x")
+    monkeypatch.setattr(os, "writev", clear_and_fail)
+    with pytest.raises(StoreFull):
+        backend.put("b", b"x")
+    assert files(root) == ["a"]
+
+
+@both_writes
+def test_writer_whose_file_is_cleared_has_made_nothing(
+    backend: LocalBackend,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[LocalBackend], object],
+) -> None:
+    backend.put("other", b"x")
+    real = disk.write_new
+
+    def write_and_lose(path: str, buffers: list[memoryview]) -> None:
+        real(path, buffers)
+        assert backend.clear_unfinished(0) == 5
+
+    monkeypatch.setattr(disk, "write_new", write_and_lose)
+    with pytest.raises(StoreUnavailable, match="removed during the write"):
+        write(backend)
+    assert files(root) == ["other"]
+
+
 # Listing
 
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from backends import (
+    Backend,
     ByteRange,
     ObjectInfo,
     ObjectNotFound,
@@ -33,6 +34,41 @@ from backends.wrappers.retrying import Patience
 @pytest.fixture
 def memory() -> MemoryBackend:
     return MemoryBackend()
+
+
+class Versioned(MemoryBackend):
+    """A store whose answers to a collector are not the defaults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cleared_s: list[float] = []
+
+    def keeps_versions(self) -> bool | None:
+        return None
+
+    def clear_unfinished(self, older_than_s: float) -> int:
+        self.cleared_s.append(older_than_s)
+        return 7
+
+
+@pytest.mark.parametrize(
+    "wrap", [Wrapper, Retrying, Metered, Faulty, lambda inner: Cached(inner, ["a"])]
+)
+def test_what_a_collector_asks_comes_from_the_store(wrap: Callable[[Backend], Backend]) -> None:
+    store = Versioned()
+    backend = wrap(store)
+    assert backend.keeps_versions() is None
+    assert backend.clear_unfinished(60.5) == 7
+    assert store.cleared_s == [60.5]
+    assert ReadOnly(store).keeps_versions() is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_crash_while_clearing(after: bool) -> None:
+    store = Versioned()
+    with pytest.raises(InjectedCrash):
+        Faulty(store, [Fault(1, after=after)]).clear_unfinished(1.0)
+    assert store.cleared_s == ([1.0] if after else [])
 
 
 # Retrying
@@ -71,6 +107,8 @@ def test_every_call_is_tried_again(memory: MemoryBackend) -> None:
         (lambda b: b.put("a", b"x"), None),
         (lambda b: b.put_if_absent("b", b"y"), True),
         (lambda b: b.delete("b"), None),
+        (lambda b: b.keeps_versions(), False),
+        (lambda b: b.clear_unfinished(0.0), 0),
     ):
         clock = Clock()
         assert call(retrying(flaky(memory, 3), clock)) == answer
@@ -151,10 +189,14 @@ def test_calls_and_bytes_are_counted(memory: MemoryBackend) -> None:
         backend.delete("a")
         with pytest.raises(ObjectNotFound):
             backend.get("a")
+        backend.keeps_versions()
+        backend.clear_unfinished(0.0)
     assert used.calls == {
-        "put": 1, "put_if_absent": 1, "get": 4, "list": 1, "stat": 1, "delete": 1
+        "put": 1, "put_if_absent": 1, "get": 4, "list": 1, "stat": 1, "delete": 1,
+        "keeps_versions": 1, "clear_unfinished": 1,
     }  # fmt: skip
-    assert (used.read_bytes, used.written_bytes, used.requests) == (10, 9, 9)
+    assert (used.read_bytes, used.written_bytes, used.requests) == (10, 9, 11)
+    assert log[-2:] == [Call("keeps_versions", ""), Call("clear_unfinished", "")]
     assert log[3] == Call("get", "a", ByteRange(1, 3))
     with backend.measure() as used:
         pass
@@ -178,9 +220,11 @@ def test_read_only_refuses_writes_and_reads_on(memory: MemoryBackend) -> None:
         lambda: backend.put("a", b"y"),
         lambda: backend.put_if_absent("b", b"y"),
         lambda: backend.delete("a"),
+        lambda: backend.clear_unfinished(0.0),
     ):
         with pytest.raises(ReadOnlyStore):
             call()
+    assert backend.keeps_versions() is False
     assert backend.get("a") == b"x"
     assert keys_of(backend) == ["a"]
 
@@ -201,6 +245,8 @@ def test_crash_at_a_write(memory: MemoryBackend, after: bool) -> None:
         lambda: backend.stat("a"),
         lambda: backend.list(),
         lambda: backend.delete("a"),
+        lambda: backend.keeps_versions(),
+        lambda: backend.clear_unfinished(0.0),
     ):
         with pytest.raises(InjectedCrash):
             call()
@@ -213,9 +259,10 @@ def test_crash_is_no_exception_that_code_may_handle() -> None:
 
 def test_reads_count_when_asked(memory: MemoryBackend) -> None:
     memory.put("a", b"x")
-    backend = Faulty(memory, [Fault(3)], count_reads=True)
+    backend = Faulty(memory, [Fault(4)], count_reads=True)
     backend.get("a")
     backend.stat("a")
+    backend.keeps_versions()
     with pytest.raises(InjectedCrash):
         backend.list()
 
