@@ -59,8 +59,11 @@ class ObjectInfo:
     Attributes:
         key: The object's key; ends with `/` for a folder of a delimited listing.
         size_bytes: Length of the object; 0 for a folder.
-        modified_s: Time of the last write by the store's clock, seconds since the epoch; 0 for a
-            folder.
+        modified_s: When its bytes were last written, by the store's clock and never by ours;
+            seconds since the epoch, 0 for a folder. Rounded down to whole seconds at the coarsest:
+            of one object `stat` may say up to a second less than a listing, so times of two
+            objects that are closer together than that say nothing of their order. It may lie
+            before the moment at which the object was seen first.
     """
 
     key: str

@@ -313,7 +313,21 @@ class BackendContract:
         assert before <= info.modified_s <= time.time() + self.clock_slack_s
         (listed,) = backend.list()
         # S3 tells the time in a listing to the millisecond, of one object to the second.
-        assert abs(listed.modified_s - info.modified_s) < 1
+        assert 0 <= listed.modified_s - info.modified_s < 1
+
+    def test_times_are_of_one_clock_and_go_on(self, backend: Backend) -> None:
+        keys = [f"k/{number}" for number in range(6)]
+        for number, key in enumerate(keys):
+            backend.put(key, b"x") if number % 2 else backend.put_if_absent(key, b"x")
+        for infos in (list(backend.list("k/")), [backend.stat(key) for key in keys]):
+            times_s = [info.modified_s for info in infos]
+            assert times_s == sorted(times_s)
+            assert times_s[-1] - times_s[0] < 2 * self.clock_slack_s
+        before = backend.stat(keys[0]).modified_s
+        assert not backend.put_if_absent(keys[0], b"other")
+        assert backend.stat(keys[0]).modified_s == before
+        backend.put(keys[0], b"y")
+        assert backend.stat(keys[0]).modified_s >= times_s[-1]
 
     # Listing
 
