@@ -1,0 +1,158 @@
+"""What must be true once everybody is dead: nothing acknowledged is lost, nothing live dangles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import registry
+from registry.keys import KINDS
+from registry.log import RunLog, list_runs
+from registry.registry import Registry
+from registry.run import Run
+from registry.state import RunManifest, advance
+from registry.writer import placed_keys
+from tests.storm.contents import difference
+from tests.storm.journal import Event
+from tests.storm.pushing import STREAM
+from tests.storm.storm import Log
+from tests.storm.worker import refs
+
+
+def check(url: str, log: Log, seeds: Mapping[str, int]) -> None:
+    """Check a registry over which a storm has passed."""
+    with registry.open(url) as reg:
+        states = replayed(reg)
+        check_acknowledged(reg, states, log)
+        live = check_live(reg, seeds)
+        assert live > 0
+        log.counts["live refs"] = live
+        assert errors(reg) == []
+
+
+def check_collected(url: str, seeds: Mapping[str, int]) -> None:
+    """Collect twice in quiet, and check that exactly what is needed is left."""
+    for file in _unfinished(url):
+        os.utime(file, (0, 0))  # nothing tells a dead writer's file from a slow one's but its age
+    for _ in range(2):
+        with registry.open(url) as reg:
+            reg.gc(grace_s=0)
+    assert _unfinished(url) == []
+    with registry.open(url) as reg:
+        found = {i.key for i in reg.store.backend.list() if i.key.startswith(KINDS)}
+        needed = needed_keys(reg, replayed(reg))
+        assert needed - found == set(), "gone, and needed"
+        assert found - needed == set(), "left, and needed by nothing"
+        assert list(reg.verify(deep=True).findings) == []
+        check_live(reg, seeds)
+
+
+def replayed(reg: Registry) -> dict[str, RunManifest]:
+    """Replay every log from its first slot, and hold it against what its snapshots give."""
+    states = {}
+    for name in list_runs(reg.store):
+        log = RunLog(reg.store, name)
+        states[name] = advance(RunManifest(run_id=name), log.slots())
+        assert log.open() == states[name], f"{name}: a snapshot gives another run than its log"
+    return states
+
+
+def needed_keys(reg: Registry, states: dict[str, RunManifest]) -> set[str]:
+    """Return the keys of all objects that something live needs."""
+    needed = set()
+    for state in states.values():
+        for manifest in state.held:
+            place = state.by_manifest[manifest]
+            placement = reg.store.placement(place.placement_key)
+            needed |= {str(key) for key in placed_keys(place, placement)}
+    return needed
+
+
+def errors(reg: Registry) -> list[object]:
+    """Return what a deep verification finds that costs a checkpoint."""
+    return [one for one in reg.verify(deep=True).findings if one.severity == "error"]
+
+
+def check_live(reg: Registry, seeds: Mapping[str, int]) -> int:
+    """Load everything that can be loaded, and hold it against its seed; return how much it is."""
+    loaded = 0
+    for name in reg.runs():
+        run = reg.run(name)
+        for ref in refs(run.manifest):
+            stored = ref.find(run)
+            state = stored.load()
+            seed = state["model"]["seed"]
+            assert seeds.get(stored.digest.hex(), seed) == seed, stored.ref
+            assert difference(state, seed) is None, f"{stored.ref}: {difference(state, seed)}"
+            loaded += 1
+    return loaded
+
+
+def check_acknowledged(reg: Registry, states: dict[str, RunManifest], log: Log) -> None:
+    """Check that the history has everything that anybody was told is done."""
+    notes: dict[str, list[str]] = {}
+    for who, event in log.events:
+        look = _CHECKS.get(event["did"])
+        if look is not None:
+            state = states[event["run"]]
+            assert state.dropped is not None or look(state, event), f"{who}: lost: {event}"
+        if event["did"] == "saved":
+            assert _was_saved(states[event["run"]], event), f"{who}: lost: {event}"
+        elif event["did"] == "appended" and states[event["run"]].dropped is None:
+            notes.setdefault(event["run"], []).append(event["note"])
+    for name, told in notes.items():
+        check_stream(reg.run(name), told)
+
+
+def check_stream(run: Run, told: list[str]) -> None:
+    """Check that each entry that was acknowledged stands in the stream, once."""
+    found = [entry["note"] for entry in run.stream(STREAM).read()]
+    assert len(set(found)) == len(found), f"{run.id}: an entry twice"
+    assert set(told) <= set(found), f"{run.id}: entries lost"
+
+
+def _was_saved(state: RunManifest, event: Event) -> bool:
+    """Return whether the log has the checkpoint: live, or let go by what stands in the log too."""
+    record = state.by_n.get(event["n"])
+    told = (event["id"], event["step"])
+    return record is not None and (record.manifest.hex(), record.step) == told
+
+
+def _was_undone(state: RunManifest, event: Event) -> bool:
+    record = state.by_n[event["n"]]
+    return record.recovered or record.evicted is not None
+
+
+def _was_promoted(state: RunManifest, event: Event) -> bool:
+    return any(entry.version == event["version"] for entry in state.pool)
+
+
+def _was_gated(state: RunManifest, event: Event) -> bool:
+    pin = state.pin("gate", event["gate"])
+    return pin is not None and pin.manifest.hex() == event["id"]
+
+
+def _was_forked(state: RunManifest, event: Event) -> bool:
+    return any(one.manifest.hex() == event["id"] for one in state.checkpoints)
+
+
+def _was_evicted(state: RunManifest, event: Event) -> bool:
+    records = [state.by_n[n] for n in event["checkpoints"]]
+    return all(one.evicted is not None or one.recovered for one in records)
+
+
+_CHECKS: dict[str, Callable[[RunManifest, Event], bool]] = {
+    "undone": _was_undone,
+    "promoted": _was_promoted,
+    "gated": _was_gated,
+    "forked": _was_forked,
+    "evicted": _was_evicted,
+    "dropped": lambda state, event: state.dropped is not None,
+}
+
+
+def _unfinished(url: str) -> list[Path]:
+    """Return the files that killed writers left in a folder; a bucket has none."""
+    folder = Path(url) / ".tmp"
+    return [] if "://" in url or not folder.is_dir() else list(folder.iterdir())

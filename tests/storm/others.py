@@ -1,0 +1,118 @@
+"""The collectors, the pruner and the readers."""
+
+from __future__ import annotations
+
+import os
+
+from registry.errors import MissingObject
+from registry.run import Run
+from registry.spec import Retention
+from tests.storm.pushing import Pusher
+from tests.storm.worker import Part, Worker, refs
+
+#: Runs that are kept; of more the pruner drops old ones.
+_LIVE_RUNS = 9
+
+
+class Collector(Worker):
+    """Collects without grace."""
+
+    slow_commits = 0.01
+    patience = 5.0
+
+    def turn(self) -> None:
+        try:
+            report = self.reg.gc(grace_s=0)
+        except MissingObject as error:
+            self._misled(error)
+        else:
+            told = {"deleted": report.deleted.objects, "spared": report.spared.objects}
+            self.journal.say("collected", epoch=report.epoch, **told)
+
+    def _misled(self, error: MissingObject) -> None:
+        """Tell a placement that was let go while the collector read from one that is missed."""
+        for name in self.reg.runs():
+            state = self.reg.run(name).manifest
+            places = [state.by_manifest[manifest] for manifest in state.held]
+            if any(str(place.placement_key) == error.where for place in places):
+                self.violation(f"{name}: {error.where} is needed, and gone")
+        self.journal.say("refused", error="misled", summary="MissingObject from a collection")
+
+
+class Pruner(Worker):
+    """Lets go of checkpoints in all runs, and of whole runs."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        self._dropped: set[str] = set()
+
+    def turn(self) -> None:
+        kept = {*self._dropped, self.shared_name()}
+        live = [name for name in self.reg.runs() if name not in kept]
+        oldest, beyond = live[:2], len(live) > _LIVE_RUNS
+        if not live:
+            return
+        run = self.reg.run(self.chance.choice(oldest if beyond else live))
+        if run.manifest.dropped is not None:
+            self._dropped.add(run.id)
+        elif beyond:
+            self._drop(run)
+        else:
+            self._prune(run)
+
+    def _drop(self, run: Run) -> None:
+        seeds = [one.manifest for one in run.manifest.checkpoints if one.evicted is None]
+        run.drop("the storm has moved on")
+        self.journal.say("dropped", run=run.id)
+        self.journal.hint([self.part.seeds[manifest.hex()] for manifest in seeds])
+
+    def _prune(self, run: Run) -> None:
+        plan = run.prune(Retention(last=1))
+        gone = [verdict.checkpoint for verdict in plan.evicted]
+        self.journal.say("evicted", run=run.id, checkpoints=[one.n for one in gone])
+        self.journal.hint([self.part.seeds[one.manifest.hex()] for one in gone])
+
+
+class Reader(Worker):
+    """Loads whatever a run holds."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        self._runs: list[Run] = []
+
+    def forget(self) -> None:
+        self._runs = []
+
+    def turn(self) -> None:
+        run = self._run()
+        found = refs(run.manifest) if run else []
+        if run and found:
+            ref = self.chance.choice(found)
+            by_name = ref.kind == "checkpoint" and self.chance.random() < 0.3
+            self.read(run, ref, by_name=by_name)
+
+    def _run(self) -> Run | None:
+        """Return a run: one that this handle has read before, as it stood then, or another."""
+        if self._runs and self.chance.random() < 0.5:
+            run = self.chance.choice(self._runs)
+            return run if self.chance.random() < 0.3 else run.refresh()
+        recent = self.recent()
+        if not recent:
+            return None
+        run = self.reg.run(self.chance.choice(recent))
+        self._runs = [*self._runs[-3:], run]
+        return run
+
+
+ROLES: dict[str, type[Worker]] = {
+    "pusher": Pusher,
+    "collector": Collector,
+    "pruner": Pruner,
+    "reader": Reader,
+}
+
+
+def work(part: Part) -> None:
+    """Be a process of the storm."""
+    os.environ.update(part.environment)
+    ROLES[part.role](part).work()

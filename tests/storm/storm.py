@@ -1,0 +1,279 @@
+"""The storm itself: it starts the processes, kills and pauses them, and hears what they say."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+from backends import Backend, open_backend
+from registry.errors import Malformed, StorageError
+from registry.keys import ObjectKey
+from tests.storm.journal import Event, Tail
+from tests.storm.others import work
+from tests.storm.weather import DELETED, DELETED_ENDS
+from tests.storm.worker import Part
+
+CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
+#: How likely one of a role is the next to be killed.
+_WEIGHTS = {"pusher": 1.0, "collector": 1.0, "pruner": 0.5, "reader": 0.5}
+_POLL_S = 0.03
+_PATIENCE_S = 60
+#: Deletions that land once more at one time, and bytes of the file from which they are chosen.
+_LATE = 8
+_LATE_AMONG_BYTES = 400_000
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How hard it blows.
+
+    Attributes:
+        seconds: How long.
+        runs: Runs that are begun in that time.
+        pause_s: A worker pauses so long between its turns, on average.
+        delay_s: The store takes up to so long, now and then.
+        kill_s: A process is killed after each pause of between so many seconds.
+        stop_s: A process is stopped for between so many seconds.
+        seed: Of everything that is left to chance.
+    """
+
+    seconds: float
+    runs: int = 60
+    pause_s: float = 0.02
+    delay_s: float = 0.5
+    kill_s: tuple[float, float] = (0.05, 0.5)
+    stop_s: tuple[float, float] = (0.3, 4.0)
+    seed: int = 1
+
+
+@dataclass
+class Log:
+    """What was said and done.
+
+    Attributes:
+        events: Every acknowledgement, with the name of its process.
+        counts: How often each thing was said or done.
+        refusals: Refusals by what they said.
+    """
+
+    events: list[tuple[str, Event]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def violations(self) -> list[str]:
+        """What broke a promise."""
+        broken = [(who, event) for who, event in self.events if event["did"] == "violation"]
+        return [f"{who}: {event['what']}\n{event.get('trace', '')}" for who, event in broken]
+
+    def add(self, who: str, event: Event) -> None:
+        did = event["did"]
+        self.counts[did] += 1
+        if did == "refused":
+            self.refusals[f"{event['error']}: {event['summary']}"] += 1
+        elif did not in ("read", "gone", "saving"):
+            self.events.append((who, event))
+        if did == "saved":
+            self.counts["packs reused"] += event["reused"]
+            self.counts["packs looked for again"] += event["again"]
+        elif did == "evicted":
+            self.counts["checkpoints evicted"] += len(event["checkpoints"])
+        elif did == "collected":
+            self.counts["objects collected"] += event["deleted"]
+            self.counts["objects spared"] += event["spared"]
+
+    def done(self) -> int:
+        """Return how much was acknowledged, to weigh the kills against."""
+        return sum(self.counts[did] for did in ("saved", "read", "evicted", "collected"))
+
+
+class _Place:
+    """A process, and those that took its place after it was killed.
+
+    Attributes:
+        part: What the process does that is there now.
+        tail: What it says.
+        done: How much it has said.
+        paused_until_s: When it goes on; `None` while it moves.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.begin(part)
+
+    def begin(self, part: Part) -> None:
+        self.part = part
+        self.tail = Tail(part.folder, part.journal)
+        self.done = 0
+        self.paused_until_s: float | None = None
+        self.process = self._start()
+
+    def _start(self) -> ForkServerProcess:
+        process = servers().Process(target=work, args=(self.part,), daemon=True)
+        process.start()
+        return process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(_PATIENCE_S)
+        assert not self.process.is_alive()
+        self.process.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        pid = self.process.pid
+        assert pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+class Storm:
+    """A crew at work on one registry, for a while.
+
+    Args:
+        url: The registry.
+        folder: Where the journals go.
+        seeds: Seeds of states by their ids.
+        conditions: How hard it blows.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, seeds: Mapping[str, int], conditions: Conditions
+    ) -> None:
+        self.log = Log()
+        self._url = url
+        self._folder = folder
+        self._conditions = conditions
+        self._chance = random.Random(conditions.seed)
+        self._seeds = seeds
+        self._environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+        self._places: list[_Place] = []
+        self._began_s = 0.0
+
+    def blow(self) -> Log:
+        """Let the crew work, and kill all of it in the end; return what was said."""
+        self._folder.mkdir(parents=True)
+        self._began_s = time.monotonic()
+        try:
+            for role, several in CREW.items():
+                for number in range(several):
+                    self._places.append(_Place(self._part(role, number, 0)))
+            self._watch()
+        finally:
+            for place in self._places:
+                place.kill()
+        self._hear()
+        return self.log
+
+    def _part(self, role: str, number: int, life: int) -> Part:
+        c = self._conditions
+        return Part(
+            role=role,
+            number=number,
+            life=life,
+            url=self._url,
+            folder=str(self._folder),
+            began_s=self._began_s,
+            seconds=c.seconds,
+            runs=c.runs,
+            pause_s=c.pause_s,
+            delay_s=c.delay_s,
+            seed=c.seed,
+            seeds=self._seeds,
+            environment=self._environment,
+        )
+
+    def _watch(self) -> None:
+        kill_at = stop_at = late_at = 0.0
+        ends = self._began_s + self._conditions.seconds
+        with closing(open_backend(self._url)) as store:
+            while (now := time.monotonic()) < ends and not self.log.violations:
+                self._hear()
+                self._look_after()
+                if now > kill_at:
+                    self._kill_one()
+                    kill_at = now + self._chance.uniform(*self._conditions.kill_s)
+                if now > stop_at:
+                    self._stop_one(now)
+                    stop_at = now + self._chance.uniform(0.3, 1.5)
+                if now > late_at:
+                    self._delete_late(store)
+                    late_at = now + self._chance.uniform(0.2, 1)
+                self._go_on(now)
+                time.sleep(_POLL_S)
+
+    def _hear(self) -> None:
+        for place in self._places:
+            for event in place.tail.new():
+                self.log.add(place.part.journal, event)
+                place.done += 1
+
+    def _look_after(self) -> None:
+        """Say so when a process went by itself; start another one in its place."""
+        for place in self._places:
+            if not place.process.is_alive():
+                told = f"ended by itself with {place.process.exitcode}"
+                self.log.add(place.part.journal, {"did": "violation", "what": told})
+                self._replace(place)
+
+    # What befalls the crew
+
+    def _kill_one(self) -> None:
+        """Kill somebody, as long as the crew gets something done between the kills."""
+        if self.log.counts["kills"] > 4 + self.log.done() / 2:
+            return
+        weights = [_WEIGHTS[place.part.role] for place in self._places]
+        (place,) = self._chance.choices(self._places, weights)
+        # One that has done nothing yet is mostly spared: a collection takes its time.
+        if not place.done and self._chance.random() < 0.7:
+            return
+        self._replace(place)
+        self.log.counts["kills"] += 1
+
+    def _replace(self, place: _Place) -> None:
+        place.kill()
+        self._hear()
+        part = place.part
+        place.begin(self._part(part.role, part.number, part.life + 1))
+
+    def _stop_one(self, now: float) -> None:
+        """Let somebody stand still for a while."""
+        moving = [place for place in self._places if place.paused_until_s is None]
+        if len(moving) > len(self._places) - 3:
+            place = self._chance.choice(moving)
+            place.signal(signal.SIGSTOP)
+            place.paused_until_s = now + self._chance.uniform(*self._conditions.stop_s)
+            self.log.counts["stops"] += 1
+
+    def _go_on(self, now: float) -> None:
+        for place in self._places:
+            if place.paused_until_s is not None and now > place.paused_until_s:
+                place.signal(signal.SIGCONT)
+                place.paused_until_s = None
+
+    def _delete_late(self, store: Backend) -> None:
+        """Let deletions land once more that were sent a while ago, as a network may."""
+        path = self._folder / DELETED
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LATE_AMONG_BYTES))
+            lines = file.read().split(DELETED_ENDS)[1:-1]
+        for line in self._chance.sample(lines, min(len(lines), _LATE)):
+            with suppress(Malformed, StorageError):
+                store.delete(str(ObjectKey.parse(line.decode())))
+                self.log.counts["late deletions"] += 1
+
+
+def servers() -> ForkServerContext:
+    """Return what starts processes cheaply: a server that has imported this and forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["backends.s3", __name__])
+    return context
