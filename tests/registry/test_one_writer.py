@@ -1,0 +1,85 @@
+"""One place obeys the rules for naming objects, and everything goes through it.
+
+The rules W1 to W4 are worth nothing to a path that puts objects or commits places by itself. This
+holds the source against the list of those that touch the store, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import registry
+
+SOURCE = Path(registry.__file__).parent
+
+#: Who may change what lies on the store, and why that names no object behind the writer's back.
+CHANGES = {
+    "writer.py": "chooses every key of an object (W2)",
+    "log.py": "slots, and snapshots, which are a cache",
+    "store.py": "registry.json, once",
+    "maintenance/gc.py": "epochs, deletions, a file that tells the store's time",
+    "maintenance/repair.py": "objects under keys that live places name already",
+    "cli/checks.py": "the doctor's own probe",
+}
+#: Who may put lines into a log.
+APPENDS = {
+    "writer.py": "commits that name objects, rechecked (W3, W4)",
+    "creation.py": "commit 0, which references nothing (W1)",
+    "sync.py": "commit 0 of a run at its destination",
+    "trainer.py": "a status, which names no object",
+    "checkpoint.py": "late metrics, which name no object",
+    "maintenance/gc.py": "marks",
+}
+#: Who may say where a manifest lies.
+PLACES = {
+    "placing.py": "a state that was written through the writer",
+    "adopting.py": "a state that was adopted through the writer",
+}
+
+
+@cache
+def calls() -> dict[str, dict[str, set[str]]]:
+    """Return what each module calls, by method: the texts of what it is called on."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for path in SOURCE.rglob("*.py"):
+        module = str(path.relative_to(SOURCE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            # Methods that are handed on uncalled count too.
+            if isinstance(node, ast.Attribute):
+                found[module][node.attr].add(ast.unparse(node.value))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found[module][node.func.id].add("")
+    return found
+
+
+def touching(*methods: str, on: str = "") -> set[str]:
+    return {
+        module
+        for module, called in calls().items()
+        for method in methods
+        if any(target.endswith(on) for target in called.get(method, ()))
+    }
+
+
+def test_the_store_is_changed_by_those_alone():
+    changing = touching("put", "put_if_absent", "delete", on="backend")
+    assert changing == set(CHANGES)
+
+
+def test_lines_are_put_by_those_alone():
+    assert touching("append", on="log") == set(APPENDS)
+
+
+def test_places_are_made_by_those_alone():
+    assert touching("Place") - {"actions/lines.py"} == set(PLACES)
+
+
+def test_what_commits_places_goes_through_the_writer():
+    assert touching("commit", on="writer") == {
+        "committer.py",
+        "sync.py",
+        "maintenance/repack.py",
+    }
