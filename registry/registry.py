@@ -20,9 +20,11 @@ from registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
 from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
+from registry.maintenance.findings import VerifyReport
 from registry.maintenance.gc import DAY_S, GcReport, collect
 from registry.maintenance.repack import RepackReport, repack
-from registry.maintenance.verify import Progress, VerifyReport, verify
+from registry.maintenance.repair import RepairReport, repair
+from registry.maintenance.verify import Progress, verify
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
 from registry.spec import RunSpec
@@ -266,17 +268,65 @@ class Registry:
             return self._by_digest(name)
         return find_in_run(self._peek(name), path)
 
-    def verify(self, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
-        """Check the registry: its structure, and with `deep` every byte of it.
+    def verify(
+        self,
+        *,
+        deep: bool = False,
+        sample: float | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> VerifyReport:
+        """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
 
         Args:
             deep: Read and hash everything, instead of names and sizes only.
+            sample: Read and hash this share of the packs' bytes, above 0 and at most 1, drawn anew
+                each time.
+            resume: A local file that keeps what was read, so that an interrupted verification goes
+                on; with `sample` each call reads another share until everything was read. Implies
+                `deep`.
             progress: Called with the number of bytes checked so far.
 
         Returns:
             A report with `.ok` and `.findings`.
+
+        Raises:
+            InvalidInput: `sample` is no share, or `resume` is a file of another kind or registry.
+            StorageError: The store did not answer; with `resume` the next call goes on from there.
         """
-        return verify(self._store, deep=deep, progress=progress)
+        return verify(self._store, deep=deep, sample=sample, resume=resume, progress=progress)
+
+    def repair(
+        self,
+        mirror: str | os.PathLike[str] | Registry,
+        *,
+        deep: bool = True,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> RepairReport:
+        """Restore from a mirror what is missing or damaged, while others write and collect.
+
+        Every byte is verified before it is written. Logs, epochs and `registry.json` are not
+        rebuilt: only a backup of this registry has them.
+
+        Args:
+            mirror: A registry that holds the same states, or its URL.
+            deep: Read and hash everything to find what is damaged, instead of names and sizes only.
+            dry_run: Look, and write nothing.
+            progress: Called with the number of bytes checked so far.
+
+        Returns:
+            A report with `.ok`, `.mended` and `.left`.
+
+        Raises:
+            InvalidInput: The mirror is this very registry.
+            NotFound: There is no registry at its URL.
+            UnsupportedFormat: This registry demands a newer writer.
+        """
+        with ExitStack() as stack:
+            if not isinstance(mirror, Registry):
+                mirror = stack.enter_context(open(mirror, read_only=True))
+            return repair(self._store, mirror.store, deep=deep, dry_run=dry_run, progress=progress)
 
     def gc(
         self,

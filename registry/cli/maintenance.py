@@ -9,7 +9,7 @@ import typer
 from registry.cli import options, output, progress
 from registry.cli.output import Column
 from registry.errors import IntegrityError
-from registry.maintenance.verify import Finding, VerifyReport
+from registry.maintenance.findings import Finding, VerifyReport
 from registry.registry import open  # noqa: A004
 from registry.sync import SyncReport
 from registry.sync import sync as sync_registries

@@ -1,360 +1,370 @@
 """Checking a registry: its structure, and with `deep` every byte of it.
 
-Structure: logs dense, chained and legal; every checkpoint placed; every object that a checkpoint
-needs there and of the right size. Deep: every object read once and hashed, and every placement held
-against the tables of the packs that it names. Nothing is changed here.
+Structure: logs dense, chained and legal; everything that a run holds placed; every object that a
+place needs there and of the right size; nothing there that stops collection. Deep: every object
+read once and hashed, and every placement held against the tables of the packs that it names.
+Nothing is changed here, and a registry may be in use meanwhile: what was let go and collected, or
+moved, while it was looked at is no finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Literal
 
-from registry import canonical
 from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import Malformed, RegistryError, UnsupportedFormat
-from registry.framing import split_lines
-from registry.keys import (
-    CONFIG,
-    EPOCHS,
-    RUNS,
-    ObjectKey,
-    parse_number,
-    snapshot_prefix,
-    snapshot_slot,
-)
-from registry.loading import index_chunks, read_lists, verify_pack_chunks
-from registry.log import REPLAY_VERSION, RunLog, list_runs
-from registry.manifest import Manifest
-from registry.pack import PackEntry, open_pack
-from registry.placement import Placement
-from registry.pools import abandon
-from registry.state import RunManifest, advance
-from registry.store import Store, missing, read_config
+from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
+from registry.keys import ObjectKey
+from registry.loading import verify_pack_chunks
+from registry.log import list_runs
+from registry.maintenance.data import DataPass, check_sample, fault_of
+from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
+from registry.maintenance.histories import History, read_history
+from registry.maintenance.names import Names, check_config
+from registry.maintenance.notes import PassNotes
+from registry.maintenance.objects import check_object
+from registry.maintenance.places import Fault, PlaceCheck
+from registry.maintenance.window import completed
+from registry.pack import open_pack
+from registry.placement import PackRef, Placement
+from registry.store import Store
 
-#: Packs held in memory at once.
-_IN_FLIGHT = 4
+#: Times that places are looked up again which others move while they are checked.
+_ROUNDS = 3
+#: Memory that a manifest or placement takes when it is unpacked and parsed, in sizes of its file.
+_PARSED = 8
 _MEND = (
-    "Copy the file from a mirror to the same key. Without one: move it away, and save the same "
+    "Run `holdfast repair --from MIRROR`. Without a mirror: move the file away, and save the same "
     "state again into a new run."
 )
+_ORPHAN = (
+    "Nothing needs it; collection will remove it. Collect before the same state is saved again."
+)
 
-Severity = Literal["error", "note"]
 #: Called with the number of bytes checked so far.
 Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it should be.
+class Need:
+    """What of a run a damaged object is part of.
 
     Attributes:
-        kind: `config`, `log`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot` or
-            `unknown-file`.
-        where: The key or run concerned.
-        message: What is wrong.
-        affects: Refs of the checkpoints that cannot be loaded because of it.
-        advice: What to do.
-        severity: A `note` costs no checkpoint: a cache, an orphan, a foreign file.
+        run_id: The run.
+        manifest: The state that it holds.
+        place: Where the run says that it lies; `None` where it says nothing.
+        refs: What needs it.
     """
 
-    kind: str
-    where: str
-    message: str
-    affects: tuple[str, ...] = ()
-    advice: str = ""
-    severity: Severity = "error"
+    run_id: str
+    manifest: Digest
+    place: Place | None
+    refs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
-    """What a verification found.
-
-    Attributes:
-        findings: In the order in which they were met.
-        runs: Runs looked at.
-        checkpoints: Checkpoints looked at, superseded ones included, evicted ones not.
-        objects: Objects under packs/, manifests/ and placements/.
-        bytes_checked: Bytes that were read and hashed.
-    """
-
-    findings: tuple[Finding, ...]
-    runs: int
-    checkpoints: int
-    objects: int
-    bytes_checked: int
-
-    @property
-    def ok(self) -> bool:
-        """Whether every checkpoint is whole, as far as was looked."""
-        return all(finding.severity == "note" for finding in self.findings)
-
-
-def verify(store: Store, *, deep: bool = False, progress: Progress | None = None) -> VerifyReport:
+def verify(
+    store: Store,
+    *,
+    deep: bool = False,
+    sample: float | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
     """Check a registry.
 
     Args:
         store: The registry's objects.
         deep: Read and hash every byte, instead of names and sizes only.
+        sample: Read and hash this share of the packs' bytes, drawn anew each time.
+        resume: A local file that keeps what was read, so that an interrupted verification goes on;
+            implies `deep` where `sample` is not given.
         progress: Told of bytes checked.
+
+    Raises:
+        InvalidInput: `sample` is no share, or `resume` names a file of another kind or registry.
+        StorageError: The store did not answer; with `resume` the next call goes on from here.
     """
-    return _Verification(store, progress).run(deep=deep)
+    verification = Verification(store, progress)
+    if deep or sample is not None or resume is not None:
+        verification.read_data(sample, resume)
+    return verification.check()
 
 
-class _Verification:
-    """One pass over a registry.
+class Verification:
+    """One pass over a registry: the data, if wanted, then the structure, as often as wanted."""
 
-    Faults are kept by key and told at the end, when it is known which checkpoints need what.
-    """
-
-    def __init__(self, store: Store, progress: Progress | None) -> None:
+    def __init__(self, store: Store, progress: Progress | None = None) -> None:
         self._store = store
         self._progress = progress
-        self._findings: list[Finding] = []
         self._bytes = 0
-        self._checkpoints = 0
-        self._sizes: dict[ObjectKey, int] = {}
-        self._needed_by: dict[ObjectKey, dict[str, None]] = {}
-        self._faults: dict[ObjectKey, str] = {}
-        self._manifests: dict[ObjectKey, Manifest] = {}
-        self._placements: dict[ObjectKey, Placement] = {}
-        self._chunks: dict[ObjectKey, dict[Digest, PackEntry]] = {}
+        self._packs = DataPass(store, self._count)
+        self._data: DataRead | None = None
+        self._is_whole = False
+        self._word: list[Finding] = []
+        self._begin()
 
-    def run(self, *, deep: bool) -> VerifyReport:
-        self._check_config()
-        self._check_epochs()
-        self._list_files()
+    def _begin(self) -> None:
+        self._names = Names()
+        self._findings: list[Finding] = []
+        self._histories: dict[str, dict[Place, tuple[str, ...]]] = {}
+        self._unplaced: dict[str, dict[Digest, tuple[str, ...]]] = {}
+        self._checkpoints = 0
+        self._marked: dict[str, int] = {}
+        self._seen: set[Place] = set()
+        self._again: set[ObjectKey] = set()
+        self._packs_of: dict[Place, tuple[PackRef, ...]] = {}
+        self.faults: dict[ObjectKey, Fault] = {}
+
+    def read_data(
+        self, sample: float | None = None, resume: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Read and hash the packs, or a share of them; `check` then tells of them."""
+        check_sample(sample)
+        notes = None if resume is None else PassNotes(resume, self._store.config.id)
+        if notes is not None and notes.begun_anew is not None:
+            advice = "Everything is read anew."
+            word = Finding("resume", str(resume), notes.begun_anew, (), advice, "note")
+            self._word = [word]
+        self._data = self._packs.read(sample, notes)
+        self._is_whole = self._data.packs == self._data.packs_read + self._data.packs_noted
+
+    def check(self) -> VerifyReport:
+        """Check the structure, and tell of it and of the data that was read."""
+        self._begin()
+        config = [*self._word, *check_config(self._store)]
+        # The order makes it safe beside writers and collectors: a snapshot follows its slot, a
+        # commit its objects, an object its epoch.
+        self._names.list_runs(self._store)
         runs = list_runs(self._store)
-        for run_id in runs:
-            self._check_run(run_id)
-        if deep:
-            self._check_bytes()
-        self._tell_faults()
+        for history in self._read(runs):
+            self._findings += history.findings
+            self._checkpoints += sum(ck.evicted is None for ck in history.state.checkpoints)
+        self._names.list_objects(self._store)
+        epochs = self._names.check_epochs(self._store, self._marked)
+        self._read_again()
+        self._check_places(self._held())
+        if self._is_whole:
+            self._check_leftovers()
+        sizes = {pack.key: pack.size_bytes for held in self._packs_of.values() for pack in held}
+        for key, message in self._packs.faults.items():
+            self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
+        self._confirm()
+        found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         return VerifyReport(
-            tuple(self._findings), len(runs), self._checkpoints, len(self._sizes), self._bytes
+            tuple(finding for part in found for finding in sorted(part, key=_order)),
+            len(runs),
+            self._checkpoints,
+            len(self._names.sizes),
+            self._bytes,
+            self._data,
         )
+
+    def needs(self) -> dict[ObjectKey, list[Need]]:
+        """Return what of the runs each object that has a fault is part of."""
+        found: dict[ObjectKey, list[Need]] = {}
+        for run_id, places in sorted(self._histories.items()):
+            for place, refs in places.items():
+                for key in self.faults.keys() & set(self._keys_of(place)):
+                    found.setdefault(key, []).append(Need(run_id, place.manifest, place, refs))
+        return found
+
+    def unplaced(self) -> list[Need]:
+        """Return what runs hold and give no place for."""
+        return [
+            Need(run_id, manifest, None, refs)
+            for run_id, manifests in sorted(self._unplaced.items())
+            for manifest, refs in manifests.items()
+        ]
+
+    def whole_places(self, manifest: Digest) -> list[Place]:
+        """Return the places of a state that are whole, in whichever run."""
+        places = (place for held in self._histories.values() for place in held)
+        return [
+            place
+            for place in dict.fromkeys(places)
+            if place.manifest == manifest and self.faults.keys().isdisjoint(self._keys_of(place))
+        ]
+
+    def forget(self, keys: Iterable[ObjectKey]) -> None:
+        """Forget what was wrong with data that has been replaced."""
+        for key in keys:
+            self._packs.faults.pop(key, None)
 
     def _count(self, size_bytes: int) -> None:
         self._bytes += size_bytes
         if self._progress is not None:
             self._progress(self._bytes)
 
-    # Files that are not objects
+    # Runs, and the places of what they hold
 
-    def _check_config(self) -> None:
-        try:
-            read_config(self._store.backend)
-        except RegistryError as error:
-            advice = "Restore registry.json from a backup; nothing else holds the registry's id."
-            self._findings.append(Finding("config", CONFIG, str(error), advice=advice))
+    def _read(self, run_ids: Iterable[str]) -> Iterator[History]:
+        def read(run_id: str) -> History:
+            return read_history(self._store, run_id, self._names.snapshots.get(run_id, ()))
 
-    def _check_epochs(self) -> None:
-        epochs = Epochs(self._store)
-        try:
-            for epoch in range(1, epochs.observe() + 1):
-                epochs.entry(epoch)
-        except UnsupportedFormat as error:
-            advice = "Upgrade Holdfast before you write to this registry."
-            self._findings.append(
-                Finding("epoch", EPOCHS, str(error), advice=advice, severity="note")
-            )
-        except RegistryError as error:
-            advice = "Restore the entry from a backup; nothing can be written or collected before."
-            self._findings.append(Finding("epoch", EPOCHS, str(error), advice=advice))
+        for run_id, done in completed(self._store.pools.bulk, read, run_ids):
+            history = done.result()
+            self._count(history.size_bytes)
+            self._marked[run_id] = history.state.epoch
+            self._histories[run_id] = history.places()
+            self._unplaced[run_id] = history.unplaced()
+            yield history
 
-    def _list_files(self) -> None:
-        """Note the size of every object; name files that are none of a registry's."""
-        for info in self._store.backend.list():
+    def _held(self) -> Collection[Place]:
+        return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
+
+    def _keys_of(self, place: Place) -> tuple[ObjectKey, ...]:
+        packs = self._packs_of.get(place, ())
+        return (place.manifest_key, place.placement_key, *(pack.key for pack in packs))
+
+    def _check_places(self, places: Iterable[Place]) -> None:
+        """Check placed states; a manifest is read once, however many placements it has."""
+        groups: dict[ObjectKey, list[Place]] = {}
+        for place in places:
+            groups.setdefault(place.manifest_key, []).append(place)
+            self._seen.add(place)
+
+        check = PlaceCheck(self._store, self._size_of, self._may_check_rows, self._packs.tables)
+        for _, done in completed(
+            self._store.pools.bulk, check.check, groups.values(), size_of=self._held_by
+        ):
+            checked = done.result()
+            self._count(checked.size_bytes)
+            self._packs_of |= checked.packs
+            for key, fault in checked.faults.items():
+                self.faults.setdefault(key, fault)
+
+    def _held_by(self, places: Sequence[Place]) -> int:
+        """Return about how much memory it takes to check placed states of one manifest."""
+        files = (places[0].manifest_key, *(place.placement_key for place in places))
+        return sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
+
+    def _size_of(self, key: ObjectKey) -> int | None:
+        size = self._names.sizes.get(key)
+        if size is not None and key not in self._again:
+            return size
+        try:  # put, gone or mended after the objects were listed
+            return self._store.backend.stat(str(key)).size_bytes
+        except ObjectNotFound:
+            return None
+
+    def _may_check_rows(self, placement: Placement) -> bool:
+        if self._packs.faults.keys() & {pack.key for pack in placement.packs}:
+            return False  # told of the pack already
+        return self._is_whole or (
+            self._data is not None and all(p.key in self._packs.tables for p in placement.packs)
+        )
+
+    def _check_leftovers(self) -> None:
+        """Hash the manifests and placements that nobody needs: somebody may come to use them."""
+        needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
+        needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
+        rest = [k for k in self._names.sizes if k.kind != "packs" and k not in needed]
+
+        def check(key: ObjectKey) -> int:
+            data = self._store.backend.get(str(key))
+            check_object(data, key)
+            return len(data)
+
+        for key, done in completed(
+            self._store.pools.bulk, check, rest, size_of=lambda k: self._names.sizes[k] * _PARSED
+        ):
+            error = done.exception()
+            if isinstance(error, ObjectNotFound):
+                continue  # collected meanwhile
+            fault = fault_of(error)
+            self._count(self._names.sizes[key] if fault is not None else done.result())
+            if fault is not None:
+                self.faults[key] = Fault(fault)
+
+    def _is_there(self, key: ObjectKey) -> bool:
+        self._again.add(key)
+        return self._size_of(key) is not None
+
+    # Second looks: the registry may be in use
+
+    def _confirm(self) -> None:
+        """Look again at what is wrong, at the head of the logs of those who need it.
+
+        A collector deletes only what no run needs, so what is still placed as it was and still held
+        is there; what was let go meanwhile, or moved, is no finding.
+        """
+        for _ in range(_ROUNDS):
+            suspects = [p for p in self._held() if self.faults.keys() & set(self._keys_of(p))]
+            runs = [
+                run_id
+                for run_id, held in self._histories.items()
+                if self._unplaced[run_id] or not held.keys().isdisjoint(suspects)
+            ]
+            for _history in self._read(runs):
+                pass  # its findings are told already
+            held = self._held()
+            moved = [place for place in held if place not in self._seen]
+            for place in suspects:
+                for key in self._keys_of(place):
+                    self._again.add(key)
+                    if key not in self._packs.faults:
+                        self.faults.pop(key, None)
+            self._check_places([*moved, *(place for place in suspects if place in held)])
+            if not moved:
+                break
+
+    def _read_again(self) -> None:
+        """Read damaged packs a second time: mended meanwhile, collected, or damaged indeed."""
+        for key in list(self._packs.faults):
             try:
-                if info.key.startswith(RUNS):
-                    self._list_run_file(info.key)
-                elif info.key.startswith(EPOCHS):
-                    parse_number(info.key)
-                elif info.key != CONFIG:
-                    self._sizes[ObjectKey.parse(info.key)] = info.size_bytes
-            except Malformed as error:
-                advice = "Holdfast did not write it; remove it if nobody needs it."
-                self._findings.append(
-                    Finding("unknown-file", info.key, str(error), advice=advice, severity="note")
-                )
-
-    def _list_run_file(self, key: str) -> None:
-        parts = key.split("/")
-        if len(parts) != 4 or parts[2] not in ("log", "snapshots"):
-            raise Malformed("not a file of a run", where=repr(key))
-        parse_number(key)
-        if parts[2] == "snapshots":
-            self._check_snapshot(key)
-
-    def _check_snapshot(self, key: str) -> None:
-        try:
-            data = self._store.backend.get(key)
-            header, body = split_lines(data, where=key)
-            self._count(len(data))
-            if _is_of_another_replay(header, where=key):
-                return
-            state = RunManifest.decode(body, where=key)
-            if (snapshot_prefix(state.run_id), state.next_slot) != (
-                key.removesuffix(key.rpartition("/")[2]),
-                snapshot_slot(key) + 1,
-            ):
-                raise Malformed("a snapshot of another run or slot", where=key)
-        except (RegistryError, ValueError) as error:
-            advice = "A cache, ignored on reading; it may be deleted."
-            self._findings.append(
-                Finding("snapshot", key, str(error), advice=advice, severity="note")
-            )
-
-    # Runs and what they need
-
-    def _check_run(self, run_id: str) -> None:
-        state = RunManifest(run_id=run_id)
-        try:
-            # Slot by slot, so that what stands before a damaged one is still checked.
-            for slot in RunLog(self._store, run_id).slots():
-                self._count(len(slot.data))
-                state = advance(state, [slot])
-        except RegistryError as error:
-            affected = (f"{run_id} from slot {state.next_slot} on",)
-            self._findings.append(Finding("log", run_id, error.summary, affected, _MEND))
-        self._checkpoints += sum(record.evicted is None for record in state.checkpoints)
-        for digest, holders in state.holders().items():
-            refs = tuple(f"{run_id}/{holder}" for holder in holders)
-            place = state.by_manifest.get(digest)
-            if place is None:
-                self._findings.append(
-                    Finding("missing", refs[0], "the log gives no place for it", refs, _MEND)
-                )
+                data = self._store.backend.get(str(key))
+                verify_pack_chunks(data, open_pack(data, key.digest, where=str(key)), key)
+            except ObjectNotFound:
+                del self._packs.faults[key]  # if it is needed, it is missed below
+            except RegistryError as error:
+                fault_of(error)
             else:
-                self._check_placed(refs, place)
+                del self._packs.faults[key]
+                self._findings.append(_wavering(key))
 
-    def _check_placed(self, refs: tuple[str, ...], place: Place) -> None:
-        manifest = self._manifest(place.manifest_key, refs)
-        placement = self._placement(place.placement_key, refs)
-        if placement is None:
-            return
-        for pack in placement.packs:
-            found = self._need(pack.key, refs)
-            if found is not None and found != pack.size_bytes:
-                self._faults.setdefault(
-                    pack.key, f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
-                )
-        if placement.manifest != place.manifest:
-            self._faults.setdefault(place.placement_key, "another checkpoint's placement")
-        # Lists are opened with the bytes; here only what the manifest names itself.
-        elif manifest is not None and len(placement.rows) < len(manifest.direct_chunks):
-            self._faults.setdefault(
-                place.placement_key, "the placement does not cover its manifest"
-            )
+    # Telling
 
-    def _need(self, key: ObjectKey, refs: tuple[str, ...]) -> int | None:
-        """Note who needs an object; return its size, or `None` where it is gone."""
-        self._needed_by.setdefault(key, {}).update(dict.fromkeys(refs))
-        if key not in self._sizes:
-            self._faults.setdefault(key, missing(key).summary)
-        return self._sizes.get(key)
-
-    def _manifest(self, key: ObjectKey, refs: tuple[str, ...]) -> Manifest | None:
-        # Read past the handle's cache: what counts is what lies on the store.
-        if self._need(key, refs) is not None and key not in self._manifests:
-            with self._faults_of(key):
-                self._manifests[key] = Manifest.decode(self._read(key), key.digest, where=str(key))
-        return self._manifests.get(key)
-
-    def _placement(self, key: ObjectKey, refs: tuple[str, ...]) -> Placement | None:
-        if self._need(key, refs) is not None and key not in self._placements:
-            with self._faults_of(key):
-                self._placements[key] = Placement.decode(
-                    self._read(key), key.digest, where=str(key)
-                )
-        return self._placements.get(key)
-
-    def _read(self, key: ObjectKey) -> bytes:
-        data = self._store.read(key)
-        self._count(len(data))
-        return data
-
-    @contextmanager
-    def _faults_of(self, key: ObjectKey) -> Iterator[None]:
-        try:
-            yield
-        except RegistryError as error:
-            self._faults.setdefault(key, error.summary)
-
-    # Bytes
-
-    def _check_bytes(self) -> None:
-        """Read and hash every object that was not read yet, whether something needs it or not."""
-        read = self._manifests.keys() | self._placements.keys()
-        waiting = iter([key for key in self._sizes if key not in read])
-        while batch := list(islice(waiting, _IN_FLIGHT)):
-            jobs = [(key, self._store.pools.bulk.submit(self._check_object, key)) for key in batch]
-            try:
-                for key, job in jobs:
-                    with self._faults_of(key):
-                        job.result()
-                        self._count(self._sizes[key])
-            finally:
-                abandon([job for _, job in jobs])
-        manifests = {manifest.digest: manifest for manifest in self._manifests.values()}
-        for key, placement in self._placements.items():
-            with self._faults_of(key):
-                self._check_rows(placement, manifests)
-
-    def _check_object(self, key: ObjectKey) -> None:
-        data = self._store.read(key)
-        if key.kind == "manifests":
-            Manifest.decode(data, key.digest, where=str(key))
-        elif key.kind == "placements":
-            Placement.decode(data, key.digest, where=str(key))
-        else:
-            table = open_pack(data, key.digest, where=str(key))
-            verify_pack_chunks(data, table, key)
-            self._chunks[key] = {entry.digest: entry for entry in table.entries}
-
-    def _check_rows(self, placement: Placement, manifests: Mapping[Digest, Manifest]) -> None:
-        """Hold each row of a placement against the table of the pack that it names."""
-        manifest = manifests.get(placement.manifest)
-        if manifest is None or any(pack.key not in self._chunks for pack in placement.packs):
-            return  # told already, by the manifest or the pack
-        lists = read_lists(self._store, manifest, placement)
-        for digest, row in index_chunks(manifest, placement, lists).items():
-            entry = self._chunks[placement.packs[row.pack].key].get(digest)
-            if entry is None or (entry.offset, entry.stored_bytes) != (
-                row.offset,
-                row.stored_bytes,
-            ):
-                raise Malformed(
-                    "a placement names a chunk where its pack has another",
-                    where=f"placement {placement.digest.short}",
-                    expected=digest.short,
-                )
-
-    def _tell_faults(self) -> None:
-        for key, message in self._faults.items():
-            refs = tuple(self._needed_by.get(key, ()))
-            gone = key not in self._sizes
-            advice = _MEND if refs else "Nothing needs it; collection will remove it."
-            self._findings.append(
-                Finding(
-                    "missing" if gone else key.kind.removesuffix("s"),
-                    str(key),
-                    message,
-                    refs,
-                    advice,
-                    "error" if refs else "note",
-                )
-            )
+    def _object_findings(self) -> Iterator[Finding]:
+        for need in self.unplaced():
+            message = "the log gives no place for it"
+            yield Finding("missing", need.refs[0], message, need.refs, _MEND)
+        needs = self.needs()
+        for key, fault in self.faults.items():
+            refs = tuple(ref for need in needs.get(key, ()) for ref in need.refs)
+            if fault.is_gone and refs:
+                message = fault.message + _condemned_by(self._store, key)
+                yield Finding("missing", str(key), message, refs, _MEND)
+            elif not fault.is_gone and (refs or self._is_there(key)):
+                severity: Severity = "error" if refs else "note"
+                kind = key.kind.removesuffix("s")
+                advice = _MEND if refs else _ORPHAN
+                yield Finding(kind, str(key), fault.message, refs, advice, severity)
 
 
-def _is_of_another_replay(header: bytes, *, where: str) -> bool:
-    """Return whether a snapshot is another version's, which this one ignores by design."""
-    said = canonical.decode(header, where=where)
-    if not isinstance(said, dict) or said.get("format") != "holdfast.snapshot/1":
-        raise Malformed("not a snapshot", where=where, found=header[:80].decode("utf-8", "replace"))
-    return said.get("replay") != REPLAY_VERSION
+def _condemned_by(store: Store, key: ObjectKey) -> str:
+    """Say whether a sweep may have taken an object that is missed: if so, a rule was broken."""
+    epochs = Epochs(store)
+    try:
+        found = [
+            e for e in range(key.generation + 1, epochs.observe() + 1) if key in epochs.entry(e)[1]
+        ]
+    except (IntegrityError, UnsupportedFormat):
+        return ""
+    return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""
+
+
+def _wavering(key: ObjectKey) -> Finding:
+    return Finding(
+        key.kind.removesuffix("s"),
+        str(key),
+        "damaged when it was read first, and whole when it was read again",
+        advice="If nobody mended it meanwhile, a disk, memory or network gives wrong bytes.",
+        severity="note",
+    )
+
+
+def _order(finding: Finding) -> tuple[str, str, str]:
+    return finding.where, finding.kind, finding.message

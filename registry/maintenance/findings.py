@@ -1,0 +1,81 @@
+"""What a verification says: findings, and the report that holds them.
+
+Plain values without a way to the store. `registry.maintenance.verify` makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be.
+
+    Attributes:
+        kind: `config`, `log`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot`,
+            `unknown-file` or `resume`.
+        where: The key, run or file concerned.
+        message: What is wrong.
+        affects: Refs of what cannot be loaded because of it: checkpoints, gates, releases, entries
+            of the pool, streams.
+        advice: What to do.
+        severity: A `note` costs nobody anything: a cache, an orphan, a foreign file.
+    """
+
+    kind: str
+    where: str
+    message: str
+    affects: tuple[str, ...] = ()
+    advice: str = ""
+    severity: Severity = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead:
+    """How much of the data a verification read.
+
+    Attributes:
+        packs: Packs that were there when it began.
+        packs_read: Packs that it read and hashed.
+        packs_noted: Packs that the file given as `resume` tells were read before, in this pass.
+        pack_bytes: Bytes of `packs`.
+        bytes_read: Bytes of `packs_read`.
+        bytes_noted: Bytes of `packs_noted`.
+    """
+
+    packs: int
+    packs_read: int
+    packs_noted: int
+    pack_bytes: int
+    bytes_read: int
+    bytes_noted: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        findings: Registry-wide files first, then runs, then objects by their keys.
+        runs: Runs looked at.
+        checkpoints: Checkpoints looked at, superseded ones included, evicted ones not.
+        objects: Objects under packs/, manifests/ and placements/.
+        bytes_checked: Bytes that were read and hashed.
+        data: How much of the packs was read; `None` where only the structure was checked.
+    """
+
+    findings: tuple[Finding, ...]
+    runs: int
+    checkpoints: int
+    objects: int
+    bytes_checked: int
+    data: DataRead | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every checkpoint is whole, as far as was looked."""
+        return all(finding.severity == "note" for finding in self.findings)

@@ -1,0 +1,198 @@
+"""The logs of a registry, read as far as they can be: what is wrong with them, and what they need.
+
+Unlike collection, which stops at the first thing that it cannot read, a verification goes on with
+what stands before it. Snapshots have no say; they are held against the log instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from registry import canonical
+from registry.actions import Place
+from registry.digest import Digest
+from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
+from registry.framing import split_lines
+from registry.keys import log_prefix, parse_number, snapshot_key
+from registry.log import REPLAY_VERSION, RunLog
+from registry.maintenance.findings import Finding
+from registry.state import RunManifest, Slot, advance
+from registry.store import Store
+
+#: Slots folded in together, and fetched ahead.
+_TOGETHER = 64
+_AHEAD = 512
+_MEND_LOG = (
+    "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
+    "mirror's objects and cannot stand in. Without one: `holdfast sync` the run from a mirror "
+    "into a new registry."
+)
+
+
+@dataclass(slots=True)
+class History:
+    """A run as far as its log can be read.
+
+    Attributes:
+        state: Its replay up to the first slot that cannot be used.
+        findings: What is wrong with its log and its snapshots.
+        size_bytes: Bytes that were read.
+    """
+
+    state: RunManifest
+    findings: list[Finding] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def places(self) -> dict[Place, tuple[str, ...]]:
+        """Return the place of everything that the run holds, with refs of what needs it."""
+        placed = self.state.by_manifest
+        return {
+            placed[manifest]: tuple(f"{self.state.run_id}/{holder}" for holder in holders)
+            for manifest, holders in self.state.holders().items()
+            if manifest in placed
+        }
+
+    def unplaced(self) -> dict[Digest, tuple[str, ...]]:
+        """Return what the run holds and gives no place for."""
+        placed = self.state.by_manifest
+        return {
+            manifest: tuple(f"{self.state.run_id}/{holder}" for holder in holders)
+            for manifest, holders in self.state.holders().items()
+            if manifest not in placed
+        }
+
+
+def read_history(store: Store, run_id: str, snapshots: Sequence[int] = ()) -> History:
+    """Replay a run from its first slot to its head, or to what cannot be read.
+
+    Args:
+        store: The registry's objects.
+        run_id: The run.
+        snapshots: Slots of snapshots that were listed before; they are checked on the way.
+    """
+    return _Reading(store, run_id, frozenset(snapshots)).read()
+
+
+class _Reading:
+    def __init__(self, store: Store, run_id: str, snapshots: frozenset[int]) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._snapshots = snapshots
+        self._history = History(RunManifest(run_id=run_id))
+
+    def read(self) -> History:
+        numbers = self._numbers()
+        dense = next((i for i, number in enumerate(numbers) if i != number), len(numbers))
+        try:
+            self._fold(dense)
+            if dense < len(numbers):
+                raise Malformed(
+                    "the log has a gap",
+                    where=self._run_id,
+                    expected=f"slot {dense}",
+                    found=f"slot {numbers[dense]}",
+                )
+        except StorageError:
+            raise
+        except RegistryError as error:
+            self._tell(error.summary, self._history.state.next_slot)
+        self._check_tail(numbers[-1] + 1 if numbers else 0)
+        return self._history
+
+    def _numbers(self) -> list[int]:
+        numbers = []
+        for info in self._store.backend.list(log_prefix(self._run_id)):
+            try:
+                numbers.append(parse_number(info.key))
+            except Malformed:
+                continue  # told where the names are looked at
+        return numbers
+
+    def _fold(self, stop: int) -> None:
+        """Fold the slots in, some together; one by one where they are not legal."""
+        waiting: list[Slot] = []
+        try:
+            for slot in self._slots(stop):
+                waiting.append(slot)
+                self._history.size_bytes += len(slot.data)
+                if slot.number in self._snapshots or len(waiting) == _TOGETHER:
+                    together, waiting = waiting, []
+                    self._take(together)
+                    if slot.number in self._snapshots:
+                        self._check_snapshot(slot)
+        finally:
+            self._take(waiting)
+
+    def _slots(self, stop: int) -> Iterator[Slot]:
+        log = RunLog(self._store, self._run_id)
+        for start in range(0, stop, _AHEAD):
+            yield from log.fetch(range(start, min(start + _AHEAD, stop)))
+
+    def _take(self, slots: Sequence[Slot]) -> None:
+        try:
+            self._history.state = advance(self._history.state, slots)
+        except RegistryError:
+            for slot in slots:  # up to the one that is not legal
+                self._history.state = advance(self._history.state, [slot])
+            raise
+
+    def _check_tail(self, slots: int) -> None:
+        """Tell of a log that ends before its own snapshot: its newest slots were deleted."""
+        newest = max(self._snapshots, default=-1)
+        if newest >= slots:
+            self._tell(
+                f"a snapshot was taken after slot {newest}, and the log has {slots} slots: its end "
+                "is gone",
+                slots,
+            )
+        for slot in self._snapshots:
+            if slot >= self._history.state.next_slot:
+                self._check_snapshot(None, slot)
+
+    def _tell(self, message: str, slot: int) -> None:
+        affected = (f"{self._run_id} from slot {slot} on",)
+        self._history.findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
+
+    def _check_snapshot(self, slot: Slot | None, number: int = -1) -> None:
+        key = snapshot_key(self._run_id, slot.number if slot is not None else number)
+        try:
+            data = self._store.backend.get(key)
+        except ObjectNotFound:
+            return  # a cache; it may go at any time
+        self._history.size_bytes += len(data)
+        state = None if slot is None else self._history.state
+        finding = _snapshot_finding(key, data, self._run_id, slot, state)
+        if finding is not None:
+            self._history.findings.append(finding)
+
+
+def _snapshot_finding(
+    key: str, data: bytes, run_id: str, slot: Slot | None, state: RunManifest | None
+) -> Finding | None:
+    try:
+        header, body = split_lines(data, where=key)
+        said = canonical.decode(header, where=key)
+        if not isinstance(said, Mapping) or said.get("format") != "holdfast.snapshot/1":
+            shown = header[:80].decode("utf-8", "replace")
+            raise Malformed("not a snapshot", where=key, found=shown)
+        if said.get("replay") != REPLAY_VERSION:
+            return None  # another version's, which this one ignores by design
+        found = RunManifest.decode(body, where=key)
+        if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
+            raise Malformed("a snapshot of another run or slot", where=key)
+    except (RegistryError, ValueError) as error:
+        advice = "A cache, ignored on reading; it may be deleted."
+        return Finding("snapshot", key, str(error), advice=advice, severity="note")
+    if slot is None or state is None or said.get("slot_digest") != Digest.of(slot.data).hex():
+        return None
+    if found.encode() == state.encode():
+        return None
+    # Readers trust it as far as it ties to its slot: worse than a damaged one.
+    return Finding(
+        "snapshot",
+        key,
+        "it says something else than the log that it was made from",
+        (f"{run_id} as it is opened",),
+        "Delete this file: it is a cache, and the log is what counts.",
+    )

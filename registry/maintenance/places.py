@@ -1,0 +1,161 @@
+"""Placed states held against what lies on the store: manifests, placements, packs, their fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from registry.actions import Place
+from registry.digest import Digest
+from registry.errors import (
+    IntegrityError,
+    MissingObject,
+    ObjectNotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from registry.keys import ObjectKey
+from registry.maintenance.data import fault_of
+from registry.maintenance.objects import Tables, check_rows
+from registry.manifest import Manifest
+from registry.placement import PackRef, Placement
+from registry.store import Store, missing
+
+_T = TypeVar("_T", covariant=True)
+
+
+class _Form(Protocol[_T]):
+    def decode(self, data: bytes, expected: Digest, *, where: str) -> _T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with an object.
+
+    Attributes:
+        message: In words.
+        is_gone: Whether it is not there at all.
+        size_bytes: The size that it should have, where a placement tells.
+        by_bytes: Whether the right bytes under its key mend it. They do not where a placement is
+            whole and says what is not so.
+    """
+
+    message: str
+    is_gone: bool = False
+    size_bytes: int | None = None
+    by_bytes: bool = True
+
+
+@dataclass(slots=True)
+class Checked:
+    """What was found of some placed states.
+
+    Attributes:
+        packs: The packs that each of them needs, where its placement can be read.
+        faults: What is wrong, by object.
+        size_bytes: Bytes that were read.
+    """
+
+    packs: dict[Place, tuple[PackRef, ...]] = field(default_factory=dict)
+    faults: dict[ObjectKey, Fault] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    def blame(self, key: ObjectKey, fault: Fault) -> None:
+        """Note a fault of an object, unless one is noted already."""
+        self.faults.setdefault(key, fault)
+
+
+class PlaceCheck:
+    """How placed states are checked.
+
+    Args:
+        store: The registry's objects.
+        size_of: Tells the size of an object; `None` where it is gone.
+        may_check_rows: Tells whether the packs of a placement were read, so that its rows can be
+            held against their tables.
+        tables: Those tables.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        size_of: Callable[[ObjectKey], int | None],
+        may_check_rows: Callable[[Placement], bool],
+        tables: Tables,
+    ) -> None:
+        self._store = store
+        self._size_of = size_of
+        self._may_check_rows = may_check_rows
+        self._tables = tables
+
+    def check(self, places: Sequence[Place]) -> Checked:
+        """Check placed states of one manifest, which is read once for all of them."""
+        checked = Checked()
+        manifest = self._read(Manifest, places[0].manifest_key, checked)
+        for place in places:
+            placement = self._read(Placement, place.placement_key, checked)
+            if placement is None:
+                continue
+            checked.packs[place] = placement.packs
+            lacking = [pack for pack in placement.packs if not self._check_pack(pack, checked)]
+            fault = self._unfit(place, manifest, placement, checked, there=not lacking)
+            if fault is not None:
+                checked.blame(place.placement_key, Fault(fault, by_bytes=False))
+        return checked
+
+    def _read(self, form: _Form[_T], key: ObjectKey, checked: Checked) -> _T | None:
+        # Read past the handle's cache: what counts is what lies on the store.
+        try:
+            data = self._store.backend.get(str(key))
+            checked.size_bytes += len(data)
+            return form.decode(data, key.digest, where=str(key))
+        except ObjectNotFound:
+            checked.blame(key, Fault(missing(key).summary, is_gone=True))
+        except RegistryError as error:
+            checked.blame(key, Fault(fault_of(error) or ""))
+        return None
+
+    def _check_pack(self, pack: PackRef, checked: Checked) -> bool:
+        found = self._size_of(pack.key)
+        if found == pack.size_bytes:
+            return True
+        if found is None:
+            fault = Fault(missing(pack.key).summary, is_gone=True, size_bytes=pack.size_bytes)
+        else:
+            said = f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
+            fault = Fault(said, size_bytes=pack.size_bytes)
+        checked.blame(pack.key, fault)
+        return False
+
+    def _unfit(
+        self,
+        place: Place,
+        manifest: Manifest | None,
+        placement: Placement,
+        checked: Checked,
+        *,
+        there: bool,
+    ) -> str | None:
+        """Return what a placement that is whole says wrongly."""
+        if placement.manifest != place.manifest:
+            return f"{place.placement_key}: another checkpoint's placement"
+        if manifest is None:
+            return None
+        # Lists are opened with the bytes; here only what the manifest names itself.
+        if len(placement.rows) < len(manifest.direct_chunks):
+            return f"{place.placement_key}: the placement does not cover its manifest"
+        if not there or not self._may_check_rows(placement):
+            return None
+        for pack in placement.packs:
+            try:
+                self._tables.chunks(pack)
+            except (IntegrityError, UnsupportedFormat) as error:
+                is_gone = isinstance(error, MissingObject)
+                checked.blame(pack.key, Fault(error.summary, is_gone, pack.size_bytes))
+                return None
+        try:
+            check_rows(self._store, self._tables, manifest, placement)
+        except (IntegrityError, UnsupportedFormat) as error:
+            return error.summary
+        return None

@@ -1,0 +1,368 @@
+"""Restoring what is missing or damaged from a mirror; nothing is ever invented.
+
+What a run needs is put back under the very key that names it, from whichever copy has the same
+digest: another generation here, any at the mirror. Where nobody has it, because the mirror packs
+the same state in another way, the state is adopted: its objects are brought under keys of this
+registry, and the run's log gives a new place for it. Every byte is verified before it is written.
+
+Logs, epochs and `registry.json` are not rebuilt. They are this registry's own: a mirror's slots
+name the mirror's objects, its epochs condemn the mirror's keys. Only a backup brings them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from backends.location import parse
+from registry.actions import Action, Place
+from registry.adopting import adopt
+from registry.committer import Committer
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    ObjectNotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from registry.keys import ObjectKey, stem
+from registry.loading import read_lists
+from registry.log import RunLog, list_runs
+from registry.maintenance.data import fault_of
+from registry.maintenance.findings import Finding, VerifyReport
+from registry.maintenance.objects import Tables, check_object, check_rows
+from registry.maintenance.verify import Need, Progress, Verification
+from registry.maintenance.window import completed
+from registry.placement import PackRef
+from registry.placing import Base, Written
+from registry.state import RunManifest
+from registry.store import Store
+
+#: What a damaged placement names comes to light once it is back: so often it is looked again.
+_ROUNDS = 4
+_OWN = {
+    "log": "a log is this registry's own: a mirror's slots name the mirror's objects",
+    "epoch": "the epochs are this registry's own: they tell what was condemned here",
+    "config": "registry.json is this registry's own: nothing else holds its id",
+    "snapshot": "a snapshot is a cache; it is made anew, not restored",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Something that is whole again, or would be.
+
+    Attributes:
+        where: The key of the object that was put back, or the ref of the state that was adopted.
+        how: `restored` under its own key, or `adopted` with a new place in the log.
+        source: Where the bytes came from.
+        affects: Refs of what can be loaded again.
+        size_bytes: Bytes that were written; of an adopted state, of packs.
+    """
+
+    where: str
+    how: Literal["restored", "adopted"]
+    source: str
+    affects: tuple[str, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that is as wrong as it was.
+
+    Attributes:
+        where: The key, run or ref concerned.
+        message: What is wrong.
+        reason: Why it was not mended.
+        affects: Refs of what cannot be loaded because of it.
+        advice: What to do.
+    """
+
+    where: str
+    message: str
+    reason: str
+    affects: tuple[str, ...]
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did, or in a dry run would do.
+
+    Attributes:
+        found: The verification that it began with.
+        mended: What is whole again.
+        left: What is not.
+        dry_run: Whether nothing was written.
+    """
+
+    found: VerifyReport
+    mended: tuple[Mended, ...]
+    left: tuple[Left, ...]
+    dry_run: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is whole now, as far as was looked."""
+        return not self.left
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of objects that were put back or adopted."""
+        return sum(one.size_bytes for one in self.mended)
+
+
+def repair(
+    store: Store,
+    mirror: Store,
+    *,
+    deep: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Verify a registry, and restore from a mirror what its runs miss.
+
+    Args:
+        store: The registry.
+        mirror: Another one that holds the same states, such as a destination of `sync`.
+        deep: Read and hash every byte to find what is damaged, instead of names and sizes only.
+        dry_run: Look, and write nothing.
+        progress: Told of bytes checked.
+
+    Raises:
+        InvalidInput: Both are the same place.
+        UnsupportedFormat: The registry demands a newer writer.
+    """
+    if _is_same(store.backend.url, mirror.backend.url):
+        raise InvalidInput("a registry cannot be its own mirror", where=store.backend.url)
+    with suppress(IntegrityError):  # told below; it keeps states from being adopted
+        Epochs(store).observe()
+    verification = Verification(store, progress)
+    if deep:
+        verification.read_data()
+    found = last = verification.check()
+    job = _Repair(store, mirror, verification, dry_run=dry_run)
+    for _ in range(_ROUNDS):
+        if not job.mend() or dry_run:
+            break
+        last = verification.check()
+    return RepairReport(found, tuple(job.mended), tuple(job.left(last)), dry_run)
+
+
+def _is_same(here: str, there: str) -> bool:
+    if here == there:
+        return True
+    places = [parse(url) for url in (here, there)]
+    if any(place.scheme != "file" for place in places):
+        return False
+    return Path(places[0].path).samefile(places[1].path)
+
+
+class _Repair:
+    """What is done about the faults of one verification."""
+
+    def __init__(
+        self, store: Store, mirror: Store, verification: Verification, *, dry_run: bool
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._verification = verification
+        self._dry_run = dry_run
+        self._reasons: dict[str, str] = {}
+        self._sound: set[ObjectKey] = set()
+        self.mended: list[Mended] = []
+
+    def mend(self) -> bool:
+        """Do what can be done; return whether that was anything."""
+        before = len(self.mended)
+        self._sound.clear()
+        needs = self._verification.needs()
+        broken = [key for key in sorted(self._verification.faults) if key in needs]
+        rest = self._restore(broken, needs)
+        jobs: dict[Need, list[ObjectKey]] = {need: [] for need in self._verification.unplaced()}
+        for key in rest:
+            for need in needs[key]:
+                jobs.setdefault(need, []).append(key)
+        sources = self._sources({need.manifest for need in jobs})
+        for need, keys in jobs.items():
+            self._adopt_from(need, sources[need.manifest], keys)
+        return len(self.mended) > before
+
+    def left(self, last: VerifyReport) -> Iterator[Left]:
+        """Yield what is still wrong by a later report, each with the reason."""
+        mended = {ref for one in self.mended for ref in one.affects}
+        for finding in last.findings:
+            if finding.severity == "note":
+                continue
+            if self._dry_run and mended.issuperset(finding.affects or [finding.where]):
+                continue
+            yield _left(finding, self._reasons.get(finding.where))
+
+    # The same bytes under the same key
+
+    def _restore(
+        self, keys: Sequence[ObjectKey], needs: dict[ObjectKey, list[Need]]
+    ) -> list[ObjectKey]:
+        """Put objects back under their own keys; return those for which that cannot be done.
+
+        A key that a live place names is among no sweep's keys to delete, now or later: had a sweep
+        condemned it, the run's mark would have found it live and spared it (docs/spec.md, section
+        13). So the very same key may be put again, and no deletion that is under way can hit it. If
+        the place goes before the object lands, the object is an orphan like any other.
+        """
+        faults = self._verification.faults
+
+        def size_of(key: ObjectKey) -> int:
+            return faults[key].size_bytes or 0
+
+        rest = []
+        for key, done in completed(
+            self._store.pools.bulk, self._restore_one, keys, size_of=size_of
+        ):
+            outcome = done.result()
+            if isinstance(outcome, str):
+                self._reasons[str(key)] = outcome
+                rest.append(key)
+                continue
+            source, size_bytes = outcome
+            affects = tuple(ref for need in needs[key] for ref in need.refs)
+            self.mended.append(Mended(str(key), "restored", source, affects, size_bytes))
+            self._verification.forget([key])
+            self._sound.add(key)
+        self.mended.sort(key=lambda one: one.where)
+        return sorted(rest)
+
+    def _restore_one(self, key: ObjectKey) -> tuple[str, int] | str:
+        """Put one object back; return where it came from and its size, or why it was not."""
+        fault = self._verification.faults[key]
+        if not fault.by_bytes:
+            return "it is whole and says what is not so; the right bytes are other ones"
+        reasons = []
+        for store, candidate in self._candidates(key):
+            try:
+                data = store.backend.get(str(candidate))
+                check_object(data, candidate)
+            except ObjectNotFound:
+                continue  # collected meanwhile
+            except RegistryError as error:
+                reasons.append(f"{store.backend.url}: {fault_of(error)}")
+                continue
+            if fault.size_bytes in (None, len(data)):
+                if not self._dry_run:
+                    self._store.backend.put(str(key), data)
+                return f"{store.backend.url}: {candidate}", len(data)
+        return "; ".join(reasons) or f"{self._mirror.backend.url} holds no object of this digest"
+
+    def _candidates(self, key: ObjectKey) -> Iterator[tuple[Store, ObjectKey]]:
+        for store in (self._store, self._mirror):
+            for info in store.backend.list(stem(key.kind, key.digest)):
+                with suppress(Malformed):  # a foreign file
+                    candidate = ObjectKey.parse(info.key)
+                    if store is not self._store or candidate != key:
+                        yield store, candidate
+
+    # The same state in other objects
+
+    def _sources(self, manifests: set[Digest]) -> dict[Digest, list[tuple[Store, Place]]]:
+        """Return where states lie whole, as far as is known: here, and at the mirror."""
+        found = {
+            manifest: [(self._store, place) for place in self._verification.whole_places(manifest)]
+            for manifest in manifests
+        }
+        for run_id in list_runs(self._mirror) if manifests else ():
+            try:
+                placed = RunLog(self._mirror, run_id).open().by_manifest
+            except (IntegrityError, UnsupportedFormat):
+                continue  # its other runs may still help
+            for manifest in manifests & placed.keys():
+                if (self._mirror, placed[manifest]) not in found[manifest]:
+                    found[manifest].append((self._mirror, placed[manifest]))
+        return found
+
+    def _adopt_from(
+        self, need: Need, sources: Sequence[tuple[Store, Place]], keys: Iterable[ObjectKey]
+    ) -> None:
+        reasons = []
+        for source, place in sources:
+            try:
+                size_bytes = self._adopt(need, source, place)
+            except (IntegrityError, UnsupportedFormat, Conflict) as error:
+                reasons.append(f"{source.backend.url}: {error.summary}")
+                continue
+            origin = f"{source.backend.url}: {place.manifest_key}"
+            where = f"{need.run_id}/{need.manifest.short}"
+            self.mended.append(Mended(where, "adopted", origin, need.refs, size_bytes))
+            return
+        why = "; ".join(reasons) or f"{self._mirror.backend.url} has no such state in any run"
+        for name in [*map(str, keys), need.refs[0]]:
+            before = self._reasons.get(name, "")
+            if why not in before:
+                self._reasons[name] = f"{before}; {why}" if before else why
+
+    def _adopt(self, need: Need, source: Store, place: Place) -> int:
+        """Bring a state under keys of this registry, and let its run give the new place.
+
+        Rules W1 to W4 hold as for every commit that names objects (`registry.writer`). What is
+        damaged is distrusted first, so that it is not used again but put anew.
+        """
+        _check_source(source, place)
+        log = RunLog(self._store, need.run_id)
+        log.open()
+        committer = Committer(self._store, log)
+        committer.writer.distrusted |= self._verification.faults.keys() - self._sound
+        if self._dry_run:
+            return _check_packs(source, place, committer)
+        sent: list[int] = []
+        used: set[ObjectKey] = set()
+
+        def count(pack: PackRef, was_sent: bool) -> None:
+            sent.append(pack.size_bytes * was_sent)
+
+        def plan() -> list[Written]:
+            (adopted,), choice = adopt(source, self._store, committer.writer, [place], count)
+            used.update(choice.keys)
+            return [Written(_base(self._store, adopted), choice, 0)]
+
+        def compose(state: RunManifest) -> Sequence[Action] | None:
+            # Let go, moved or mended meanwhile: there is nothing to do any more.
+            stands = state.by_manifest.get(need.manifest) == need.place
+            return [] if stands and need.manifest in state.held else None
+
+        committer.commit(compose, plan)
+        self._sound |= used
+        self._verification.forget(used)
+        return sum(sent)
+
+
+def _base(store: Store, place: Place) -> Base:
+    manifest, placement = store.manifest(place.manifest_key), store.placement(place.placement_key)
+    return Base(place, manifest, placement, read_lists(store, manifest, placement))
+
+
+def _check_source(source: Store, place: Place) -> None:
+    """Check that a placement at the source says what its packs hold, before it is passed on."""
+    manifest, placement = source.manifest(place.manifest_key), source.placement(place.placement_key)
+    check_rows(source, Tables(source), manifest, placement)
+
+
+def _check_packs(source: Store, place: Place, committer: Committer) -> int:
+    """Check what an adoption would send; return its bytes."""
+    sent = 0
+    for pack in source.placement(place.placement_key).packs:
+        if committer.writer.usable("packs", pack.key.digest, pack.size_bytes) is None:
+            check_object(source.read(pack.key), pack.key)
+            sent += pack.size_bytes
+    return sent
+
+
+def _left(finding: Finding, reason: str | None) -> Left:
+    why = reason or _OWN.get(finding.kind, "nothing that a mirror holds can mend it")
+    return Left(finding.where, finding.message, why, finding.affects, finding.advice)
