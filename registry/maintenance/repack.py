@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 
 from registry.actions import Line, Place
@@ -227,7 +227,7 @@ class _RunRepack:
         held = [place for place in state.places if place.manifest in state.held]
         unknown = [place for place in held if place not in self._touched]
         for place, placement in zip(
-            unknown, in_batches(self._store, self._read, unknown), strict=True
+            unknown, in_batches(self._store.pools.small, self._read, unknown), strict=True
         ):
             going = self._plan.rewritten.keys()
             self._touched[place] = any(pack.key in going for pack in placement.packs)
@@ -250,7 +250,7 @@ class _RunRepack:
     def _prepare(self, writer: Writer, places: Sequence[Place]) -> list[_Move]:
         """Put everything that the new places name on the store."""
         _ = writer.epoch  # observed before any key is chosen
-        placements = list(in_batches(self._store, self._read, places))
+        placements = list(in_batches(self._store.pools.small, self._read, places))
         packs = self._provide(writer, placements)
         moves = []
         for place, before in zip(places, placements, strict=True):
@@ -261,7 +261,8 @@ class _RunRepack:
                 self._touched[place] = False  # names chunks that nothing needed at planning
             else:
                 moves.append((place, before, after))
-        return list(in_batches(self._store, lambda move: self._put(writer, *move), moves))
+        put = partial(self._put, writer)
+        return list(in_batches(self._store.pools.small, put, moves))
 
     def _provide(self, writer: Writer, placements: Iterable[Placement]) -> dict[int, PackRef]:
         """Make sure that the packs are there that chunks of placements move to."""
@@ -303,7 +304,8 @@ class _RunRepack:
             rows.append(replace(row, pack=packs.setdefault(pack, len(packs))))
         return replace(before, packs=tuple(packs), rows=tuple(rows))
 
-    def _put(self, writer: Writer, place: Place, before: Placement, after: Placement) -> _Move:
+    def _put(self, writer: Writer, move: tuple[Place, Placement, Placement]) -> _Move:
+        place, before, after = move
         key = writer.put_small("placements", after.digest, after.encode(), Placement)
         self._store.remember(key, after)
         moved = place.model_copy(

@@ -7,6 +7,7 @@ a chunk lies is in the placements, what it is in the table of its pack.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -73,9 +74,11 @@ class Survey:
         Raises:
             IntegrityError: Something is damaged or gone.
         """
-        for run_id in list_runs(self._store):
-            self._read_run(run_id)
-        tables = in_batches(self._store, self._read_table, self.packs.values())
+        logs = in_batches(self._store.pools.bulk, self._read_log, list_runs(self._store))
+        # A fork after its parent: the older run is the one that stored what both of them name.
+        for _, run_id, places in sorted(logs):
+            self._read_run(run_id, places)
+        tables = in_batches(self._store.pools.small, self._read_table, self.packs.values())
         for key, table in zip(self.packs, tables, strict=True):
             self.tables[key] = {entry.offset: entry for entry in table.entries}
             if not self.ranks[key].keys() <= self.tables[key].keys():
@@ -91,10 +94,13 @@ class Survey:
         """Return the packs that runs need."""
         return {key for run in runs for named in self.packs_of[run].values() for key in named}
 
-    def _read_run(self, run_id: str) -> None:
+    def _read_log(self, run_id: str) -> tuple[int, str, list[Place]]:
         state = RunLog(self._store, run_id).open()
         places = [place for place in state.places if place.manifest in state.held]
-        placements = in_batches(self._store, self._read_placement, places)
+        return state.created_ms, run_id, places
+
+    def _read_run(self, run_id: str, places: list[Place]) -> None:
+        placements = in_batches(self._store.pools.small, self._read_placement, places)
         self.packs_of[run_id] = {
             place: self._note(run_id, placement)
             for place, placement in zip(places, placements, strict=True)
@@ -165,8 +171,8 @@ def _read_end(store: Store, pack: PackRef, nbytes: int) -> bytes:
         ) from error
 
 
-def in_batches(store: Store, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
-    """Yield what many small reads give, in order, a bounded number of them at once."""
+def in_batches(pool: Executor, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
+    """Yield what many reads give, in order, a bounded number of them at once."""
     waiting = iter(items)
     while batch := list(islice(waiting, _READS_AT_ONCE)):
-        yield from results([store.pools.small.submit(work, item) for item in batch])
+        yield from results([pool.submit(work, item) for item in batch])
