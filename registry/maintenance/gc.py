@@ -23,7 +23,13 @@ from typing import TypeVar
 from backends import ObjectInfo
 from registry.actions import Line, Mark, Place
 from registry.epochs import Epochs, encode_sweep
-from registry.errors import IntegrityError, InvalidInput, Malformed, UnsupportedFormat
+from registry.errors import (
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+    UnsupportedFormat,
+)
 from registry.keys import ObjectKey, epoch_key, snapshot_slot
 from registry.log import RunLog
 from registry.maintenance.live import (
@@ -277,7 +283,19 @@ class Collector:
                 line for slot in slots[settled:] for _, line in slot.lines if type(line) is Place
             ]
             lately = self._needs.as_far_as_left([*held, *placed])
-        return log, self._needs.of(log.fold(slots[settled:])), lately
+        log.fold(slots[settled:])
+        return log, self._needed_by(log), lately
+
+    def _needed_by(self, log: RunLog) -> set[ObjectKey]:
+        """Return what a run needs at its head, or at an earlier slot that was read already."""
+        while True:
+            try:
+                return self._needs.of(log.state)
+            except MissingObject:
+                # Let go since, and deleted by another collector? Then the log has grown.
+                read = log.state.next_slot
+                if log.refresh().next_slot == read:
+                    raise
 
     def condemn(self) -> int | None:
         """Publish the candidates as an epoch, or join the sweep that has condemned them already.
@@ -344,7 +362,8 @@ class Collector:
             return None if state.epoch >= sweep.epoch else [Mark(epoch=sweep.epoch)]
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.
-        return self._needs.of(log.append(compose)) & sweep.doomed.keys()
+        log.append(compose)
+        return self._needed_by(log) & sweep.doomed.keys()
 
     # G5
 

@@ -28,9 +28,19 @@ from registry.framing import join_lines
 from registry.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
 from registry.log import SNAPSHOT_EVERY, RunLog
 from registry.maintenance.gc import DAY_S, Collector, collect
+from registry.maintenance.live import Needs
 from registry.registry import open_on
 from registry.spec import Draw, Phase, Pool, RunSpec
-from tests.registry.conftest import Hooked, contents, flip, new_backend, objects, same, small_state
+from tests.registry.conftest import (
+    Hooked,
+    Once,
+    contents,
+    flip,
+    new_backend,
+    objects,
+    same,
+    small_state,
+)
 
 
 class Aged(Wrapper):
@@ -574,6 +584,35 @@ def test_two_collectors_at_every_step(thinned, reg, backend, open_registry):
         getattr(two, step)()
     assert len(contents(backend, "epochs/")) == 1
     assert objects(backend) == needed(reg)
+
+
+@pytest.mark.parametrize("step", ["choose", "mark"])
+def test_what_another_collector_deleted_meanwhile_is_no_damage(
+    run, reg, backend, open_registry, step
+):
+    """A run lets go of what was just seen to be needed, and another collector takes it away."""
+    saved(run, 1, 2)
+
+    def act() -> None:
+        pruned = open_registry(backend).run("run")
+        pruned.prune(Retention(last=1))
+        open_registry(backend).gc(grace_s=0)
+
+    hooked = Hooked(backend)
+    collector = Collector(open_registry(hooked).store, grace_s=0)
+    if step == "mark":
+        saved(reg.create_run("other"), 70)
+        reg.run("other").drop(reason="gone")
+        collector.choose()
+        collector.condemn()
+        # Unknown to the collector, so that its placements are read while it marks.
+        collector._logs.pop("run")
+        collector._needs = Needs(collector._store)
+    hooked.before = Once("placements/", act, "get")
+    for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
+        getattr(collector, name)()
+    assert hooked.before.done
+    assert objects(backend) == needed(open_registry(backend))
 
 
 def test_every_run_is_marked_once_and_no_more(thinned, reg, backend):
