@@ -21,6 +21,7 @@ from registry.cli import (
     pool,
     presets,
     releases,
+    repacking,
     retention,
     runs,
     streams,
@@ -97,5 +98,6 @@ app.command("watch")(watch.watch)
 app.command("prune")(retention.prune)
 app.command("undo")(retention.undo)
 app.command("gc")(collection.gc)
+app.command("repack")(repacking.repack)
 app.command("verify")(maintenance.verify)
 app.command("sync")(maintenance.sync)

@@ -1,0 +1,107 @@
+"""`repack`: packs rewritten without what nobody needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from registry.cli import options, output, progress
+from registry.maintenance.repack import RepackReport
+from registry.maintenance.repack_plan import RewrittenPack
+from registry.registry import open  # noqa: A004
+
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*(%?)")
+_REASONS = {"dead": "dead in part", "small": "small"}
+
+
+def _share(text: str) -> float:
+    """Read a share such as `25%` or `0.25`."""
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"{text!r} is not a share such as 25% or 0.25")
+    return share
+
+
+def repack(
+    registry: options.Registry,
+    run: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="Only packs that these runs need.")
+    ] = None,
+    *,
+    min_dead: Annotated[
+        float,
+        typer.Option(
+            "--min-dead",
+            parser=_share,
+            metavar="SHARE",
+            help="Rewrite a pack when so much of it is dead: 25%, 0.25.",
+        ),
+    ] = "25%",  # type: ignore[assignment]  # typer parses defaults too
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be rewritten.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Drop dead bytes from packs, and put small packs together.
+
+    No id changes. Safe while others save, read, sync and collect. The old packs stay until `gc`
+    removes them.
+    """
+    with open(registry, read_only=dry_run) as opened, progress.bar("repacking") as advance:
+        report = opened.repack(run or None, min_dead=min_dead, dry_run=dry_run, progress=advance)
+    if json:
+        output.document(_report_json(report))
+    else:
+        _print_report(report)
+
+
+def _report_json(report: RepackReport) -> dict[str, Any]:
+    return {
+        "dry_run": report.dry_run,
+        "packs_read": report.packs_read,
+        "packs_written": report.packs_written,
+        "bytes_moved": report.bytes_moved,
+        "freed_bytes": report.freed_bytes,
+        "runs": list(report.runs),
+        "checkpoints": report.checkpoints,
+        "packs": [
+            {
+                "pack": str(one.pack),
+                "size_bytes": one.size_bytes,
+                "live_bytes": one.live_bytes,
+                "reason": one.reason,
+            }
+            for one in report.rewritten
+        ],
+    }
+
+
+def _print_report(report: RepackReport) -> None:
+    if not report.rewritten:
+        output.line("nothing to gain: no pack is dead enough, and no small ones fit together")
+        return
+    written = "to write" if report.dry_run else "written"
+    placed = "to place anew" if report.dry_run else "placed anew"
+    packs = output.counted(report.packs_written, "pack")
+    states = output.counted(report.checkpoints, "state")
+    output.fields(
+        {
+            **{name: _told(report.rewritten, why) for why, name in _REASONS.items()},
+            written: f"{packs}, {output.size(report.bytes_moved)}",
+            placed: f"{states} of {output.counted(len(report.runs), 'run')}",
+            "left to gc": f"{output.size(report.freed_bytes)} of old packs",
+        }
+    )
+
+
+def _told(packs: Iterable[RewrittenPack], reason: str) -> str:
+    found = [one for one in packs if one.reason == reason]
+    if not found:
+        return ""
+    size, live = sum(one.size_bytes for one in found), sum(one.live_bytes for one in found)
+    counted = output.counted(len(found), "pack")
+    return f"{counted}, {output.size(size)}, of which {output.size(live)} are needed"

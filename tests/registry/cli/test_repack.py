@@ -1,0 +1,95 @@
+"""`repack`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from registry.spec import Retention
+from tests.registry.cli.conftest import Call
+
+CallJson = Callable[..., Any]
+
+
+@pytest.fixture
+def thinned(url: str) -> str:
+    """A run of five checkpoints, of which a third of the oldest pack and the newest are needed."""
+    fixed = np.random.default_rng(0).bytes(100_000)
+    with registry.open(url) as opened:
+        run = opened.create_run("thin", seed=1)
+        for step in range(5):
+            changing = np.random.default_rng(step + 1).bytes(200_000)
+            parts = {"fixed": fixed, "w": changing}
+            state = {name: np.frombuffer(data, np.uint8) for name, data in parts.items()}
+            run.save({"model": state}, step=step)
+        run.prune(Retention(last=1))
+    return url
+
+
+def test_it_tells_what_it_did(call: Call, thinned: str) -> None:
+    dead, small, written, placed, left = call("repack").stdout.splitlines()
+    assert dead == "dead in part  1 pack, 293.2 KiB, of which 97.7 KiB are needed"
+    # With the two packs of the run beside it.
+    assert small == "small         3 packs, 200.5 KiB, of which 200.0 KiB are needed"
+    assert written == "written       2 packs, 297.7 KiB"
+    assert placed == "placed anew   3 states of 2 runs"
+    assert left == "left to gc    493.7 KiB of old packs"
+    assert call("verify", "--deep").exit_code == 0
+    with registry.open(thinned) as opened:
+        state = opened.checkpoint("thin").load()
+    assert state["model"]["w"].tobytes() == np.random.default_rng(5).bytes(200_000)
+
+
+def test_there_may_be_nothing_to_do(call: Call, thinned: str) -> None:
+    call("repack")
+    assert call("repack").stdout.startswith("nothing to gain")
+    call("gc", "--grace", "0")
+    assert call("repack").stdout.startswith("nothing to gain")
+
+
+def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, thinned: str) -> None:
+    planned = call("repack", "--dry-run").stdout
+    assert "to write       2 packs, 297.7 KiB" in planned
+    assert "to place anew  3 states of 2 runs" in planned
+    assert planned == call("repack", "--dry-run").stdout
+    before = call_json("repack", "--dry-run")
+    after = call_json("repack")
+    assert (before.pop("dry_run"), after.pop("dry_run")) == (True, False)
+    assert before == after
+
+
+def test_json(call_json: CallJson, thinned: str) -> None:
+    done = call_json("repack", "thin")
+    assert set(done) == {
+        *("dry_run", "packs_read", "packs_written", "bytes_moved", "freed_bytes", "runs"),
+        *("checkpoints", "packs"),
+    }
+    assert (done["packs_read"], done["packs_written"], done["runs"]) == (2, 1, ["thin"])
+    assert done["bytes_moved"] == 300_000
+    assert set(done["packs"][0]) == {"pack", "size_bytes", "live_bytes", "reason"}
+    assert sum(pack["size_bytes"] for pack in done["packs"]) == done["freed_bytes"]
+    assert {pack["reason"] for pack in done["packs"]} == {"dead", "small"}
+
+
+@pytest.mark.parametrize(("share", "goes"), [("60%", True), ("0.6", True), ("70%", False)])
+def test_the_share_decides(
+    call_json: CallJson, thinned: str, share: str, goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from registry.maintenance import repack_plan
+
+    monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
+    assert call_json("repack", "--min-dead", share, "--dry-run")["packs_read"] == goes
+
+
+@pytest.mark.parametrize("share", ["0", "101%", "2", "half", "-5%", ""])
+def test_a_share_that_is_none_is_refused(call: Call, share: str) -> None:
+    told = call("repack", f"--min-dead={share}", status=2).output
+    assert "25% or 0.25" in told
+
+
+def test_a_run_that_is_none_is_told(call: Call) -> None:
+    assert "demo" in call("repack", "dmo", status=4).output
