@@ -591,7 +591,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
     run, reg, backend, open_registry, step
 ):
     """A run lets go of what was just seen to be needed, and another collector takes it away."""
-    saved(run, 1, 2)
+    going, _ = saved(run, 1, 2)
 
     def act() -> None:
         pruned = open_registry(backend).run("run")
@@ -608,7 +608,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         # Unknown to the collector, so that its placements are read while it marks.
         collector._logs.pop("run")
         collector._needs = Needs(collector._store)
-    hooked.before = Once("placements/", act, "get")
+    hooked.before = Once(str(going.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
         getattr(collector, name)()
     assert hooked.before.done
