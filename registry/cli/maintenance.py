@@ -1,7 +1,9 @@
-"""`verify` and `sync`: a registry held against itself, and brought up to another."""
+"""`verify`, `repair` and `sync`: a registry held against itself, mended, brought up to another."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +12,7 @@ from registry.cli import options, output, progress
 from registry.cli.output import Column
 from registry.errors import IntegrityError
 from registry.maintenance.findings import Finding, VerifyReport
+from registry.maintenance.repair import RepairReport
 from registry.registry import open  # noqa: A004
 from registry.sync import SyncReport
 from registry.sync import sync as sync_registries
@@ -28,20 +31,43 @@ def verify(
     registry: options.Registry,
     *,
     deep: Annotated[bool, typer.Option("--deep", help="Read and hash every byte.")] = False,
+    sample: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Read and hash this share of the packs: 5% or 0.05."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep what was read in FILE, and go on from there next time; implies --deep.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check that every checkpoint is whole.
+    """Check that every checkpoint is whole; others may use the registry meanwhile.
 
     The exit status is 6 where one is not.
     """
+    share = None if sample is None else _share(sample)
     with open(registry, read_only=True) as opened, progress.bar("verifying") as advance:
-        report = opened.verify(deep=deep, progress=advance)
+        report = opened.verify(deep=deep, sample=share, resume=resume, progress=advance)
     if json:
         output.document(_report_json(report))
     else:
-        _print_report(report, deep=deep)
+        _print_report(report)
     if not report.ok:
         raise typer.Exit(IntegrityError.exit_code)
+
+
+def _share(text: str) -> float:
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"--sample {text!r} is not a share such as 5% or 0.05")
+    return share
 
 
 def _report_json(report: VerifyReport) -> dict[str, object]:
@@ -51,21 +77,12 @@ def _report_json(report: VerifyReport) -> dict[str, object]:
         "checkpoints": report.checkpoints,
         "objects": report.objects,
         "bytes_checked": report.bytes_checked,
-        "findings": [
-            {
-                "kind": finding.kind,
-                "severity": finding.severity,
-                "where": finding.where,
-                "message": finding.message,
-                "affects": list(finding.affects),
-                "advice": finding.advice,
-            }
-            for finding in report.findings
-        ],
+        "data": None if report.data is None else asdict(report.data),
+        "findings": [asdict(finding) for finding in report.findings],
     }
 
 
-def _print_report(report: VerifyReport, *, deep: bool) -> None:
+def _print_report(report: VerifyReport) -> None:
     for finding in report.findings:
         _print_finding(finding)
     counts = ", ".join(
@@ -76,12 +93,28 @@ def _print_report(report: VerifyReport, *, deep: bool) -> None:
             (report.objects, "object"),
         )
     )
-    read = f"; {output.size(report.bytes_checked)} hashed" if deep else ""
+    read = "" if report.data is None else f"; {output.size(report.bytes_checked)} hashed"
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "ok" if report.ok else output.counted(errors, "error")
     output.line(f"{verdict}: {counts}{read}")
-    if report.ok and not deep:
-        output.line("Names and sizes were checked; --deep hashes every byte.")
+    _print_extent(report)
+
+
+def _print_extent(report: VerifyReport) -> None:
+    """Say how much was looked at, unless it was everything."""
+    data = report.data
+    if data is None:
+        if report.ok:
+            output.line("Names and sizes were checked; --deep hashes every byte.")
+        return
+    if data.packs_noted:
+        before = output.counted(data.packs_noted, "pack")
+        output.line(f"{before}, {output.size(data.bytes_noted)}, were read before in this pass.")
+    if data.packs_read + data.packs_noted < data.packs:
+        output.line(
+            f"Read {data.packs_read:,} of {output.counted(data.packs, 'pack')}: "
+            f"{output.size(data.bytes_read)} of {output.size(data.pack_bytes)}, drawn at random."
+        )
 
 
 def _print_finding(finding: Finding) -> None:
@@ -92,6 +125,72 @@ def _print_finding(finding: Finding) -> None:
         output.line(f"  affects {ref}")
     if finding.advice:
         output.line(f"  {finding.advice}")
+
+
+def repair(
+    registry: options.Registry,
+    *,
+    mirror: Annotated[
+        str, typer.Option("--from", metavar="URL", help="A registry that holds the same states.")
+    ],
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep/--no-deep", help="Find what is damaged by every byte, or by names and sizes."
+        ),
+    ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look, and write nothing.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Restore from a mirror what is missing or damaged; nothing is ever invented.
+
+    The exit status is 6 where something cannot be mended.
+    """
+    with (
+        open(registry, read_only=dry_run) as opened,
+        progress.bar("verifying and mending") as advance,
+    ):
+        report = opened.repair(mirror, deep=deep, dry_run=dry_run, progress=advance)
+    if json:
+        output.document(_repair_json(report))
+    else:
+        _print_repair(report)
+    if not report.ok:
+        raise typer.Exit(IntegrityError.exit_code)
+
+
+def _repair_json(report: RepairReport) -> dict[str, object]:
+    return {
+        "ok": report.ok,
+        "dry_run": report.dry_run,
+        "found": _report_json(report.found),
+        "mended": [asdict(mended) for mended in report.mended],
+        "left": [asdict(left) for left in report.left],
+        "bytes_written": report.bytes_written,
+    }
+
+
+def _print_repair(report: RepairReport) -> None:
+    would = "would be " * report.dry_run
+    for mended in report.mended:
+        output.line(f"{would}{mended.how}: {mended.where}")
+        output.line(f"  from {mended.source}")
+        for ref in mended.affects:
+            output.line(f"  mends {ref}")
+    for left in report.left:
+        place = "" if left.message.startswith(left.where) else f"{left.where}: "
+        output.line(f"left: {place}{left.message}")
+        for ref in left.affects:
+            output.line(f"  affects {ref}")
+        output.line(f"  not mended: {left.reason}")
+        output.line(f"  {left.advice}")
+    verdict = "ok" if report.ok else f"{len(report.left):,} left"
+    written = output.size(report.bytes_written)
+    output.line(
+        f"{verdict}: {len(report.mended):,} {would}mended, {written} {would}written"
+        if report.mended or report.left
+        else "ok: nothing to mend"
+    )
 
 
 def sync(

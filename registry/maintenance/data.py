@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from functools import partial
 
 from backends import ObjectInfo
 from registry.errors import (
@@ -26,7 +27,7 @@ from registry.keys import ObjectKey
 from registry.maintenance.findings import DataRead
 from registry.maintenance.notes import PassNotes
 from registry.maintenance.objects import Tables, check_object
-from registry.maintenance.window import completed
+from registry.maintenance.window import each
 from registry.pack import PackTable
 from registry.store import Store
 
@@ -80,6 +81,7 @@ class DataPass:
     def __init__(self, store: Store, count: Count) -> None:
         self._store = store
         self._count = count
+        self._bytes = 0
         self.tables = Tables(store)
         self.faults: dict[ObjectKey, str] = {}
 
@@ -95,15 +97,15 @@ class DataPass:
         rest = [(key, info) for key, info in packs.items() if key not in noted]
         wanted = sum(info.size_bytes for info in packs.values())
         chosen = rest if sample is None else list(_drawn(rest, sample * wanted))
-        size_read = 0
+        self._bytes = 0
         with nullcontext() if notes is None else notes:
-            for (key, info), done in completed(
+            each(
                 self._store.pools.bulk,
-                self._read_pack,
+                partial(self._read_pack, notes),
                 chosen,
+                self._take,
                 size_of=lambda one: one[1].size_bytes,
-            ):
-                size_read += self._take(key, info, done, notes)
+            )
             if notes is not None and len(chosen) == len(rest):
                 notes.finish()
         return DataRead(
@@ -111,7 +113,7 @@ class DataPass:
             packs_read=len(chosen),
             packs_noted=len(noted),
             pack_bytes=wanted,
-            bytes_read=size_read,
+            bytes_read=self._bytes,
             bytes_noted=sum(packs[key].size_bytes for key in noted),
         )
 
@@ -120,32 +122,33 @@ class DataPass:
             with suppress(Malformed):  # told where the names are looked at
                 yield ObjectKey.parse(info.key), info
 
-    def _read_pack(self, one: tuple[ObjectKey, ObjectInfo]) -> tuple[PackTable | None, int]:
-        data = self._store.backend.get(one[1].key)
-        return check_object(data, one[0]), len(data)
+    def _read_pack(
+        self, notes: PassNotes | None, one: tuple[ObjectKey, ObjectInfo]
+    ) -> tuple[PackTable | None, int]:
+        key, info = one
+        data = self._store.backend.get(info.key)
+        table = check_object(data, key)
+        if notes is not None:  # here and now: what was read counts, whatever ends this process
+            notes.add(info)
+        return table, len(data)
 
     def _take(
-        self,
-        key: ObjectKey,
-        info: ObjectInfo,
-        done: Future[tuple[PackTable | None, int]],
-        notes: PassNotes | None,
-    ) -> int:
+        self, one: tuple[ObjectKey, ObjectInfo], done: Future[tuple[PackTable | None, int]]
+    ) -> None:
+        key, info = one
         error = done.exception()
         if isinstance(error, ObjectNotFound):
-            return 0  # collected meanwhile; if somebody needs it, the structure tells
+            return  # collected meanwhile; if somebody needs it, the structure tells
         fault = fault_of(error)
         if fault is not None:
             self.faults[key] = fault
-            self._count(info.size_bytes)
-            return info.size_bytes
-        table, size_bytes = done.result()
-        if table is not None:
-            self.tables.keep(key, table)
-        if notes is not None:
-            notes.add(info)
+            size_bytes = info.size_bytes
+        else:
+            table, size_bytes = done.result()
+            if table is not None:
+                self.tables.keep(key, table)
+        self._bytes += size_bytes
         self._count(size_bytes)
-        return size_bytes
 
 
 def _drawn(

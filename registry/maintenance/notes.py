@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Literal, Self
 
 from pydantic import Field
@@ -50,6 +51,7 @@ class PassNotes:
         self._path = Path(path)
         self._registry_id = registry_id
         self._read: set[str] = set()
+        self._lock = Lock()
         self.begun_anew: str | None = None
         try:
             exists = self._path.exists()
@@ -78,9 +80,10 @@ class PassNotes:
         return _told(info) in self._read
 
     def add(self, info: ObjectInfo) -> None:
-        """Note that an object was read and is whole."""
-        told = _told(info)
-        self._append(_proven(told.encode(), self._salt))
+        """Note that an object was read and is whole; may be called from any thread."""
+        line = _proven(_told(info).encode(), self._salt)
+        with self._lock:
+            self._append(line)
 
     def finish(self) -> None:
         """End the pass: the next one reads everything again."""

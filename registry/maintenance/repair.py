@@ -12,6 +12,7 @@ name the mirror's objects, its epochs condemn the mirror's keys. Only a backup b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ from registry.maintenance.data import fault_of
 from registry.maintenance.findings import Finding, VerifyReport
 from registry.maintenance.objects import Tables, check_object, check_rows
 from registry.maintenance.verify import Need, Progress, Verification
-from registry.maintenance.window import completed
+from registry.maintenance.window import each
 from registry.placement import PackRef
 from registry.placing import Base, Written
 from registry.state import RunManifest
@@ -223,20 +224,20 @@ class _Repair:
         def size_of(key: ObjectKey) -> int:
             return faults[key].size_bytes or 0
 
-        rest = []
-        for key, done in completed(
-            self._store.pools.bulk, self._restore_one, keys, size_of=size_of
-        ):
+        def take(key: ObjectKey, done: Future[tuple[str, int] | str]) -> None:
             outcome = done.result()
             if isinstance(outcome, str):
                 self._reasons[str(key)] = outcome
                 rest.append(key)
-                continue
+                return
             source, size_bytes = outcome
             affects = tuple(ref for need in needs[key] for ref in need.refs)
             self.mended.append(Mended(str(key), "restored", source, affects, size_bytes))
             self._verification.forget([key])
             self._sound.add(key)
+
+        rest: list[ObjectKey] = []
+        each(self._store.pools.bulk, self._restore_one, keys, take, size_of=size_of)
         self.mended.sort(key=lambda one: one.where)
         return sorted(rest)
 

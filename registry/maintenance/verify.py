@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from registry.actions import Place
@@ -26,8 +27,8 @@ from registry.maintenance.histories import History, read_history
 from registry.maintenance.names import Names, check_config
 from registry.maintenance.notes import PassNotes
 from registry.maintenance.objects import check_object
-from registry.maintenance.places import Fault, PlaceCheck
-from registry.maintenance.window import completed
+from registry.maintenance.places import Checked, Fault, PlaceCheck
+from registry.maintenance.window import each
 from registry.pack import open_pack
 from registry.placement import PackRef, Placement
 from registry.store import Store
@@ -139,9 +140,7 @@ class Verification:
         # commit its objects, an object its epoch.
         self._names.list_runs(self._store)
         runs = list_runs(self._store)
-        for history in self._read(runs):
-            self._findings += history.findings
-            self._checkpoints += sum(ck.evicted is None for ck in history.state.checkpoints)
+        self._read(runs, self._tell_history)
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked)
         self._read_again()
@@ -200,17 +199,23 @@ class Verification:
 
     # Runs, and the places of what they hold
 
-    def _read(self, run_ids: Iterable[str]) -> Iterator[History]:
+    def _read(self, run_ids: Iterable[str], tell: Callable[[History], object]) -> None:
         def read(run_id: str) -> History:
             return read_history(self._store, run_id, self._names.snapshots.get(run_id, ()))
 
-        for run_id, done in completed(self._store.pools.bulk, read, run_ids):
+        def take(run_id: str, done: Future[History]) -> None:
             history = done.result()
             self._count(history.size_bytes)
             self._marked[run_id] = history.state.epoch
             self._histories[run_id] = history.places()
             self._unplaced[run_id] = history.unplaced()
-            yield history
+            tell(history)
+
+        each(self._store.pools.bulk, read, run_ids, take)
+
+    def _tell_history(self, history: History) -> None:
+        self._findings += history.findings
+        self._checkpoints += sum(ck.evicted is None for ck in history.state.checkpoints)
 
     def _held(self) -> Collection[Place]:
         return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
@@ -227,14 +232,16 @@ class Verification:
             self._seen.add(place)
 
         check = PlaceCheck(self._store, self._size_of, self._may_check_rows, self._packs.tables)
-        for _, done in completed(
-            self._store.pools.bulk, check.check, groups.values(), size_of=self._held_by
-        ):
+
+        def take(_: list[Place], done: Future[Checked]) -> None:
             checked = done.result()
             self._count(checked.size_bytes)
             self._packs_of |= checked.packs
             for key, fault in checked.faults.items():
                 self.faults.setdefault(key, fault)
+
+        bulk = self._store.pools.bulk
+        each(bulk, check.check, groups.values(), take, size_of=self._held_by)
 
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how much memory it takes to check placed states of one manifest."""
@@ -268,16 +275,19 @@ class Verification:
             check_object(data, key)
             return len(data)
 
-        for key, done in completed(
-            self._store.pools.bulk, check, rest, size_of=lambda k: self._names.sizes[k] * _PARSED
-        ):
+        def take(key: ObjectKey, done: Future[int]) -> None:
             error = done.exception()
             if isinstance(error, ObjectNotFound):
-                continue  # collected meanwhile
+                return  # collected meanwhile
             fault = fault_of(error)
             self._count(self._names.sizes[key] if fault is not None else done.result())
             if fault is not None:
                 self.faults[key] = Fault(fault)
+
+        def held_by(key: ObjectKey) -> int:
+            return self._names.sizes[key] * _PARSED
+
+        each(self._store.pools.bulk, check, rest, take, size_of=held_by)
 
     def _is_there(self, key: ObjectKey) -> bool:
         self._again.add(key)
@@ -298,8 +308,7 @@ class Verification:
                 for run_id, held in self._histories.items()
                 if self._unplaced[run_id] or not held.keys().isdisjoint(suspects)
             ]
-            for _history in self._read(runs):
-                pass  # its findings are told already
+            self._read(runs, lambda _: None)  # what is wrong with the logs is told already
             held = self._held()
             moved = [place for place in held if place not in self._seen]
             for place in suspects:

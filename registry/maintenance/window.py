@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import TypeVar
 
@@ -16,37 +16,44 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def completed(
+def each(
     pool: Executor,
     work: Callable[[_T], _R],
     items: Iterable[_T],
+    take: Callable[[_T, Future[_R]], object],
     *,
     size_of: Callable[[_T], int] = lambda _: 0,
-) -> Iterator[tuple[_T, Future[_R]]]:
-    """Yield items with what came of them, in the order in which they are done.
+) -> None:
+    """Work on items in parallel, and take what came of each in the order in which they are done.
 
     The next one begins as soon as there is room for it; nobody waits for the slowest of a batch.
-    What is under way when the caller stops is waited for.
+    After an error none runs on: what is under way is waited for, what waits is dropped.
 
     Args:
         pool: The threads.
-        work: What is done with each.
+        work: What is done with each, in a thread.
         items: Asked for one at a time, no further ahead than the window.
+        take: Told of each in the caller's thread.
         size_of: Bytes that an item takes while it is under way.
     """
     running: dict[Future[_R], _T] = {}
     held = 0
+
+    def take_some() -> None:
+        nonlocal held
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            item = running.pop(future)
+            held -= size_of(item)
+            take(item, future)
+
     try:
         for item in items:
-            while running and (held + size_of(item) > BYTES_IN_FLIGHT or len(running) >= _AT_ONCE):
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    done = running.pop(future)
-                    held -= size_of(done)
-                    yield done, future
-            held += size_of(item)
+            size = size_of(item)
+            while running and (held + size > BYTES_IN_FLIGHT or len(running) >= _AT_ONCE):
+                take_some()
+            held += size
             running[pool.submit(work, item)] = item
         while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future
+            take_some()
     finally:
         abandon(running)

@@ -81,8 +81,14 @@ def test_diff(call_json: CallJson) -> None:
 
 def test_verify_and_doctor(call_json: CallJson) -> None:
     report = call_json("verify", "--deep")
-    assert set(report) == {"ok", "runs", "checkpoints", "objects", "bytes_checked", "findings"}
+    assert set(report) == {
+        *("ok", "runs", "checkpoints", "objects", "bytes_checked", "data", "findings")
+    }
     assert report["ok"] is True
+    assert set(report["data"]) == {
+        *("packs", "packs_read", "packs_noted", "pack_bytes", "bytes_read", "bytes_noted")
+    }
+    assert call_json("verify")["data"] is None
     found = call_json("doctor")
     assert found["ok"] is True
     assert all(set(check) == {"name", "status", "message"} for check in found["checks"])

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from registry.actions import Place
+from backends.wrappers import Metered, Wrapper
+from registry.actions import Mark, Place
 from registry.epochs import encode_sweep, encode_upgrade
-from registry.errors import IntegrityError
+from registry.errors import IntegrityError, StorageError, StoreUnavailable
 from registry.framing import join_lines, split_lines
-from registry.keys import epoch_key, slot_key, snapshot_key
+from registry.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
 from registry.log import REPLAY_VERSION, RunLog
+from registry.registry import open_on
+from registry.spec import Retention
+from tests.crash.inline import without_threads
 from tests.registry.conftest import (
+    Hooked,
+    Once,
     contents,
     flip,
     objects,
@@ -50,9 +56,6 @@ def test_deep_reads_every_byte_of_every_object_once(two, check, backend):
 
 
 def test_shallow_reads_no_pack(two, check, backend):
-    from backends.wrappers import Metered
-    from registry.registry import open_on
-
     calls = []
     with open_on(Metered(backend, calls)) as registry:
         assert registry.verify().ok
@@ -221,8 +224,6 @@ def test_a_place_that_names_another_manifests_placement_is_found(two, check, reg
 
 
 def _load(backend, checkpoint):
-    from registry.registry import open_on
-
     with open_on(backend) as registry:
         return registry.checkpoint(f"run/{checkpoint.digest.hex()}").load()
 
@@ -327,3 +328,330 @@ def test_what_is_no_snapshot_is_a_note(reg, backend, snapshot, header):
         ("snapshot", snapshot, "note")
     ]
     assert report.ok
+
+
+# What an error costs
+
+
+@pytest.fixture
+def rich(reg):
+    """A run in which everything that can hold a state holds one, and a fork of it."""
+    run = reg.create_run("rich", seed=1)
+    first = run.save(small_state(1), step=1, companions={"teacher": small_state(8)})
+    run.set_gate("good", first)
+    run.tag("keeper", first)
+    run.releases.publish("1.0.0", first)
+    run.pool.promote(first)
+    run.add_artifact("grp", small_state(1))
+    run.stream("loss").append([{"step": 1, "loss": 0.5}])
+    reg.fork(first, "fork")
+    return first
+
+
+def test_everything_that_holds_a_state_is_named(rich, check, backend):
+    key = packs_of(rich)[0]
+    flip(backend, key, 9)
+    (finding,) = check().findings
+    short = rich.digest.short
+    assert {f"rich/{short}", "rich/gates/good", "rich/artifacts/grp", f"fork/{short}"} <= {
+        *finding.affects
+    }
+    named = [ref.split("/")[1] for ref in finding.affects]
+    assert {"releases", "pool"} <= {*named}
+
+
+def test_companions_and_streams_are_named(rich, check, backend, open_registry):
+    fresh = open_registry(backend)
+    state = fresh.run("rich").manifest
+    for name, manifest in (
+        ("companions", state.checkpoints[0].companions["teacher"]),
+        ("streams", state.stream("loss").segments[0].manifest),
+    ):
+        key = str(state.by_manifest[manifest].placement_key)
+        data = backend.get(key)
+        backend.delete(key)
+        (finding,) = check().findings
+        assert any(name in ref for ref in finding.affects)
+        backend.put(key, data)
+
+
+def test_each_object_is_read_once_whatever_names_it(rich, check, backend):
+    calls = []
+    with open_on(Metered(backend, calls)) as registry:
+        assert registry.verify(deep=True).ok
+    whole = [call.key for call in calls if call.method == "get" and call.byte_range is None]
+    read = [key for key in whole if key in objects(backend)]
+    assert sorted(read) == sorted(objects(backend))
+
+
+def test_findings_come_in_the_same_order_however_threads_run(two, reg, backend):
+    for key in objects(backend):
+        flip(backend, key, 9)
+    backend.put("notes.txt", b"x")
+    flip(backend, slot_key("run", 2))
+    orders = [tuple(f.where for f in reg.verify(deep=True).findings) for _ in range(4)]
+    inline = without_threads(open_on(backend)).verify(deep=True)
+    assert {*orders} == {tuple(f.where for f in inline.findings)}
+    named = [where for where in orders[0] if where in objects(backend)]
+    assert named == sorted(named)
+    assert len(named) > 4
+
+
+# What collection relies on
+
+
+def test_what_was_condemned_and_spared_is_no_finding(two, check, backend):
+    backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, objects(backend))))
+    assert check().findings == ()
+
+
+def test_what_is_condemned_needed_and_gone_is_told_with_the_sweep(two, check, backend):
+    key = packs_of(two[0])[0]
+    backend.put(epoch_key(1), encode_sweep(1, []))
+    backend.put(epoch_key(2), encode_sweep(2, [ObjectKey.parse(key)]))
+    backend.delete(key)
+    (finding,) = check().findings
+    assert (finding.kind, finding.severity) == ("missing", "error")
+    assert "condemned by epoch 2" in finding.message
+
+
+@pytest.mark.parametrize("kind", ["packs", "manifests", "placements", "runs", "epochs"])
+def test_a_foreign_file_that_stops_collection_says_so(two, check, backend, kind):
+    backend.put(f"{kind}/stray", b"x")
+    found = [f for f in check().findings if f.kind == "unknown-file"]
+    assert [f.where for f in found] == [f"{kind}/stray"]
+    assert "collected while it is there" in found[0].advice
+
+
+def test_a_foreign_file_elsewhere_stops_nothing(two, check, backend):
+    backend.put("notes.txt", b"x")
+    (finding,) = check().findings
+    assert "collected" not in finding.advice
+
+
+def test_an_object_above_the_highest_epoch_tells_that_the_epochs_lost_their_end(
+    run, check, backend
+):
+    for epoch in (1, 2):
+        backend.put(epoch_key(epoch), encode_sweep(epoch, []))
+    run.save(small_state(), step=1)
+    assert check().ok
+    backend.delete(epoch_key(2))
+    (finding,) = check().findings
+    assert (finding.kind, finding.where, finding.severity) == ("epoch", epoch_key(2), "error")
+    assert "ends at 1" in finding.message
+    assert f"{len(objects(backend))} objects" in finding.message
+
+
+def test_a_mark_above_the_highest_epoch_tells_the_same(two, check, backend, reg):
+    backend.put(epoch_key(1), encode_sweep(1, []))
+    log = RunLog(reg.store, "run")
+    log.open()
+    log.append(lambda state: [Mark(epoch=1)])
+    assert check().ok
+    backend.delete(epoch_key(1))
+    (finding,) = check().findings
+    assert "marks in run" in finding.message
+
+
+def test_an_epoch_that_admits_older_writers_again_is_found(two, check, backend):
+    backend.put(epoch_key(1), encode_upgrade(1, 2))
+    backend.put(epoch_key(2), encode_sweep(2, []))
+    assert [f.where for f in check().findings if f.severity == "error"] == [epoch_key(2)]
+
+
+# Logs and their snapshots
+
+
+def test_what_stands_before_a_gap_is_still_checked(two, check, backend):
+    backend.delete(slot_key("run", 2))
+    backend.put(slot_key("run", 3), b"whatever")
+    flip(backend, packs_of(two[0])[0], 9)
+    report = check()
+    assert report.checkpoints == 1
+    assert {f.kind for f in report.findings if f.severity == "error"} == {"log", "pack"}
+    (log,) = [f for f in report.findings if f.kind == "log"]
+    assert log.affects == ("run from slot 2 on",)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_log_that_ends_before_its_snapshot_lost_its_end(reg, backend, check, monkeypatch, lost):
+    monkeypatch.setattr("registry.log.SNAPSHOT_EVERY", 2)
+    run = reg.create_run("long")
+    for step in range(5):
+        run.save(small_state(), step=step)
+    slots = sorted(contents(backend, "runs/long/log/"))
+    taken = max(snapshot_slot(info.key) for info in backend.list("runs/long/snapshots/"))
+    assert taken == len(slots) - 1
+    for key in slots[-lost:]:
+        backend.delete(key)
+    found = [f for f in check().findings if f.kind == "log"]
+    assert [(f.where, f.severity) for f in found] == [("long", "error")]
+    assert f"after slot {taken}" in found[0].message
+    assert found[0].affects == (f"long from slot {len(slots) - lost} on",)
+
+
+def test_a_snapshot_that_says_something_else_than_its_log_is_an_error(reg, backend, snapshot):
+    """It ties to its slot, so every reader takes its word."""
+    header, body = split_lines(backend.get(snapshot), where=snapshot)
+    changed = body.replace(b'"run.create"', b'"run.create"').replace(b'"step":0', b'"step":7')
+    assert changed != body
+    backend.put(snapshot, join_lines([header, changed]))
+    (finding,) = reg.verify().findings
+    assert (finding.kind, finding.where, finding.severity) == ("snapshot", snapshot, "error")
+    assert "Delete this file" in finding.advice
+
+
+def test_a_sound_snapshot_agrees_with_its_log(reg, backend, snapshot):
+    assert reg.verify().findings == ()
+
+
+# A registry in use
+
+
+def _verified(backend, prefix, action, *, deep=False, method="get"):
+    """Verify while `action` happens before the first read of a key with a prefix."""
+    hooked = Hooked(backend)
+    hooked.before = Once(prefix, action, method)
+    with open_on(hooked) as registry:
+        report = registry.verify(deep=deep)
+    assert hooked.before.done
+    return report
+
+
+@pytest.mark.parametrize("prefix", ["manifests/", "placements/", "packs/"])
+def test_what_is_let_go_and_collected_meanwhile_is_no_finding(run, backend, prefix, open_registry):
+    for i in (1, 2, 3):
+        run.save(small_state(i), step=i)
+
+    def collect():
+        other = open_registry(backend)
+        other.run("run").prune(Retention(last=1))
+        before = objects(backend)
+        other.gc(grace_s=0)
+        assert objects(backend) < before
+
+    report = _verified(backend, prefix, collect, deep=True)
+    assert report.findings == ()
+    assert open_registry(backend).verify(deep=True).findings == ()
+
+
+def test_what_is_collected_after_the_logs_are_read_is_no_finding(run, backend, open_registry):
+    """Shallow: nothing but the listing of objects and the reading of manifests comes after."""
+    for i in (1, 2, 3):
+        run.save(small_state(i), step=i)
+
+    def collect():
+        other = open_registry(backend)
+        other.run("run").drop("not wanted")
+        other.gc(grace_s=0)
+        assert not objects(backend)
+
+    assert _verified(backend, "manifests/", collect).findings == ()
+
+
+def test_what_a_repack_moved_meanwhile_is_checked_where_it_went(two, backend, open_registry):
+    """Put under the next epoch, the old objects gone; one pack is damaged on the way."""
+    old = objects(backend)
+    flipped: list[str] = []
+
+    def move():
+        backend.put(epoch_key(1), encode_sweep(1, map(ObjectKey.parse, old)))
+        other = open_registry(backend)
+        for checkpoint in other.run("run").checkpoints():
+            _move(other, checkpoint)
+        for key in old:
+            backend.delete(key)
+        flipped.append(next(key for key in sorted(objects(backend)) if "placements" in key))
+        flip(backend, flipped[0])
+
+    report = _verified(backend, "manifests/", move)
+    assert [f.where for f in report.findings] == flipped
+    assert all(key.endswith(".1") for key in objects(backend))
+
+
+def _move(registry, checkpoint) -> None:
+    from registry.adopting import adopt
+    from registry.writer import Writer
+
+    log = RunLog(registry.store, "run")
+    log.open()
+    writer = Writer(registry.store, log)
+    places, choice = adopt(registry.store, registry.store, writer, [checkpoint.place])
+    writer.commit(lambda state: places, choice)
+
+
+@pytest.mark.parametrize("prefix", ["runs/run/log/", "manifests/", "packs/", "epochs/"])
+def test_what_is_saved_and_swept_meanwhile_is_no_finding(
+    two, backend, prefix, open_registry, monkeypatch
+):
+    monkeypatch.setattr("registry.log.SNAPSHOT_EVERY", 1)
+    backend.put(epoch_key(1), encode_sweep(1, []))
+
+    def save():
+        other = open_registry(backend)
+        backend.put(epoch_key(2), encode_sweep(2, []))
+        other.run("run").save(small_state(9), step=9)
+        other.create_run("born").save(small_state(10), step=1)
+
+    assert _verified(backend, prefix, save, deep=True).findings == ()
+
+
+def test_what_is_gone_and_still_needed_is_told_however_late_it_went(two, backend):
+    key = packs_of(two[0])[0]
+    report = _verified(backend, "placements/", lambda: backend.delete(key))
+    assert report.ok, "it was there when the objects were listed"
+    report = _verified(backend, "runs/run/log/", lambda: backend.delete(key))
+    assert [f.where for f in report.findings] == [key]
+
+
+def test_a_pack_that_is_whole_when_it_is_read_again_is_a_note(two, backend):
+    key = packs_of(two[0])[0]
+    whole = backend.get(key)
+    flip(backend, key, 9)
+    # The structure is read after the data.
+    report = _verified(backend, "runs/run/log/", lambda: backend.put(key, whole), deep=True)
+    assert report.ok
+    assert [(f.where, f.severity) for f in report.findings] == [(key, "note")]
+    assert "whole when it was read again" in report.findings[0].message
+
+
+def test_a_damaged_orphan_that_is_collected_meanwhile_is_no_finding(two, backend):
+    stray = packs_of(two[0])[0]
+    stray = stray[:-3] + ("7" if stray[-3] != "7" else "8") + ".0"
+    backend.put(stray, b"noise")
+    gone = _verified(backend, "manifests/", lambda: backend.delete(stray), deep=True)
+    assert gone.findings == ()
+
+
+# Stores that fail
+
+
+class _Failing(Wrapper):
+    def __init__(self, inner, key: str, error: Exception) -> None:
+        super().__init__(inner)
+        self._key, self._error = key, error
+
+    def get(self, key, byte_range=None, *, into=None):
+        if key == self._key:
+            raise self._error
+        return super().get(key, byte_range, into=into)
+
+
+@pytest.mark.parametrize("kind", ["packs", "manifests", "placements"])
+def test_a_sector_that_cannot_be_read_is_a_finding(two, backend, kind):
+    key = next(key for key in sorted(objects(backend)) if key.startswith(kind))
+    error = StorageError("the file system failed: input/output error", where=key)
+    with open_on(_Failing(backend, key, error)) as registry:
+        (finding,) = registry.verify(deep=True).findings
+    assert (finding.where, finding.severity) == (key, "error")
+    assert "input/output error" in finding.message
+    assert finding.affects
+
+
+@pytest.mark.parametrize("kind", ["packs", "manifests", "runs"])
+def test_a_store_that_does_not_answer_ends_the_verification(two, backend, kind):
+    key = next(key for key in sorted(contents(backend)) if key.startswith(kind))
+    error = StoreUnavailable("no answer", where=key)
+    with open_on(_Failing(backend, key, error)) as registry, pytest.raises(StoreUnavailable):
+        registry.verify(deep=True)
