@@ -69,7 +69,7 @@ resource "aws_s3_bucket_versioning" "registry" {
   }
 }
 
-# Only what nothing refers to any more is cleaned up here. No rule may expire or archive CURRENT
+# Only what no listing shows any more is cleaned up here. No rule may expire or archive CURRENT
 # objects: age says nothing about whether a checkpoint is needed. A pack may hold the chunks of
 # checkpoints saved years after it, and a log of which one slot is gone cannot be read. What may go is
 # known to the collector alone.
@@ -86,7 +86,8 @@ resource "aws_s3_bucket_lifecycle_configuration" "registry" {
     }
   }
 
-  # Versions that were replaced or deleted: for so many days a mistake can be taken back.
+  # Versions that were replaced or deleted: for so many days a mistake can be taken back. What a
+  # collection deletes takes space until then.
   rule {
     id     = "noncurrent-versions"
     status = "Enabled"
@@ -94,6 +95,12 @@ resource "aws_s3_bucket_lifecycle_configuration" "registry" {
 
     noncurrent_version_expiration {
       noncurrent_days = var.noncurrent_days
+    }
+
+    # No days or date here: this is about the mark that a deletion leaves, and only where no version is
+    # left behind it.
+    expiration {
+      expired_object_delete_marker = true
     }
   }
 

@@ -16,7 +16,7 @@ variable "kms_key_arn" {
 }
 
 variable "noncurrent_days" {
-  description = "For how many days a replaced or deleted object can be brought back."
+  description = "For how many days a replaced or deleted object can be brought back, and goes on taking space."
   type        = number
   default     = 30
 

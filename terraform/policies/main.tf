@@ -52,7 +52,13 @@ locals {
     condemn = { Sid = "Condemn", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.epochs, Condition = local.if_absent }
     collect = { Sid = "Collect", Effect = "Allow", Action = ["s3:DeleteObject"], Resource = concat(local.objects, local.snapshots) }
 
-    init  = { Sid = "Init", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.config, Condition = local.if_absent }
+    # Whether what is deleted goes on taking space, which a collector tells.
+    versioning = { Sid = "Versioning", Effect = "Allow", Action = ["s3:GetBucketVersioning"], Resource = [local.bucket] }
+
+    init = { Sid = "Init", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.config, Condition = local.if_absent }
+
+    # Scratch: what `init` and `doctor` race over, and the file by which a collector learns the store's
+    # time. It also deletes what died there.
     probe = { Sid = "Probe", Effect = "Allow", Action = ["s3:PutObject", "s3:DeleteObject"], Resource = local.probe }
 
     decrypt = { Sid = "Decrypt", Effect = "Allow", Action = ["kms:Decrypt"], Resource = [var.kms_key_arn] }
@@ -68,7 +74,7 @@ locals {
     trainer   = concat(local.write_rights, ["commit", "store", "snapshot"])
     evaluator = local.read_rights
     annotator = concat(local.write_rights, ["commit", "snapshot"])
-    collector = concat(local.write_rights, ["commit", "snapshot", "condemn", "collect"])
+    collector = concat(local.write_rights, ["commit", "store", "snapshot", "condemn", "collect", "versioning", "probe"])
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 

@@ -19,6 +19,7 @@ from tests.terraform.judges import (
     MotoJudge,
     Policies,
     World,
+    client,
     serving,
 )
 
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 Terraform = Callable[..., subprocess.CompletedProcess[str]]
 Apply = Callable[..., Policies]
+#: With the name of a role.
+Become = Callable[[str], str]
 
 
 @pytest.fixture(scope="session")
@@ -114,3 +117,21 @@ def shared_world(judge: Judge, policies: Policies) -> World:
 def world(guard_judge: Judge, policies: Policies) -> World:
     """A bucket of one's own, where conditions are heeded."""
     return guard_judge.world(policies)
+
+
+@pytest.fixture
+def become(world: World, monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Work with the credentials of a role from here on; gives the registry's URL."""
+
+    def switch(role: str) -> str:
+        world.roles[role].set_environment(monkeypatch)
+        return world.url
+
+    return switch
+
+
+def keys_of_world(world: World) -> list[str]:
+    """Return the keys of a registry, as its owner sees them."""
+    pages = client(world.owner).get_paginator("list_objects_v2")
+    found = pages.paginate(Bucket=world.bucket, Prefix=f"{PREFIX}/").search("Contents[].Key")
+    return sorted(key.removeprefix(f"{PREFIX}/") for key in found if key)

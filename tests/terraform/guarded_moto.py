@@ -75,6 +75,8 @@ def _call(environ: Environment) -> Call:
             context["s3:prefix"] = query["prefix"][0]
         if method == "GET" and "list-type" in query:
             return Call("s3:ListBucket", arn, context)
+        if method == "GET" and "versioning" in query:
+            return Call("s3:GetBucketVersioning", arn, context)
         # Whatever is done to the bucket itself: no policy names it, so only `s3:*` allows it.
         return Call(f"s3:{method}Bucket?{environ['QUERY_STRING']}", arn, context)
     if "HTTP_IF_NONE_MATCH" in environ:

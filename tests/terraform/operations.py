@@ -111,6 +111,10 @@ def _delete_version(s3: Any, bucket: str, key: str) -> None:
     s3.delete_object(Bucket=bucket, Key=key, VersionId="null")
 
 
+def _ask_versioning(s3: Any, bucket: str, key: str) -> None:
+    s3.get_bucket_versioning(Bucket=bucket)
+
+
 def _change_policy(s3: Any, bucket: str, key: str) -> None:
     s3.delete_bucket_policy(Bucket=bucket)
 
@@ -131,7 +135,7 @@ _SNAPSHOT = ("runs/a.b-c/snapshots/NEW", "runs/log/snapshots/NEW")
 _OBJECT = ("packs/aa/NEW.0", "manifests/aa/NEW.0", "placements/aa/NEW.0")
 _EPOCH = ("epochs/NEW",)
 _CONFIG = ("registry.json",)
-_PROBE = (".probe/NEW/0000",)
+_PROBE = (".probe/NEW/0000", ".probe/clock-NEW")
 _REST = ("registry.json.NEW", "runs/a/logs/NEW", "packs-NEW")
 _ELSEWHERE = ("/teams/packs/aa/NEW.0", "/packs/aa/NEW.0")
 _HISTORY = (*_SLOT, *_EPOCH, *_CONFIG)
@@ -165,7 +169,10 @@ OPERATIONS = (
     Operation("delete a slot, an epoch or `registry.json`", "", (_delete,), _HISTORY),
     Operation("delete a version of one of these", "", (_delete_version,), _HISTORY),
     Operation(
-        "put or replace a pack, manifest or placement", f"trainer {ADMINISTRATOR}", _PUT, _OBJECT
+        "put or replace a pack, manifest or placement",
+        f"trainer collector {ADMINISTRATOR}",
+        _PUT,
+        _OBJECT,
     ),
     Operation(
         "delete a pack, manifest or placement", f"collector {ADMINISTRATOR}", (_delete,), _OBJECT
@@ -179,7 +186,7 @@ OPERATIONS = (
     Operation("delete a snapshot", f"collector {ADMINISTRATOR}", (_delete,), _SNAPSHOT),
     Operation(
         "put, replace or delete under `.probe/`",
-        f"operator {ADMINISTRATOR}",
+        f"collector operator {ADMINISTRATOR}",
         (*_PUT, _delete),
         _PROBE,
     ),
@@ -194,6 +201,12 @@ OPERATIONS = (
         ADMINISTRATOR,
         (_delete_version,),
         (*_OBJECT, *_SNAPSHOT, *_PROBE, *_REST[:1]),
+    ),
+    Operation(
+        "ask whether the bucket keeps versions",
+        f"collector {ADMINISTRATOR}",
+        (_ask_versioning,),
+        _CONFIG,
     ),
     Operation(
         "change the bucket's settings",

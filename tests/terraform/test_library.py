@@ -6,34 +6,19 @@ where a policy asks for it would be refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 import registry
 from backends import open_backend
 from registry import log
 from registry.cli import checks
-from registry.epochs import encode_sweep
 from registry.errors import AccessDenied, NotFound
 from registry.keys import epoch_key
+from tests.terraform.conftest import Become, keys_of_world
 from tests.terraform.judges import ADMINISTRATOR, Judge, Policies, World, client
-
-Become = Callable[[str], str]
 
 _STATE = {"model": {"weight": bytes(range(256)) * 400}}
 _OTHER = {"model": {"weight": bytes(range(255)) * 400}}
-
-
-@pytest.fixture
-def become(world: World, monkeypatch: pytest.MonkeyPatch) -> Become:
-    """Work with the credentials of a role from here on; gives the registry's URL."""
-
-    def switch(role: str) -> str:
-        world.roles[role].set_environment(monkeypatch)
-        return world.url
-
-    return switch
 
 
 @pytest.fixture
@@ -46,19 +31,12 @@ def trained(become: Become) -> str:
     return become("evaluator")
 
 
-def _keys(world: World, become: Become) -> list[str]:
-    backend = open_backend(become("evaluator"))
-    found = [info.key for info in backend.list()]
-    backend.close()
-    return found
-
-
 def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: World) -> None:
     with registry.init(become("operator"), skip_race_probe=True):
         pass
     found = {check.name for check in checks.run(world.url) if check.status != "ok"}
     assert found == {"made"}  # it was told not to race the store
-    assert _keys(world, become) == ["registry.json"]
+    assert keys_of_world(world) == ["registry.json"]
     with registry.open(become("operator")) as reg, pytest.raises(AccessDenied):
         reg.create_run("a")
 
@@ -85,12 +63,12 @@ def test_a_trainer_saves_and_comes_back(
             run.tag("shipped", run.save_async(_STATE, step=3).wait())
         assert run.status == "completed"
         assert reg.verify(deep=True).ok
-    kinds = {key.split("/")[2] for key in _keys(world, become) if key.startswith("runs/")}
+    kinds = {key.split("/")[2] for key in keys_of_world(world) if key.startswith("runs/")}
     assert kinds == {"log", "snapshots"}
 
 
 def test_a_trainer_mends_what_is_damaged(trained: str, become: Become, world: World) -> None:
-    (pack,) = (key for key in _keys(world, become) if key.startswith("packs/"))
+    (pack,) = (key for key in keys_of_world(world) if key.startswith("packs/"))
     client(world.owner).put_object(Bucket=world.bucket, Key=f"team/{pack}", Body=b"damaged")
     with registry.open(become("trainer")) as reg:
         assert not reg.verify(deep=True).ok
@@ -110,7 +88,7 @@ def test_a_trainer_mirrors_a_registry(
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "operator"])
 def test_nothing_can_be_deleted(trained: str, become: Become, world: World, role: str) -> None:
-    keys = _keys(world, become)
+    keys = keys_of_world(world)
     assert len({key.split("/")[0] for key in keys}) == 5
     backend = open_backend(become(role))
     for key in keys:
@@ -121,7 +99,7 @@ def test_nothing_can_be_deleted(trained: str, become: Become, world: World, role
 
 
 def test_history_stays_whoever_asks(trained: str, become: Become, world: World) -> None:
-    keys = [key for key in _keys(world, become) if key.startswith(("runs/", "registry.json"))]
+    keys = [key for key in keys_of_world(world) if key.startswith(("runs/", "registry.json"))]
     backend = open_backend(become(ADMINISTRATOR))
     for key in keys:
         with pytest.raises(AccessDenied):
@@ -178,33 +156,7 @@ def test_an_annotator_reports_and_tags_and_saves_nothing(
     with registry.open(become("evaluator")) as reg:
         found = reg.checkpoint("a/tags/best-so-far")
         assert found.metrics == {"loss": 1.0, "accuracy": 1.0}
-    assert any("/snapshots/" in key for key in _keys(world, become))
-
-
-def test_a_collector_condemns_and_deletes_objects_alone(
-    trained: str, become: Become, world: World
-) -> None:
-    keys = _keys(world, become)
-    with registry.open(become("collector")) as reg:
-        assert reg.verify(deep=True).ok
-        with pytest.raises(AccessDenied):
-            reg.run("a").save(_OTHER, step=2)
-    backend = open_backend(become("collector"))
-    assert backend.put_if_absent(epoch_key(1), encode_sweep(1, []))
-    assert not backend.put_if_absent(epoch_key(1), encode_sweep(1, []))
-    for key in [*keys, epoch_key(1)]:
-        if key.startswith(("packs/", "manifests/", "placements/")):
-            backend.delete(key)
-        else:
-            with pytest.raises(AccessDenied):
-                backend.delete(key)
-    backend.close()
-    assert [key.split("/")[0] for key in _keys(world, become)] == [
-        "epochs",
-        "registry.json",
-        "runs",
-        "runs",
-    ]
+    assert any("/snapshots/" in key for key in keys_of_world(world))
 
 
 @pytest.mark.parametrize("right", ["List", "Read", "Commit", "Store"])

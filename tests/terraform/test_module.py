@@ -59,7 +59,11 @@ def test_no_rule_expires_what_is_current() -> None:
         "filter",
         "abort_incomplete_multipart_upload",
         "noncurrent_version_expiration",
+        "expiration",
     }
+    # S3 refuses it beside days or a date: it concerns marks of deletions alone.
+    (expiration,) = re.findall(r"\bexpiration \{([^}]*)\}", lifecycle)
+    assert expiration.split() == ["expired_object_delete_marker", "=", "true"]
 
 
 def test_the_public_is_shut_out() -> None:

@@ -39,7 +39,13 @@ def test_a_role_allows_and_the_bucket_forbids(policies: Policies) -> None:
 
 def test_no_role_has_a_wildcard_for_an_action(policies: Policies) -> None:
     actions = {a for s in _statements(*policies.roles.values()).values() for a in s["Action"]}
-    assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
+    assert actions == {
+        "s3:ListBucket",
+        "s3:GetBucketVersioning",
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:DeleteObject",
+    }
 
 
 def test_nothing_lies_outside_the_prefix(policies: Policies) -> None:
@@ -48,6 +54,9 @@ def test_nothing_lies_outside_the_prefix(policies: Policies) -> None:
             if sid == "List":
                 assert statement["Resource"] == [_ARN]
                 assert statement["Condition"] == {"StringLike": {"s3:prefix": ["team/*"]}}
+            elif sid == "Versioning":
+                assert statement["Resource"] == [_ARN]
+                assert statement["Action"] == ["s3:GetBucketVersioning"]
             else:
                 assert all(arn.startswith(f"{_ARN}/team/") for arn in statement["Resource"])
 
