@@ -23,7 +23,7 @@ TIGHT = RunSpec(
 )
 #: A run that keeps everything until somebody prunes it.
 LOOSE = RunSpec(phases=(Phase(name="league"),), inference=("model",))
-_FAMILIES = 4
+_FAMILIES = 12
 
 
 def state_of(seed: int) -> dict[str, Any]:

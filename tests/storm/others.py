@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from registry.errors import MissingObject
 from registry.run import Run
 from registry.spec import Retention
 from tests.storm.pushing import Pusher
@@ -18,44 +17,37 @@ class Collector(Worker):
     """Collects without grace."""
 
     slow_commits = 0.01
-    patience = 5.0
+    patience = 4.0
 
     def turn(self) -> None:
-        try:
-            report = self.reg.gc(grace_s=0)
-        except MissingObject as error:
-            self._misled(error)
-        else:
-            told = {"deleted": report.deleted.objects, "spared": report.spared.objects}
-            self.journal.say("collected", epoch=report.epoch, **told)
-
-    def _misled(self, error: MissingObject) -> None:
-        """Tell a placement that was let go while the collector read from one that is missed."""
-        for name in self.reg.runs():
-            state = self.reg.run(name).manifest
-            places = [state.by_manifest[manifest] for manifest in state.held]
-            if any(str(place.placement_key) == error.where for place in places):
-                self.violation(f"{name}: {error.where} is needed, and gone")
-        self.journal.say("refused", error="misled", summary="MissingObject from a collection")
+        report = self.reg.gc(grace_s=0)
+        told = {"deleted": report.deleted.objects, "spared": report.spared.objects}
+        self.journal.say("collected", epoch=report.epoch, **told)
 
 
 class Pruner(Worker):
-    """Lets go of checkpoints in all runs, and of whole runs."""
+    """Lets go of checkpoints in all runs, and of whole runs; now and then it repacks one."""
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
         self._dropped: set[str] = set()
 
     def turn(self) -> None:
-        kept = {*self._dropped, self.shared_name()}
-        live = [name for name in self.reg.runs() if name not in kept]
-        oldest, beyond = live[:2], len(live) > _LIVE_RUNS
-        if not live:
-            return
-        run = self.reg.run(self.chance.choice(oldest if beyond else live))
+        shared = self.shared_name()
+        live = [name for name in self.reg.runs() if name not in self._dropped]
+        old = [name for name in live[:3] if name != shared]
+        beyond = len(live) > _LIVE_RUNS
+        if live and self.chance.random() < 0.03:
+            self._repack(self.chance.choice(live))
+        elif shared in live and self.chance.random() < 0.4:
+            self._prune(self.reg.run(shared))
+        elif beyond or live:
+            self._look_at(self.reg.run(self.chance.choice(old if beyond else live)), drop=beyond)
+
+    def _look_at(self, run: Run, *, drop: bool) -> None:
         if run.manifest.dropped is not None:
             self._dropped.add(run.id)
-        elif beyond:
+        elif drop:
             self._drop(run)
         else:
             self._prune(run)
@@ -71,6 +63,10 @@ class Pruner(Worker):
         gone = [verdict.checkpoint for verdict in plan.evicted]
         self.journal.say("evicted", run=run.id, checkpoints=[one.n for one in gone])
         self.journal.hint([self.part.seeds[one.manifest.hex()] for one in gone])
+
+    def _repack(self, name: str) -> None:
+        report = self.reg.repack([name])
+        self.journal.say("repacked", placed=report.checkpoints)
 
 
 class Reader(Worker):

@@ -19,7 +19,7 @@ _JUST_EVICTED = 6
 class Pusher(Worker):
     """Saves, and now and then does everything else that names states."""
 
-    slow_commits = 0.2
+    slow_commits = 0.1
 
     def __init__(self, part: Part) -> None:
         super().__init__(part)
@@ -51,11 +51,11 @@ class Pusher(Worker):
     def _save(self) -> None:
         run = self._mine()
         step = max((one.step for one in run.manifest.live()), default=0) + 1
-        self._keep(run, run.save, self._seed(), step)
+        self._keep(run, run.save, self._seed(run), step)
 
     def _push(self) -> None:
         run = self.shared()
-        self._keep(run, run.push, self._seed(), self.chance.getrandbits(40))
+        self._keep(run, run.push, self._seed(run), self.chance.getrandbits(40))
 
     def _save_again(self) -> None:
         """Save what this worker saved last, whatever became of it."""
@@ -85,9 +85,15 @@ class Pusher(Worker):
         self._hinted.update((run.id, one.n) for one in new)
         self.journal.hint([self.part.seeds[one.manifest.hex()] for one in new])
 
-    def _seed(self) -> int:
-        evicted = self.journal.hinted(_JUST_EVICTED) if self.chance.random() < 0.7 else []
-        return self.chance.choice(evicted or range(SEEDS))
+    def _seed(self, run: Run) -> int:
+        """Choose what to save: what was just evicted, what the run holds, or anything."""
+        (source,) = self.chance.choices(["evicted", "held", "any"], [6, 2, 2])
+        if source == "evicted":
+            return self.chance.choice(self.journal.hinted(_JUST_EVICTED) or range(SEEDS))
+        if source == "held":
+            held = [self.part.seeds[one.manifest.hex()] for one in run.manifest.live()]
+            return self.chance.choice(held or range(SEEDS))
+        return self.chance.choice(range(SEEDS))
 
     # Runs
 

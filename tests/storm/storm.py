@@ -49,7 +49,7 @@ class Conditions:
     seconds: float
     runs: int = 60
     pause_s: float = 0.02
-    delay_s: float = 0.5
+    delay_s: float = 2.0
     kill_s: tuple[float, float] = (0.05, 0.5)
     stop_s: tuple[float, float] = (0.3, 4.0)
     seed: int = 1
@@ -87,6 +87,8 @@ class Log:
             self.counts["packs looked for again"] += event["again"]
         elif did == "evicted":
             self.counts["checkpoints evicted"] += len(event["checkpoints"])
+        elif did == "repacked":
+            self.counts["states placed anew"] += event["placed"]
         elif did == "collected":
             self.counts["objects collected"] += event["deleted"]
             self.counts["objects spared"] += event["spared"]
@@ -232,7 +234,7 @@ class Storm:
         weights = [_WEIGHTS[place.part.role] for place in self._places]
         (place,) = self._chance.choices(self._places, weights)
         # One that has done nothing yet is mostly spared: a collection takes its time.
-        if not place.done and self._chance.random() < 0.7:
+        if not place.done and self._chance.random() < 0.9:
             return
         self._replace(place)
         self.log.counts["kills"] += 1

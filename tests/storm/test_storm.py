@@ -22,27 +22,38 @@ from tests.storm.storm import Conditions, Log, Storm
 Tell = Callable[[str, object], None]
 
 _CI = Conditions(60)
-_NIGHT = Conditions(1200, runs=150, pause_s=0.1, delay_s=2, stop_s=(0.3, 15))
-_BUCKET = Conditions(300, runs=60, pause_s=0.05, delay_s=2, kill_s=(0.3, 2), stop_s=(0.3, 10))
-#: What 60 seconds bring at least, on a machine with two cores that has other things to do.
+_NIGHT = Conditions(1200, runs=150, pause_s=0.1, delay_s=4, stop_s=(0.3, 15))
+_BUCKET = Conditions(300, runs=50, pause_s=0.3, delay_s=4, kill_s=(0.5, 3), stop_s=(0.3, 10))
+#: What 60 seconds bring at least, on two cores that have much else to do.
 _LEAST = {
-    "saved": 50,
-    "packs reused": 50,
-    "packs looked for again": 3,
-    "collected": 10,
-    "objects collected": 100,
-    "evicted": 25,
-    "read": 120,
+    "saved": 35,
+    "packs reused": 35,
+    "packs looked for again": 1,
+    "collected": 12,
+    "objects collected": 70,
+    "evicted": 20,
+    "read": 90,
     "kills": 25,
     "stops": 10,
 }
+_LEAST_IN_A_NIGHT = {what: 5 * least for what, least in _LEAST.items()}
+#: What 300 seconds bring at least where every call is a request.
+_LEAST_IN_A_BUCKET = {
+    "saved": 80,
+    "collected": 4,
+    "objects collected": 60,
+    "read": 100,
+    "kills": 25,
+}
 
 
-def _weather(url: str, folder: Path, conditions: Conditions, tell: Tell) -> None:
+def _weather(
+    url: str, folder: Path, conditions: Conditions, least: Mapping[str, int], tell: Tell
+) -> None:
     """Let a storm pass over a registry, and check what was done and what is left."""
-    conditions = replace(
-        conditions, seconds=float(os.environ.get("STORM_SECONDS", conditions.seconds))
-    )
+    seconds = float(os.environ.get("STORM_SECONDS", conditions.seconds))
+    share = min(1.0, seconds / conditions.seconds)
+    conditions = replace(conditions, seconds=seconds)
     registry.init(url, skip_race_probe=True).close()
     seeds = identities()
     log = Storm(url, folder, seeds, conditions).blow()
@@ -52,7 +63,8 @@ def _weather(url: str, folder: Path, conditions: Conditions, tell: Tell) -> None
         check_collected(url, seeds)
     finally:
         _say(log, folder, tell)
-    _check_least(log.counts, min(1.0, conditions.seconds / _CI.seconds))
+    missed = {what: log.counts[what] for what in least if log.counts[what] < least[what] * share}
+    assert not missed, f"too little was done: {missed}"
 
 
 def _say(log: Log, folder: Path, tell: Tell) -> None:
@@ -64,24 +76,19 @@ def _say(log: Log, folder: Path, tell: Tell) -> None:
     print(text)
 
 
-def _check_least(counts: Mapping[str, int], share: float) -> None:
-    missed = {
-        what: counts[what] for what, least in _LEAST.items() if counts[what] < int(least * share)
-    }
-    assert not missed, f"too little was done: {missed}"
-
-
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("storm")
 def test_a_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property: Tell) -> None:
-    _weather(str(tmp_path / "registry"), tmp_path / "said", _CI, record_property)
+    _weather(str(tmp_path / "registry"), tmp_path / "said", _CI, _LEAST, record_property)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.xdist_group("storm")
 def test_a_long_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property: Tell) -> None:
-    _weather(str(tmp_path / "registry"), tmp_path / "said", _NIGHT, record_property)
+    _weather(
+        str(tmp_path / "registry"), tmp_path / "said", _NIGHT, _LEAST_IN_A_NIGHT, record_property
+    )
 
 
 @pytest.mark.soak
@@ -91,4 +98,4 @@ def test_a_long_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property:
 def test_a_storm_in_a_bucket_loses_nothing(
     radosgw_url: Callable[[], str], tmp_path: Path, record_property: Tell
 ) -> None:
-    _weather(radosgw_url(), tmp_path / "said", _BUCKET, record_property)
+    _weather(radosgw_url(), tmp_path / "said", _BUCKET, _LEAST_IN_A_BUCKET, record_property)
