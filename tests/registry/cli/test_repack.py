@@ -37,7 +37,7 @@ def test_it_tells_what_it_did(call: Call, thinned: str) -> None:
     assert small == "small         3 packs, 200.5 KiB, of which 200.0 KiB are needed"
     assert written == "written       2 packs, 297.7 KiB"
     assert placed == "placed anew   3 states of 2 runs"
-    assert left == "left to gc    493.7 KiB of old packs"
+    assert left == "left to gc    493.8 KiB of old packs"
     assert call("verify", "--deep").exit_code == 0
     with registry.open(thinned) as opened:
         state = opened.checkpoint("thin").load()
