@@ -89,9 +89,12 @@ def _print_report(report: GcReport) -> None:
             else None,
         }
     )
-    if report.keeps_versions and (report.freed_bytes or report.dry_run):
+    if report.keeps_versions is not False and (report.freed_bytes or report.condemned.objects):
+        whether = (
+            "keeps versions" if report.keeps_versions else "may keep versions (it did not say)"
+        )
         output.line(
-            "The bucket keeps versions: what is deleted goes on taking space, as noncurrent "
+            f"The bucket {whether}: what is deleted then goes on taking space, as noncurrent "
             "versions, until a lifecycle rule removes them."
         )
 
