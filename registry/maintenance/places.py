@@ -37,14 +37,11 @@ class Fault:
         message: In words.
         is_gone: Whether it is not there at all.
         size_bytes: The size that it should have, where a placement tells.
-        by_bytes: Whether the right bytes under its key mend it. They do not where a placement is
-            whole and says what is not so.
     """
 
     message: str
     is_gone: bool = False
     size_bytes: int | None = None
-    by_bytes: bool = True
 
 
 @dataclass(slots=True)
@@ -54,11 +51,14 @@ class Checked:
     Attributes:
         packs: The packs that each of them needs, where its placement can be read.
         faults: What is wrong, by object.
+        unfit: Places whose placement is whole and says what is not so, or is another state's: no
+            bytes under its key can mend that.
         size_bytes: Bytes that were read.
     """
 
     packs: dict[Place, tuple[PackRef, ...]] = field(default_factory=dict)
     faults: dict[ObjectKey, Fault] = field(default_factory=dict)
+    unfit: dict[Place, str] = field(default_factory=dict)
     size_bytes: int = 0
 
     def blame(self, key: ObjectKey, fault: Fault) -> None:
@@ -99,9 +99,9 @@ class PlaceCheck:
                 continue
             checked.packs[place] = placement.packs
             lacking = [pack for pack in placement.packs if not self._check_pack(pack, checked)]
-            fault = self._unfit(place, manifest, placement, checked, there=not lacking)
-            if fault is not None:
-                checked.blame(place.placement_key, Fault(fault, by_bytes=False))
+            unfit = self._unfit(place, manifest, placement, checked, there=not lacking)
+            if unfit is not None:
+                checked.unfit[place] = unfit
         return checked
 
     def _read(self, form: _Form[_T], key: ObjectKey, checked: Checked) -> _T | None:

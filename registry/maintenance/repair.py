@@ -244,8 +244,6 @@ class _Repair:
     def _restore_one(self, key: ObjectKey) -> tuple[str, int] | str:
         """Put one object back; return where it came from and its size, or why it was not."""
         fault = self._verification.faults[key]
-        if not fault.by_bytes:
-            return "it is whole and says what is not so; the right bytes are other ones"
         reasons = []
         for store, candidate in self._candidates(key):
             try:
@@ -303,7 +301,10 @@ class _Repair:
             self.mended.append(Mended(where, "adopted", origin, need.refs, size_bytes))
             return
         why = "; ".join(reasons) or f"{self._mirror.backend.url} has no such state in any run"
-        for name in [*map(str, keys), need.refs[0]]:
+        about = {need.refs[0], *map(str, keys)}
+        if need.place is not None and not keys:
+            about.add(str(need.place.placement_key))
+        for name in about:
             before = self._reasons.get(name, "")
             if why not in before:
                 self._reasons[name] = f"{before}; {why}" if before else why

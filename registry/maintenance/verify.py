@@ -117,6 +117,7 @@ class Verification:
         self._seen: set[Place] = set()
         self._again: set[ObjectKey] = set()
         self._packs_of: dict[Place, tuple[PackRef, ...]] = {}
+        self._unfit: dict[Place, str] = {}
         self.faults: dict[ObjectKey, Fault] = {}
 
     def read_data(
@@ -171,11 +172,17 @@ class Verification:
         return found
 
     def unplaced(self) -> list[Need]:
-        """Return what runs hold and give no place for."""
-        return [
+        """Return what runs hold and give no place for, or one that is wrong."""
+        unplaced = [
             Need(run_id, manifest, None, refs)
             for run_id, manifests in sorted(self._unplaced.items())
             for manifest, refs in manifests.items()
+        ]
+        return unplaced + [
+            Need(run_id, place.manifest, place, refs)
+            for run_id, places in sorted(self._histories.items())
+            for place, refs in places.items()
+            if place in self._unfit
         ]
 
     def whole_places(self, manifest: Digest) -> list[Place]:
@@ -184,8 +191,11 @@ class Verification:
         return [
             place
             for place in dict.fromkeys(places)
-            if place.manifest == manifest and self.faults.keys().isdisjoint(self._keys_of(place))
+            if place.manifest == manifest and not self._is_suspect(place)
         ]
+
+    def _is_suspect(self, place: Place) -> bool:
+        return place in self._unfit or not self.faults.keys().isdisjoint(self._keys_of(place))
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
         """Forget what was wrong with data that has been replaced."""
@@ -237,6 +247,7 @@ class Verification:
             checked = done.result()
             self._count(checked.size_bytes)
             self._packs_of |= checked.packs
+            self._unfit |= checked.unfit
             for key, fault in checked.faults.items():
                 self.faults.setdefault(key, fault)
 
@@ -302,7 +313,7 @@ class Verification:
         is there; what was let go meanwhile, or moved, is no finding.
         """
         for _ in range(_ROUNDS):
-            suspects = [p for p in self._held() if self.faults.keys() & set(self._keys_of(p))]
+            suspects = [place for place in self._held() if self._is_suspect(place)]
             runs = [
                 run_id
                 for run_id, held in self._histories.items()
@@ -312,6 +323,7 @@ class Verification:
             held = self._held()
             moved = [place for place in held if place not in self._seen]
             for place in suspects:
+                self._unfit.pop(place, None)
                 for key in self._keys_of(place):
                     self._again.add(key)
                     if key not in self._packs.faults:
@@ -338,8 +350,14 @@ class Verification:
 
     def _object_findings(self) -> Iterator[Finding]:
         for need in self.unplaced():
-            message = "the log gives no place for it"
-            yield Finding("missing", need.refs[0], message, need.refs, _MEND)
+            if need.place is None:
+                message = "the log gives no place for it"
+                yield Finding("missing", need.refs[0], message, need.refs, _MEND)
+        for place, message in self._unfit.items():
+            held = [self._histories[run_id].get(place, ()) for run_id in sorted(self._histories)]
+            refs = tuple(ref for some in held for ref in some)
+            if refs:
+                yield Finding("placement", str(place.placement_key), message, refs, _MEND)
         needs = self.needs()
         for key, fault in self.faults.items():
             refs = tuple(ref for need in needs.get(key, ()) for ref in need.refs)

@@ -569,3 +569,32 @@ def test_a_repair_that_died_goes_on(home, open_registry, synced):
     assert len(objects(home)) < len([key for key in before if not key.startswith("runs/")])
     assert open_registry(home).repair(synced).ok
     assert contents(home) == before
+
+
+@pytest.mark.parametrize("lie", ["another's", "rows"])
+def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, lie):
+    """Its bytes are whole, so none from a mirror mend it: the run gets another place."""
+    from dataclasses import replace
+
+    reg = open_registry(home)
+    first, second = reg.run("run").checkpoints()
+    wrong = second.place.placement
+    if lie == "rows":
+        rows = list(first.placement.rows)
+        rows[0] = replace(rows[0], offset=rows[0].offset + 8)
+        forged = replace(first.placement, rows=tuple(rows))
+        wrong = forged.digest
+        name = wrong.hex()
+        home.put(f"placements/{name[:2]}/{name}.0", forged.encode())
+        # A mirror that was copied byte for byte has it as well.
+        synced.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
+    log = RunLog(reg.store, "run")
+    log.open()
+    log.append(lambda state: [first.place.model_copy(update={"placement": wrong})])
+    report = open_registry(home).repair(synced)
+    assert not report.found.ok
+    assert [one.how for one in report.mended] == ["adopted"]
+    assert report.ok
+    fresh = open_registry(home)
+    assert fresh.verify(deep=True).ok
+    assert all(map(same, states(home, open_registry), [small_state(1), small_state(2)]))
