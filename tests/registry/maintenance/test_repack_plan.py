@@ -144,6 +144,20 @@ def test_small_packs_that_do_not_fit_together_stay(run, reg, monkeypatch):
     assert not plan_repack(reg.store).rewritten
 
 
+def test_small_packs_that_would_only_be_cut_otherwise_stay(run, reg, monkeypatch):
+    """Two packs of 600 and 500 bytes would become two of 700 and 400."""
+    monkeypatch.setattr(repack_plan, "PACK_BYTES", 700)
+    fresh = np.random.default_rng(1)
+    sizes = ({"w": 600}, {"v": 100, "x": 400})
+    with small_grid(200):
+        for step, parts in enumerate(sizes):
+            tensors = {k: np.frombuffer(fresh.bytes(n), np.uint8) for k, n in parts.items()}
+            run.save({"model": tensors}, step=step)
+    assert not plan_repack(reg.store).rewritten
+    monkeypatch.setattr(repack_plan, "PACK_BYTES", 1100)
+    assert len(plan_repack(reg.store).rewritten) == 2
+
+
 def test_a_pack_that_would_come_out_as_it_went_in_stays(run, reg, monkeypatch):
     """Three small packs, of which only two fit together."""
     monkeypatch.setattr(repack_plan, "PACK_BYTES", FIXED + 2 * CHANGING)
