@@ -1,0 +1,203 @@
+"""The real code with one rule of the protocol taken out of it, each in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import registry.maintenance.gc
+import registry.writer
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.keys import Kind, ObjectKey, stem
+from registry.log import RunLog
+from registry.maintenance.gc import Collector
+from registry.maintenance.live import list_run_ids
+from registry.state import RunManifest
+from registry.writer import Choice, Writer
+
+Patch = pytest.MonkeyPatch
+
+
+def no_mark(patch: Patch) -> None:
+    """G3 and G4 left out: what nothing needed when it was chosen is deleted."""
+
+    def mark(self: Collector) -> None:
+        if self._sweep is not None:
+            self._sweep.live = frozenset()
+
+    patch.setattr(Collector, "mark", mark)
+
+
+def no_second_look(patch: Patch) -> None:
+    """G4 left out: runs are marked, and what was alive is taken from before the marks."""
+    mark = Collector.mark
+
+    def mark_and_forget(self: Collector) -> None:
+        mark(self)
+        if self._sweep is not None:
+            self._sweep.live = frozenset()
+
+    patch.setattr(Collector, "mark", mark_and_forget)
+
+
+def deletes_before_all_marks(patch: Patch) -> None:
+    """G5 begins when the first run is marked."""
+    mark_run = Collector._mark_run
+
+    def mark_one_and_delete(self: Collector, sweep: object, run_id: str) -> set[ObjectKey]:
+        needed = mark_run(self, sweep, run_id)
+        before, sweep.live = sweep.live, frozenset(needed)
+        self.delete()
+        sweep.live = before
+        return needed
+
+    patch.setattr(Collector, "_mark_run", mark_one_and_delete)
+
+
+def runs_listed_too_early(patch: Patch) -> None:
+    """G2 before G1: a run that is born in between is not marked."""
+    condemn = Collector.condemn
+    listed: dict[int, list[str]] = {}
+
+    def list_and_condemn(self: Collector) -> int | None:
+        listed[id(self._store)] = list_run_ids(self._store)
+        return condemn(self)
+
+    patch.setattr(Collector, "condemn", list_and_condemn)
+    patch.setattr(registry.maintenance.gc, "list_run_ids", lambda store: listed.pop(id(store)))
+
+
+def no_recheck(patch: Patch) -> None:
+    """W3 left out: what was chosen is committed, whatever was marked meanwhile."""
+    patch.setattr(Writer, "_recheck", lambda *_: None)
+
+
+def rechecked_once(patch: Patch) -> None:
+    """W3 at the first attempt alone: a lost race is composed anew without another look."""
+    commit, recheck = Writer.commit, Writer._recheck
+    looked: set[int] = set()
+
+    def commit_anew(self: Writer, *arguments: object) -> RunManifest:
+        looked.discard(id(self))
+        return commit(self, *arguments)
+
+    def recheck_once(self: Writer, *arguments: object) -> None:
+        if id(self) not in looked:
+            looked.add(id(self))
+            recheck(self, *arguments)
+
+    patch.setattr(Writer, "commit", commit_anew)
+    patch.setattr(Writer, "_recheck", recheck_once)
+
+
+def marks_unheeded(patch: Patch) -> None:
+    """A mark met on the way to the head does not move the observed epoch."""
+
+    def recheck(self: Writer, state: RunManifest, choice: Choice) -> None:
+        refused = self._epochs.condemned(choice.unproven(state), self.epoch)
+        if refused:
+            raise registry.writer.Condemned(refused)
+
+    patch.setattr(Writer, "_recheck", recheck)
+
+
+def epoch_observed_early(patch: Patch) -> None:
+    """W1 broken: the epoch is observed before the run's slot 0 exists."""
+    begin = RunLog.__init__
+
+    def observe_first(self: RunLog, store: object, run_id: str, **options: object) -> None:
+        begin(self, store, run_id, **options)
+        self.early = Epochs(store).observe()
+
+    def epoch(self: Writer) -> int:
+        if self._observed is None:
+            self._observed = self.log.early
+        return self._observed
+
+    patch.setattr(RunLog, "__init__", observe_first)
+    patch.setattr(Writer, "epoch", property(epoch))
+
+
+def condemned_names_spoken(patch: Patch) -> None:
+    """W2 and W3 broken: what was condemned is used again as long as it is there."""
+    patch.setattr(Epochs, "condemned", lambda *_: set())
+
+
+def condemned_packs_chosen(patch: Patch) -> None:
+    """W2 broken: a condemned pack is chosen as long as it is there; W3 refuses it for ever."""
+
+    def usable(self: Writer, kind: str, digest: Digest, size_bytes: int) -> ObjectKey | None:
+        for info in self._store.backend.list(stem(kind, digest)):
+            if info.size_bytes == size_bytes:
+                return ObjectKey.parse(info.key)
+        return None
+
+    patch.setattr(Writer, "usable", usable)
+
+
+def names_used_again(patch: Patch) -> None:
+    """Generations left out: once what was condemned is gone, its name is used again."""
+
+    def put(self: Writer, kind: Kind, digest: Digest, body: object) -> ObjectKey:
+        for generation in dict.fromkeys((0, self.epoch)):
+            key = ObjectKey(kind, digest, generation)
+            created = self._store.backend.put_if_absent(str(key), body)
+            if created or not self._epochs.condemned([key], self.epoch):
+                break
+        return key
+
+    def put_pack(self: Writer, digest: Digest, body: object, size_bytes: int) -> ObjectKey:
+        return self.usable("packs", digest, size_bytes) or put(self, "packs", digest, body)
+
+    def put_small(self: Writer, kind: Kind, digest: Digest, data: bytes, form: object) -> ObjectKey:
+        return put(self, kind, digest, data)
+
+    def recheck(self: Writer, state: RunManifest, choice: Choice) -> None:
+        if state.epoch > self.epoch:
+            self._observed = state.epoch
+            refused = self._epochs.condemned(choice.unproven(state), self.epoch)
+            if refused:
+                raise registry.writer.Condemned(refused)
+
+    patch.setattr(Writer, "put_pack", put_pack)
+    patch.setattr(Writer, "put_small", put_small)
+    patch.setattr(Writer, "_recheck", recheck)
+
+
+def cover_by_the_dead(patch: Patch) -> None:
+    """W2a stretched: what an evicted checkpoint used is named without a look."""
+
+    def is_placed(self: RunManifest, place: object) -> bool:
+        return self.by_manifest.get(place.manifest) == place
+
+    patch.setattr(RunManifest, "is_placed", is_placed)
+
+
+BROKEN: dict[str, Callable[[Patch], None]] = {
+    rule.__name__: rule
+    for rule in (
+        no_mark,
+        no_second_look,
+        deletes_before_all_marks,
+        runs_listed_too_early,
+        no_recheck,
+        rechecked_once,
+        marks_unheeded,
+        epoch_observed_early,
+        condemned_names_spoken,
+        condemned_packs_chosen,
+        names_used_again,
+        cover_by_the_dead,
+    )
+}
+
+
+@contextmanager
+def without(rule: str) -> Iterator[None]:
+    """Break one rule."""
+    with pytest.MonkeyPatch.context() as patch:
+        BROKEN[rule](patch)
+        yield

@@ -1,0 +1,254 @@
+"""The programs that are interleaved, and the registries that they begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from backends.memory import MemoryBackend
+from registry.errors import Conflict, MissingObject, NotFound
+from registry.maintenance.gc import collect
+from registry.maintenance.repack import repack
+from registry.registry import Registry
+from registry.spec import Retention
+from registry.store import create_config
+from registry.sync import sync
+from tests.registry.conftest import same
+from tests.schedules.actors import Program, Session, named_after
+from tests.schedules.scenario import Saved, Scenario
+from tests.schedules.soundness import opened
+
+#: The run in which something is evicted, another that exists, and one that is begun meanwhile.
+OLD, OTHER, NEW = "old", "other", "new"
+#: A run of another registry.
+FAR = "far"
+#: Checkpoints of the old run: the one that is evicted, and the one that stays.
+DOOMED, NEWEST = 1, 2
+#: Steps of saves: of the doomed state again; of one that shares its tensors and nothing else.
+AGAIN, ALIKE = 3, 4
+#: A later step of the old run that holds what the newest one held.
+LATER = 5
+
+#: How the pusher stands when the schedule begins: with nothing; with an open handle; with a handle
+#: that goes on from the doomed checkpoint, whose objects it may name without a look (W2a).
+Stand = Literal["fresh", "opened", "resumed"]
+
+
+def weights(i: int) -> np.ndarray:
+    """Return a tensor just large enough to lie in a pack."""
+    return np.arange(20, dtype=np.float32) + i
+
+
+def content(run_id: str, step: int) -> object:
+    """Return what the checkpoint of a run at a step is saved with."""
+    if run_id == OLD and step in (NEWEST, LATER):
+        return {"model": weights(2)}
+    return {"model": weights(1), "step": step} if step == ALIKE else {"model": weights(1)}
+
+
+def prepare(registry: Registry) -> None:
+    """Save a checkpoint that retention will let go, and the one that stays."""
+    run = registry.create_run(OLD, seed=1)
+    run.save(content(OLD, DOOMED), step=DOOMED)
+    run.save(content(OLD, NEWEST), step=NEWEST)
+    registry.create_run(OTHER, seed=1)
+
+
+def prepare_evicted(registry: Registry) -> None:
+    """Do the same, and let the checkpoint go."""
+    prepare(registry)
+    registry.run(OLD).prune(Retention(last=1))
+
+
+def prepare_swept(registry: Registry) -> None:
+    """Let a sweep pass, and then save the same once more, to be let go again."""
+    prepare_evicted(registry)
+    collect(registry.store, grace_s=0.0)
+    registry.run(OLD).push(content(OLD, AGAIN), step=AGAIN)
+    registry.run(OLD).push(content(OLD, LATER), step=LATER)
+
+
+# Programs
+
+
+def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> Program:
+    """Save what the doomed checkpoint held in a run that exists."""
+
+    def push(session: Session) -> Saved:
+        if stand == "fresh":
+            session.ready()
+        run = session.open().run(run_id)
+        if stand == "resumed":
+            run.restore(at=run.checkpoints()[0])
+        if stand != "fresh":
+            session.ready()
+        (run.save if stand == "resumed" else run.push)(content(run_id, step), step=step)
+        return Saved(run_id, step)
+
+    return push
+
+
+def push_born(session: Session) -> Saved:
+    """Begin a run, and save in it what the doomed checkpoint held."""
+    session.ready()
+    run = session.open().create_run(NEW, seed=1)
+    run.save(content(NEW, AGAIN), step=AGAIN)
+    return Saved(NEW, AGAIN)
+
+
+def evict(session: Session) -> None:
+    """Let go of all but the newest checkpoint of the old run."""
+    session.ready()
+    session.open().run(OLD).prune(Retention(last=1))
+
+
+def gather(session: Session) -> None:
+    """Collect whatever nothing needs, however young it is."""
+    session.ready()
+    collect(session.open().store, grace_s=0.0)
+
+
+def undo(session: Session) -> Saved:
+    """Bring the doomed checkpoint back."""
+    session.ready()
+    session.open().run(OLD).undo()
+    return Saved(OLD, DOOMED)
+
+
+def fork(session: Session) -> Saved:
+    """Begin a run that goes on from the doomed checkpoint."""
+    session.ready()
+    session.open().fork(f"{OLD}/main/step{DOOMED}", NEW)
+    return Saved(NEW, DOOMED)
+
+
+def promote(session: Session) -> None:
+    """Let the model of the doomed checkpoint into the pool."""
+    session.ready()
+    run = session.open().run(OLD)
+    run.pool.promote(run.checkpoints()[0])
+
+
+def read(session: Session) -> None:
+    """Load the newest checkpoint of the old run."""
+    session.ready()
+    found = session.open().run(OLD).latest()
+    assert same(found.load(), content(OLD, NEWEST))
+
+
+def pack_anew(session: Session) -> None:
+    """Put the small packs of the old run together."""
+    session.ready()
+    repack(session.open().store, [OLD])
+
+
+def bring(source: Registry) -> Program:
+    """Sync a run from another registry."""
+
+    def bring_it(session: Session) -> Saved:
+        session.ready()
+        sync(source, session.open(), [FAR])
+        return Saved(FAR, AGAIN)
+
+    return bring_it
+
+
+def mirror(session: Session) -> None:
+    """Sync the old run to another registry, which must then be whole."""
+    session.ready()
+    backend = MemoryBackend()
+    create_config(backend, "skipped")
+    with opened(backend) as there:
+        sync(session.open(), there, [OLD])
+        assert there.verify(deep=True).findings == ()
+
+
+def far_registry() -> Registry:
+    """Return another registry, where a run holds what the doomed checkpoint held."""
+    backend = MemoryBackend()
+    with named_after("far"):
+        create_config(backend, "skipped")
+        registry = opened(backend)
+        registry.create_run(FAR, seed=1).save(content(FAR, AGAIN), step=AGAIN)
+    return registry
+
+
+# What is played
+
+Prepare = Callable[[Registry], object]
+
+
+def play(
+    programs: Mapping[str, Program],
+    *,
+    before: Prepare = prepare,
+    refused: Mapping[str, tuple[type[Exception], ...]] | None = None,
+    mortal: tuple[str, ...] = (),
+    page: int | None = None,
+) -> Scenario:
+    """Return a scenario of these programs."""
+    return Scenario(
+        prepare=before,
+        programs=programs,
+        content=content,
+        refused=refused or {},
+        mortal=frozenset(mortal),
+        page=page,
+    )
+
+
+def required(
+    run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh", before: Prepare = prepare
+) -> Scenario:
+    """Return two pushes, an eviction and a collection."""
+    again = push_again(run_id, step, stand)
+    programs = {"again": again, "born": push_born, "evict": evict, "gc": gather}
+    return play(programs, before=before)
+
+
+REQUIRED: dict[str, Callable[[], Scenario]] = {
+    "the run of the evicted": lambda: required(),
+    "the run of the evicted, opened before": lambda: required(stand="opened"),
+    "resumed from the evicted": lambda: required(stand="resumed"),
+    "resumed from the evicted, something alike": lambda: required(step=ALIKE, stand="resumed"),
+    "another run": lambda: required(OTHER),
+    "another run, something alike, opened before": lambda: required(OTHER, ALIKE, "opened"),
+    "after a sweep": lambda: required(before=prepare_swept, step=ALIKE),
+}
+
+MIXES: dict[str, Callable[[], Scenario]] = {
+    "undo": lambda: play(
+        {"undo": undo, "born": push_born, "gc": gather},
+        before=prepare_evicted,
+        refused={"undo": (MissingObject,)},
+    ),
+    "fork": lambda: play(
+        {"fork": fork, "evict": evict, "gc": gather, "again": push_again()},
+        refused={"fork": (Conflict, NotFound, MissingObject)},
+    ),
+    "promotion": lambda: play(
+        {"promote": promote, "evict": evict, "gc": gather, "born": push_born},
+        refused={"promote": (Conflict, MissingObject)},
+    ),
+    "sync to here": lambda: play(
+        {"bring": bring(far_registry()), "evict": evict, "gc": gather, "again": push_again()}
+    ),
+    "sync from here": lambda: play({"mirror": mirror, "evict": evict, "gc": gather}),
+    "repack": lambda: play(
+        {"repack": pack_anew, "evict": evict, "gc": gather, "again": push_again(stand="resumed")}
+    ),
+    "reading under a repack": lambda: play({"read": read, "repack": pack_anew, "gc": gather}),
+    "two collectors": lambda: play(
+        {"again": push_again(), "evict": evict, "gc": gather, "gc2": gather},
+    ),
+    "a collector dies": lambda: play(
+        {"again": push_again(), "gc": gather, "born": push_born, "gc2": gather},
+        before=prepare_evicted,
+        mortal=("gc",),
+    ),
+    "listings in pages": lambda: play(
+        {"again": push_again(OTHER), "born": push_born, "evict": evict, "gc": gather}, page=2
+    ),
+}

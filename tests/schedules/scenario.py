@@ -1,0 +1,110 @@
+"""What is interleaved: a registry as it stands before, and the actors that go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends.memory import MemoryBackend
+from registry.maintenance.gc import collect
+from registry.registry import Registry
+from registry.store import create_config
+from tests.schedules.actors import Actor, Ended, Program, named_after
+from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened
+from tests.schedules.store import World
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a program returns that was told that its checkpoint is durable."""
+
+    run: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A registry and the actors.
+
+    Attributes:
+        prepare: What was done before any of them.
+        programs: The actors' programs by their names.
+        content: What each checkpoint is saved with.
+        refused: Errors that a program may end with, by its name: the documented ones.
+        mortal: Actors that may die at any call.
+        page: Entries of one page of a listing.
+    """
+
+    prepare: Callable[[Registry], object]
+    programs: Mapping[str, Program]
+    content: Content
+    refused: Mapping[str, tuple[type[Exception], ...]] = field(default_factory=dict)
+    mortal: frozenset[str] = frozenset()
+    page: int | None = None
+
+
+class Stage:
+    """A scenario set up: where schedules begin, and what is checked where they end.
+
+    Attributes:
+        scenario: The scenario.
+        actors: Its actors, in the order in which they are tried.
+        world: The store before anything.
+        soundness: What must hold after every step.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        backend = MemoryBackend()
+        with named_after("before"):
+            self.config = create_config(backend, "skipped")
+            with opened(backend) as registry:
+                scenario.prepare(registry)
+        self.scenario = scenario
+        self.world = World.of(backend)
+        self.actors = [
+            Actor(name, program, self.config, scenario.page)
+            for name, program in scenario.programs.items()
+        ]
+        self.soundness = Soundness(scenario.content)
+        self.soundness.check(self.world)
+        self._quiet: set[int] = set()
+
+    def check_end(self, world: World, ended: Sequence[Ended | None]) -> None:
+        """Check how a schedule ended; an actor that died has no end.
+
+        Raises:
+            Violation: An actor failed, an acknowledged save is lost, what nothing needs is not
+                collected, or the registry is not sound.
+        """
+        for actor, end in zip(self.actors, ended, strict=True):
+            if end is not None and end.error is not None:
+                if not isinstance(end.error, self.scenario.refused.get(actor.name, ())):
+                    raise Violation(f"{actor.name} failed: {end.error!r}") from end.error
+            elif end is not None and isinstance(end.value, Saved):
+                self._check_kept(world, actor.name, end.value)
+        if world.mark not in self._quiet:
+            self._check_quiet(world.copy())
+            self._quiet.add(world.mark)
+
+    def _check_kept(self, world: World, name: str, saved: Saved) -> None:
+        state = self.soundness.state(world, saved.run)
+        kept = [one for one in state.checkpoints if one.step == saved.step and not one.evicted]
+        if not kept:
+            raise Violation(f"{name} was told that step {saved.step} is saved, and it is lost")
+
+    def _check_quiet(self, world: World) -> None:
+        """Check that two collections with nobody about leave what is needed, and nothing else."""
+        backend = world.backend()
+        with opened(backend) as registry:
+            for _ in range(2):
+                collect(registry.store, grace_s=0.0)
+        after = World.of(backend)
+        self.soundness.check(after)
+        left = objects_of(after) - self.soundness.live_objects(after)
+        if left:
+            raise Violation(f"two collections left {sorted(left)}")
+        with opened(backend) as registry:
+            findings = registry.verify(deep=True).findings
+        errors = [str(one) for one in findings if one.severity == "error"]
+        if errors:
+            raise Violation(f"verify finds {errors}")

@@ -1,0 +1,58 @@
+"""The real code without one of its rules: there is a schedule that shows it, and it is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.schedules.broken import BROKEN, without
+from tests.schedules.explore import Explorer
+from tests.schedules.plays import MIXES, REQUIRED
+from tests.schedules.scenario import Stage
+from tests.schedules.soundness import Violation
+from tests.schedules.store import Fate
+
+GONE = "holds what needs .* is gone"
+#: Where each is found: the play, preemptions, what becomes of deletes, and what is told.
+FOUND: dict[str, tuple[str, int, Fate, str]] = {
+    "no_mark": ("another run", 1, "now", GONE),
+    "no_second_look": ("another run, something alike, opened before", 1, "now", GONE),
+    "deletes_before_all_marks": ("another run, something alike, opened before", 1, "now", GONE),
+    "runs_listed_too_early": ("another run, something alike, opened before", 1, "now", GONE),
+    "no_recheck": ("another run", 1, "now", GONE),
+    "rechecked_once": ("another run", 1, "now", GONE),
+    "marks_unheeded": ("another run", 1, "now", GONE),
+    "epoch_observed_early": ("another run", 1, "late", GONE),
+    "condemned_names_spoken": ("another run", 1, "now", GONE),
+    "condemned_packs_chosen": ("another run", 1, "now", "5 times in a row"),
+    "names_used_again": ("another run", 0, "twice", GONE),
+    "cover_by_the_dead": ("resumed from the evicted, something alike", 1, "now", GONE),
+}
+
+
+def play(name: str) -> Explorer:
+    return Explorer(Stage((REQUIRED | MIXES)[name]()))
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_rule_is_caught(rule: str) -> None:
+    name, preemptions, fate, told = FOUND[rule]
+    with without(rule):
+        with pytest.raises(Violation, match=told) as caught:
+            play(name).exhaust(preemptions, fate)
+        # The schedule that is told leads there again, in an explorer that remembers nothing.
+        with pytest.raises(Violation, match=told):
+            play(name).replay(caught.value.moves)
+    print(f"{rule}: {caught.value}")
+
+
+def test_a_broken_rule_is_caught_at_random() -> None:
+    with without("no_recheck"):
+        explorer = play("another run")
+        with pytest.raises(Violation, match=GONE):
+            for seed in range(300):
+                explorer.wander(seed)
+
+
+def test_only_a_second_landing_shows_that_names_are_used_again() -> None:
+    with without("names_used_again"):
+        assert play("another run").exhaust(1, "now").schedules > 1_000

@@ -1,0 +1,99 @@
+"""Two pushes, an eviction and a collection, and whatever else may meet a collection, interleaved.
+
+After every step each live checkpoint loads and is what was saved; at the end of every schedule
+nothing acknowledged is lost, two quiet collections leave no object that nothing needs, and `verify`
+finds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.schedules.explore import Explorer, Tally
+from tests.schedules.plays import MIXES, REQUIRED
+from tests.schedules.scenario import Stage
+from tests.schedules.store import Fate
+
+Record = Callable[[str, object], None]
+FATES: tuple[Fate, ...] = ("now", "late", "twice")
+PLAYS = REQUIRED | MIXES
+#: Two preemptions in every run of the tests; for the others two by hand.
+FIRST = "the run of the evicted"
+OTHERS = tuple(name for name in REQUIRED if name != FIRST)
+#: One preemption in every run of the tests; of `MIXES` for the others one by hand.
+QUICK = (
+    "resumed from the evicted, something alike",
+    "another run",
+    "another run, something alike, opened before",
+    "undo",
+    "two collectors",
+    "promotion",
+    "sync from here",
+    "reading under a repack",
+)
+#: Fewer schedules than these would mean that something is not interleaved any more.
+LEAST_OF_TWO, LEAST_OF_ONE = 30_000, 150
+#: Schedules at random: by hand, and in every run of the tests.
+RANDOM, SHARE = 20_000, 1_500
+
+
+def exhaust(name: str, preemptions: int, record: Record) -> list[Tally]:
+    """Go through every schedule of a play, whatever becomes of deletes."""
+    explorer = Explorer(Stage(PLAYS[name]()))
+    tallies = []
+    for fate in FATES:
+        tally = explorer.exhaust(preemptions, fate)
+        tallies.append(tally)
+        record(f"schedules, deletes {fate}", tally.schedules)
+        print(f"{name}: at most {preemptions} preemptions, deletes {fate}: {tally}")
+    return tallies
+
+
+def wander(schedules: int, record: Record) -> None:
+    """Go through schedules at random, as many of each play."""
+    share = -(-schedules // len(PLAYS))
+    for name, make in PLAYS.items():
+        explorer = Explorer(Stage(make()))
+        lengths = [len(explorer.wander(seed).moves) for seed in range(share)]
+        assert min(lengths) > 20
+        record(f"{name}, at random", len(lengths))
+        print(f"{name}: {len(lengths)} schedules at random, of {max(lengths)} steps at most")
+
+
+def test_all_schedules_with_two_preemptions(record_property: Record) -> None:
+    for tally in exhaust(FIRST, 2, record_property):
+        assert tally.schedules > LEAST_OF_TWO
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_all_schedules_with_one_preemption(name: str, record_property: Record) -> None:
+    for tally in exhaust(name, 1, record_property):
+        assert tally.schedules > LEAST_OF_ONE
+
+
+def test_schedules_at_random(record_property: Record) -> None:
+    wander(SHARE, record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", OTHERS)
+def test_soak_all_schedules_with_two_preemptions(name: str, record_property: Record) -> None:
+    for tally in exhaust(name, 2, record_property):
+        assert tally.schedules > LEAST_OF_TWO
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", [name for name in MIXES if name not in QUICK])
+def test_soak_all_schedules_with_one_preemption(name: str, record_property: Record) -> None:
+    for tally in exhaust(name, 1, record_property):
+        assert tally.schedules > LEAST_OF_ONE
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_soak_schedules_at_random(record_property: Record) -> None:
+    wander(RANDOM, record_property)
