@@ -1,0 +1,1 @@
+"""The collection protocol as executable specification, explored state by state."""
