@@ -1,0 +1,195 @@
+"""The collection protocol of docs/spec.md, ready to be explored.
+
+The adversary: any interleaving of single store calls; whoever takes part may stop for ever at any
+step, since nobody is ever asked to go on; a DELETE that was sent lands at any later time, any
+number of times; collectors condemn whatever they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.model import collectors, writers
+from tests.model.collectors import Collectors
+from tests.model.explorer import Step
+from tests.model.keys import Keys, single
+from tests.model.log import CHECKPOINT, Log, Logs, Slot, name_bit, union
+from tests.model.scenario import (
+    KEPT,
+    Collector,
+    Epochs,
+    Evict,
+    Relocate,
+    Rules,
+    Scenario,
+    State,
+    Writer,
+)
+from tests.model.writers import Turn, Writers
+
+#: What somebody's next steps depend on.
+Seen = tuple[object, ...]
+
+
+class Protocol:
+    """A scenario under some rules: a model for `explorer.explore`.
+
+    Attributes:
+        scenario: Who takes part, and from where.
+    """
+
+    def __init__(self, scenario: Scenario, rules: Rules = KEPT) -> None:
+        files = [file for needs in scenario.files for file in needs]
+        files += [actor.file for actor in scenario.actors if isinstance(actor, Relocate)]
+        self.scenario = scenario
+        self._keys = Keys(max(files) + 1, scenario.epochs)
+        self._logs = Logs(len(scenario.files), scenario.epochs)
+        self._writers = Writers(scenario, rules, self._keys, self._logs)
+        self._collectors = Collectors(scenario, rules, self._keys, self._logs)
+        # Collectors last: states that differ only in which of them is where are one (`_known`).
+        self._actors = sorted(scenario.actors, key=lambda actor: isinstance(actor, Collector))
+        self._others = sum(not isinstance(actor, Collector) for actor in self._actors)
+        self._programs = [
+            self._writers.program(actor) if isinstance(actor, Writer | Relocate) else ()
+            for actor in self._actors
+        ]
+        self._crowd_kept: dict[Seen, list[collectors.Move]] = {}
+        self._doomed_kept: dict[Seen, int] = {}
+        self._collectors_kept: dict[Seen, list[collectors.Move]] = {}
+        self._writers_kept: dict[Seen, list[writers.Move]] = {}
+
+    def initial(self) -> State:
+        """Return the first state: what runs hold lies under generation 0."""
+        logs = tuple(None if held is None else self._holding(held) for held in self.scenario.runs)
+        memory = tuple(
+            collectors.Memory() if isinstance(actor, Collector) else writers.Memory()
+            for actor in self._actors
+        )
+        objects = self._with_strangers(collectors.live(logs), ())
+        return State(objects, 0, (), logs, memory)
+
+    def _holding(self, manifests: tuple[int, ...]) -> Log:
+        log = self._logs.created
+        for manifest in manifests:
+            keys = union(self._keys.key(file, 0) for file in self.scenario.files[manifest])
+            slot = Slot(places=((manifest, keys),), names=name_bit(manifest, CHECKPOINT))
+            log = self._logs.append(log, slot)
+        return log
+
+    def wrong(self, state: State) -> str | None:
+        """The invariant: every key that the current place of a live manifest needs exists."""
+        for run, log in enumerate(state.logs):
+            if log is None:
+                continue
+            lost = log.keys & ~state.objects
+            if lost:
+                return f"Run {run} needs {self._keys.words[lost]}, which is not there."
+            if log.unplaced:
+                return f"Run {run} shows a manifest that has no place."
+        return None
+
+    def successors(self, state: State) -> Iterator[tuple[Step, State]]:
+        """Yield every step that somebody may take next, and the state after it."""
+        objects, doomed, epochs, logs, memory = state
+        yield from self._store(state)
+        if self.scenario.crowd:
+            for words, _, published, longer, _ in self._crowd_moves(state):
+                there = self._with_strangers(objects, published)
+                yield ("the crowd", *words), State(there, doomed, published, longer, memory)
+        for index, actor in enumerate(self._actors):
+            if isinstance(actor, Collector):
+                for words, sent, published, longer, then in self._collector_moves(index, state):
+                    there = self._with_strangers(objects, published)
+                    known = self._known(state, index, then)
+                    yield (actor.who, *words), State(there, sent, published, longer, known)
+            elif isinstance(actor, Evict):
+                yield from self._evict(actor, index, state)
+            else:
+                run = actor.run
+                for words, there, log, me in self._writer_moves(actor, index, state):
+                    longer = (*logs[:run], log, *logs[run + 1 :])
+                    known = self._known(state, index, me)
+                    yield (actor.who, *words), State(there, doomed, epochs, longer, known)
+
+    # What somebody may do next depends on what they can see and on nothing else, so it is kept.
+
+    def _crowd_moves(self, state: State) -> list[collectors.Move]:
+        seen = (state.epochs, state.logs)
+        moves = self._crowd_kept.get(seen)
+        if moves is None:
+            moves = self._crowd_kept[seen] = list(self._collectors.crowd(state))
+        return moves
+
+    def _doomed_by_crowd(self, state: State) -> int:
+        seen = (state.epochs, state.logs)
+        doomed = self._doomed_kept.get(seen)
+        if doomed is None:
+            doomed = self._doomed_kept[seen] = self._collectors.doomed_by_crowd(state)
+        return doomed
+
+    def _collector_moves(self, index: int, state: State) -> list[collectors.Move]:
+        seen = (state.memory[index], *state[:4])
+        moves = self._collectors_kept.get(seen)
+        if moves is None:
+            me = state.memory[index]
+            moves = self._collectors_kept[seen] = list(self._collectors.moves(me, state))
+        return moves
+
+    def _writer_moves(
+        self, actor: Writer | Relocate, index: int, state: State
+    ) -> list[writers.Move]:
+        me, log = state.memory[index], state.logs[actor.run]
+        seen = (index, me, log, state.objects, state.epochs)
+        moves = self._writers_kept.get(seen)
+        if moves is None:
+            turn = Turn(actor, self._programs[index], me, state, log)
+            moves = self._writers_kept[seen] = list(self._writers.moves(turn))
+        return moves
+
+    def _store(self, state: State) -> Iterator[tuple[Step, State]]:
+        """DELETEs that land; with strangers who take steps, what they put."""
+        objects, doomed, epochs, logs, memory = state
+        # One that nobody needs yet can wait: it lands again, and an absent key only leaves fewer
+        # choices (a writer may always put its own).
+        landing = doomed
+        if self.scenario.crowd:
+            landing |= self._doomed_by_crowd(state)
+        if not self.scenario.apart:
+            landing &= collectors.live(logs)
+        for key in single(objects & landing):
+            after = State(objects & ~key, doomed, epochs, logs, memory)
+            yield ("the store", "deletes", self._keys.words[key]), after
+        if self.scenario.strangers and self.scenario.apart:
+            for key in single(self._keys.up_to(len(epochs)) & ~objects):
+                after = State(objects | key, doomed, epochs, logs, memory)
+                yield ("a stranger", "puts", self._keys.words[key]), after
+
+    def _with_strangers(self, objects: int, epochs: Epochs) -> int:
+        """Return the objects once strangers have put theirs, where that is no step.
+
+        For the same reason they may as well put all that they can as soon as they can.
+        """
+        if self.scenario.strangers and not self.scenario.apart:
+            return objects | self._keys.up_to(len(epochs))
+        return objects
+
+    def _known(self, state: State, index: int, me: Seen) -> tuple[Any, ...]:
+        """Return what each actor knows after one of them has learned something."""
+        known = (*state.memory[:index], me, *state.memory[index + 1 :])
+        if index < self._others or len(known) - self._others < 2:
+            return known
+        return known[: self._others] + tuple(sorted(known[self._others :]))
+
+    def _evict(self, actor: Evict, index: int, state: State) -> Iterator[tuple[Step, State]]:
+        log = state.logs[actor.run]
+        name = name_bit(actor.manifest, actor.name)
+        done = state.memory[index][0]
+        if done or log is None or log.dropped or not (actor.drop or log.names & name):
+            return
+        slot = Slot(drops=True) if actor.drop else Slot(let_go=name)
+        logs = list(state.logs)
+        logs[actor.run] = self._logs.append(log, slot)
+        known = self._known(state, index, writers.Memory(step=1))
+        words = (actor.who, "drops" if actor.drop else "lets go in", f"run {actor.run}")
+        yield words, state._replace(logs=tuple(logs), memory=known)

@@ -1,0 +1,188 @@
+"""What is explored: who takes part, from where, and which rules are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tests.model.log import CHECKPOINT, PIN, Log
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules of the protocol, each of which can be broken alone.
+
+    Attributes:
+        run_before_epoch: W1: the run exists before its writer observes the epoch.
+        run_before_choice: W1: the run exists before its writer chooses a key.
+        slot_0_references_nothing: W1: what a fork inherits stands in commit 1.
+        refuse_condemned: W2: a key that a sweep up to u condemned is not used.
+        generations: W2: what is put anew gets a name of its own, `<sha256>.<u>`.
+        recheck: W3: a mark met on the way to the head moves u, and the choice is checked again.
+        exact_slot: W2a: a key needs no check only while it is live right before the commit's slot.
+        held_only: W2a: it must be live there; a `place` line of what was let go proves nothing.
+        relocation_checks: A relocation keeps W2 and W3 as every writer.
+        one_slot: A sync shows everything that it brings in one slot.
+        places_with_commits: ... and places no later than the commits that need them.
+        publish_before_list: G1 before G2.
+        every_run: G2 to G4 leave out no run, whatever its log looks like.
+        all_marked: G5 waits until every run is marked.
+        remark: G4: M_e comes from a replay made after G1, not from the one that chose candidates.
+        replay_reaches_mark: G4: ... and that reaches the mark.
+        mark_of_this_epoch: G3: only a mark of this epoch or a later one serves.
+        spare_the_live: G5: what is live in M_e is not deleted.
+    """
+
+    run_before_epoch: bool = True
+    run_before_choice: bool = True
+    slot_0_references_nothing: bool = True
+    refuse_condemned: bool = True
+    generations: bool = True
+    recheck: bool = True
+    exact_slot: bool = True
+    held_only: bool = True
+    relocation_checks: bool = True
+    one_slot: bool = True
+    places_with_commits: bool = True
+    publish_before_list: bool = True
+    every_run: bool = True
+    all_marked: bool = True
+    remark: bool = True
+    replay_reaches_mark: bool = True
+    mark_of_this_epoch: bool = True
+    spare_the_live: bool = True
+
+
+KEPT = Rules()
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Names manifests in a run, by W1 to W4.
+
+    A save, a promotion, an undone eviction, a fork and a sync are the same writer in other places:
+    a promotion finds its manifest live in its own run, an undo finds it let go, a fork and a sync
+    are born with their run.
+
+    Attributes:
+        who: Its name in a trace.
+        run: Whose log it writes.
+        manifests: What it names, all in one slot.
+        name: As what.
+        born: Whether it creates the run.
+        own: Whether it makes use of W2a.
+        passing: A manifest that it names and lets go in the same slot, without a place: a sync of
+            what the source has evicted and collected since.
+    """
+
+    who: str
+    run: int
+    manifests: tuple[int, ...] = (0,)
+    name: int = CHECKPOINT
+    born: bool = False
+    own: bool = False
+    passing: int | None = None
+
+
+@dataclass(frozen=True)
+class Relocate:
+    """Moves a live manifest to another file: a slot with a `place` line only, under W1 to W4.
+
+    Attributes:
+        who: Its name in a trace.
+        run: Whose log it writes.
+        file: The file that replaces those of the manifest.
+        manifest: Which is moved.
+    """
+
+    who: str
+    run: int
+    file: int
+    manifest: int = 0
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Lets names of a manifest go in a run; `drop`: lets everything go, for good."""
+
+    who: str
+    run: int
+    manifest: int = 0
+    name: int = CHECKPOINT
+    drop: bool = False
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Carries out one sweep, G1 to G5: its own, or one that it finds, finished or not."""
+
+    who: str
+
+
+Actor = Writer | Relocate | Evict | Collector
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Who takes part, and from where.
+
+    Attributes:
+        actors: Each may stop for ever at any step.
+        runs: For each run the manifests that it holds at first; `None`: it is not born yet.
+        files: For each manifest the files that it needs.
+        epochs: Sweeps that may be published.
+        crowd: Besides the actors there are any number of collectors, at any point of any sweep.
+        strangers: Writers that are not modelled may put any file at any time, under an epoch
+            that they once observed; their puts may land late and again.
+        apart: Reading a log's head is a step of its own; otherwise it is one step with the put
+            that follows (`writers.py` says why that is the same).
+    """
+
+    actors: tuple[Actor, ...]
+    runs: tuple[tuple[int, ...] | None, ...] = ((0,),)
+    files: tuple[tuple[int, ...], ...] = ((0,),)
+    epochs: int = 1
+    crowd: bool = False
+    strangers: bool = False
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        assert not (self.crowd and self.apart), "a crowd has no memory to read anything into"
+
+
+#: For each epoch its condemned keys, and the runs that existed when it was published.
+Epochs = tuple[tuple[int, int], ...]
+
+
+class State(NamedTuple):
+    """Everything that is somewhere.
+
+    Attributes:
+        objects: Keys that exist, as bits.
+        doomed: Keys whose DELETE has been sent: it may land at any time, any number of times.
+        epochs: Those that are published.
+        logs: Of each run; `None` before its slot 0.
+        memory: What each actor knows: `Memory` of `writers` or of `collectors`.
+    """
+
+    objects: int
+    doomed: int
+    epochs: Epochs
+    logs: tuple[Log | None, ...]
+    memory: tuple[Any, ...]
+
+
+__all__ = [
+    "CHECKPOINT",
+    "KEPT",
+    "PIN",
+    "Actor",
+    "Collector",
+    "Evict",
+    "Relocate",
+    "Rules",
+    "Scenario",
+    "State",
+    "Writer",
+]
