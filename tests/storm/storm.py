@@ -26,6 +26,8 @@ CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
 _WEIGHTS = {"pusher": 1.0, "collector": 1.0, "pruner": 0.5, "reader": 0.5}
 _POLL_S = 0.03
+#: How many times as long as planned a storm lasts at most, on a machine that is slow.
+_LONGEST = 4
 _PATIENCE_S = 60
 #: Deletions that land once more at one time, and bytes of the file from which they are chosen.
 _LATE = 8
@@ -37,7 +39,8 @@ class Conditions:
     """How hard it blows.
 
     Attributes:
-        seconds: How long.
+        seconds: How long, where that is enough for `least`; up to four times as long where not.
+        least: What is to be done at least, by what is counted.
         runs: Runs that are begun in that time.
         pause_s: A worker pauses so long between its turns, on average.
         delay_s: The store takes up to so long, now and then.
@@ -47,6 +50,7 @@ class Conditions:
     """
 
     seconds: float
+    least: Mapping[str, int]
     runs: int = 60
     pause_s: float = 0.02
     delay_s: float = 2.0
@@ -92,6 +96,10 @@ class Log:
         elif did == "collected":
             self.counts["objects collected"] += event["deleted"]
             self.counts["objects spared"] += event["spared"]
+
+    def missing(self, least: Mapping[str, int]) -> dict[str, int]:
+        """Return what was done less often than it is to be."""
+        return {what: self.counts[what] for what in least if self.counts[what] < least[what]}
 
     def done(self) -> int:
         """Return how much was acknowledged, to weigh the kills against."""
@@ -194,9 +202,8 @@ class Storm:
 
     def _watch(self) -> None:
         kill_at = stop_at = late_at = 0.0
-        ends = self._began_s + self._conditions.seconds
         with closing(open_backend(self._url)) as store:
-            while (now := time.monotonic()) < ends and not self.log.violations:
+            while self._goes_on(now := time.monotonic()):
                 self._hear()
                 self._look_after()
                 if now > kill_at:
@@ -210,6 +217,12 @@ class Storm:
                     late_at = now + self._chance.uniform(0.2, 1)
                 self._go_on(now)
                 time.sleep(_POLL_S)
+
+    def _goes_on(self, now: float) -> bool:
+        elapsed_s, seconds = now - self._began_s, self._conditions.seconds
+        if self.log.violations or elapsed_s > _LONGEST * seconds:
+            return False
+        return elapsed_s < seconds or bool(self.log.missing(self._conditions.least))
 
     def _hear(self) -> None:
         for place in self._places:

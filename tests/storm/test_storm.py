@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,39 +21,40 @@ from tests.storm.storm import Conditions, Log, Storm
 
 Tell = Callable[[str, object], None]
 
-_CI = Conditions(60)
-_NIGHT = Conditions(1200, runs=150, pause_s=0.1, delay_s=4, stop_s=(0.3, 15))
-_BUCKET = Conditions(300, runs=50, pause_s=0.3, delay_s=4, kill_s=(0.5, 3), stop_s=(0.3, 10))
-#: What 60 seconds bring at least, on two cores that have much else to do.
+#: What is to be done at least. Two cores with ten times as much to do as they can manage it in 60
+#: seconds; on a machine that cannot, the storm lasts longer.
 _LEAST = {
-    "saved": 35,
-    "packs reused": 35,
-    "packs looked for again": 1,
-    "collected": 12,
-    "objects collected": 70,
-    "evicted": 20,
-    "read": 90,
-    "kills": 25,
+    "saved": 100,
+    "packs reused": 100,
+    "packs looked for again": 3,
+    "collected": 15,
+    "objects collected": 150,
+    "evicted": 50,
+    "read": 250,
+    "kills": 40,
     "stops": 10,
 }
-_LEAST_IN_A_NIGHT = {what: 5 * least for what, least in _LEAST.items()}
-#: What 300 seconds bring at least where every call is a request.
+_LEAST_IN_A_NIGHT = {what: 10 * least for what, least in _LEAST.items()}
+#: The same for 300 seconds where every call is a request.
 _LEAST_IN_A_BUCKET = {
-    "saved": 80,
-    "collected": 4,
-    "objects collected": 60,
-    "read": 100,
-    "kills": 25,
+    "saved": 100,
+    "packs reused": 100,
+    "packs looked for again": 2,
+    "collected": 8,
+    "objects collected": 80,
+    "read": 120,
+    "kills": 30,
 }
+_CI = Conditions(60, _LEAST)
+_NIGHT = Conditions(1200, _LEAST_IN_A_NIGHT, runs=150, pause_s=0.1, delay_s=4, stop_s=(0.3, 15))
+_BUCKET = Conditions(
+    300, _LEAST_IN_A_BUCKET, runs=50, pause_s=0.3, delay_s=4, kill_s=(0.5, 3), stop_s=(0.3, 10)
+)
 
 
-def _weather(
-    url: str, folder: Path, conditions: Conditions, least: Mapping[str, int], tell: Tell
-) -> None:
+def _weather(url: str, folder: Path, conditions: Conditions, tell: Tell) -> None:
     """Let a storm pass over a registry, and check what was done and what is left."""
-    seconds = float(os.environ.get("STORM_SECONDS", conditions.seconds))
-    share = min(1.0, seconds / conditions.seconds)
-    conditions = replace(conditions, seconds=seconds)
+    conditions = _as_long_as_told(conditions)
     registry.init(url, skip_race_probe=True).close()
     seeds = identities()
     log = Storm(url, folder, seeds, conditions).blow()
@@ -63,8 +64,15 @@ def _weather(
         check_collected(url, seeds)
     finally:
         _say(log, folder, tell)
-    missed = {what: log.counts[what] for what in least if log.counts[what] < least[what] * share}
-    assert not missed, f"too little was done: {missed}"
+    missing = log.missing(conditions.least)
+    assert not missing, f"too little was done: {missing}"
+
+
+def _as_long_as_told(conditions: Conditions) -> Conditions:
+    seconds = float(os.environ.get("STORM_SECONDS", conditions.seconds))
+    share = min(1.0, seconds / conditions.seconds)
+    least = {what: int(number * share) for what, number in conditions.least.items()}
+    return replace(conditions, seconds=seconds, least=least)
 
 
 def _say(log: Log, folder: Path, tell: Tell) -> None:
@@ -79,16 +87,14 @@ def _say(log: Log, folder: Path, tell: Tell) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("storm")
 def test_a_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property: Tell) -> None:
-    _weather(str(tmp_path / "registry"), tmp_path / "said", _CI, _LEAST, record_property)
+    _weather(str(tmp_path / "registry"), tmp_path / "said", _CI, record_property)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.xdist_group("storm")
 def test_a_long_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property: Tell) -> None:
-    _weather(
-        str(tmp_path / "registry"), tmp_path / "said", _NIGHT, _LEAST_IN_A_NIGHT, record_property
-    )
+    _weather(str(tmp_path / "registry"), tmp_path / "said", _NIGHT, record_property)
 
 
 @pytest.mark.soak
@@ -98,4 +104,4 @@ def test_a_long_storm_in_a_folder_loses_nothing(tmp_path: Path, record_property:
 def test_a_storm_in_a_bucket_loses_nothing(
     radosgw_url: Callable[[], str], tmp_path: Path, record_property: Tell
 ) -> None:
-    _weather(radosgw_url(), tmp_path / "said", _BUCKET, _LEAST_IN_A_BUCKET, record_property)
+    _weather(radosgw_url(), tmp_path / "said", _BUCKET, record_property)

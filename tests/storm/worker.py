@@ -40,7 +40,7 @@ LOSSES = (MissingObject, RestoreFailed)
 _RECENT = 12
 _ATTEMPTS = 10
 #: A worker whose storm has forgotten it goes by itself.
-_OVERTIME_S = 300
+_LONGEST_S = 3 * 3600
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Worker:
     def work(self) -> None:
         """Do one thing after another until this process is killed."""
         parent = os.getppid()
-        while os.getppid() == parent and self.part.elapsed_s < self.part.seconds + _OVERTIME_S:
+        while os.getppid() == parent and self.part.elapsed_s < _LONGEST_S:
             if self.chance.random() < 0.02:
                 self.reg.close()
                 self.reg = self._open()
