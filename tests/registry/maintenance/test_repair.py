@@ -448,13 +448,36 @@ def test_a_state_that_moved_while_it_is_adopted_stays_where_it_moved(
         home.delete(keys(home, "packs")[0])
         slots = len(contents(home, "runs/run/log/"))
         hooked = Hooked(home)
-        hooked.before = Once(
-            slot_key("run", slots), lambda: open_registry(home).repair(mirror), "put_if_absent"
-        )
+
+        def move():
+            home.put(epoch_key(1), encode_sweep(1, []))  # so that the other one's keys are others
+            assert open_registry(home).repair(mirror).ok
+
+        hooked.before = Once(slot_key("run", slots), move, "put_if_absent")
         open_registry(hooked).repair(mirror)
         assert hooked.before.done
         assert len(contents(home, "runs/run/log/")) == slots + 1, "one new place, not two"
-        assert same(open_registry(home).checkpoint("run").load(), packed_otherwise)
+        fresh = open_registry(home).checkpoint("run")
+        assert fresh.place.placement_generation == 1
+        assert same(fresh.load(), packed_otherwise)
+
+
+def test_a_state_that_is_let_go_while_it_is_adopted_gets_no_place(
+    home, open_registry, mirror, packed_otherwise
+):
+    with small_grid(256):
+        home.delete(keys(home, "packs")[0])
+        slots = len(contents(home, "runs/run/log/"))
+        hooked = Hooked(home)
+
+        def let_go():
+            open_registry(home).run("run").drop("not wanted")
+
+        hooked.before = Once(slot_key("run", slots), let_go, "put_if_absent")
+        report = open_registry(hooked).repair(mirror)
+        assert hooked.before.done
+        assert report.ok
+        assert len(contents(home, "runs/run/log/")) == slots + 1, "the drop alone"
 
 
 def test_another_writers_commit_meanwhile_is_kept(home, open_registry, mirror, packed_otherwise):

@@ -125,6 +125,16 @@ def test_what_nothing_needs_is_a_note(two, check, backend):
     assert (finding.where, finding.severity, finding.affects) == (stray, "note", ())
 
 
+@pytest.mark.parametrize("kind", ["manifests", "placements"])
+def test_deep_reads_what_nothing_needs_as_well(two, check, backend, run, kind):
+    run.drop("not wanted")
+    key = next(key for key in sorted(objects(backend)) if key.startswith(kind))
+    flip(backend, key)
+    assert check(deep=False).findings == ()
+    (finding,) = check().findings
+    assert (finding.where, finding.severity, finding.affects) == (key, "note", ())
+
+
 @pytest.mark.parametrize("key", ["notes.txt", "packs/x", "runs/run/notes", "runs/x.txt"])
 def test_files_of_others_are_notes(two, check, backend, key):
     backend.put(key, b"x")

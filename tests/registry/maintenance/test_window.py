@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Lock
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures._base import DoneAndNotDoneFutures
+from threading import Event
 
 import pytest
 
@@ -25,20 +26,25 @@ def completed(pool, work, items, **options) -> list:
     return done
 
 
-class Held:
-    """Counts what is under way."""
+class ByHand(Executor):
+    """Does nothing before it is waited for; notes how much was given to it at once."""
 
     def __init__(self) -> None:
-        self.lock, self.now, self.most, self.items = Lock(), 0, 0, 0
+        self.given: dict[Future, tuple] = {}
+        self.most = self.done = 0
 
-    def __call__(self, size: int) -> int:
-        with self.lock:
-            self.now += size
-            self.items += 1
-            self.most = max(self.most, self.now)
-        with self.lock:
-            self.now -= size
-        return size
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        future: Future = Future()
+        self.given[future] = (fn, args)
+        self.most = max(self.most, sum(size for _, (size,) in self.given.values()))
+        return future
+
+    def wait(self, futures, return_when: str):
+        future = next(iter(self.given))
+        fn, args = self.given.pop(future)
+        future.set_result(fn(*args))
+        self.done += 1
+        return DoneAndNotDoneFutures({future}, {*futures} - {future})
 
 
 def test_everything_is_done_once(pool: ThreadPoolExecutor) -> None:
@@ -46,19 +52,17 @@ def test_everything_is_done_once(pool: ThreadPoolExecutor) -> None:
     assert sorted(done) == [(n, str(n)) for n in range(100)]
 
 
-def test_bytes_in_flight_are_bounded(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "BYTES_IN_FLIGHT", 100)
-    held = Held()
-    sizes = [40, 40, 40, 90, 5, 5, 300, 60, 60] * 5
-    completed(pool, held, sizes, size_of=lambda size: size)
-    assert held.items == len(sizes)
-    assert held.most <= 300, "what is larger than the bound goes alone"
-    held = Held()
-    small = [size for size in sizes if size < 100]
-    completed(pool, held, small, size_of=lambda size: size)
-    assert held.most <= 100
+    for sizes, most in (
+        ([40, 40, 40, 90, 5, 5, 60, 60] * 5, 100),
+        ([5, 300, 5], 300),  # what is larger than the bound goes alone
+    ):
+        by_hand = ByHand()
+        monkeypatch.setattr(window, "wait", by_hand.wait)
+        completed(by_hand, abs, sizes, size_of=lambda size: size)
+        assert by_hand.done == len(sizes)
+        assert by_hand.most == most
 
 
 def test_items_are_asked_for_no_further_ahead_than_the_window(pool: ThreadPoolExecutor) -> None:
