@@ -1,0 +1,133 @@
+"""`docs/collection.md` says where its rules stand and where they are tested, and how much of what.
+
+What it cites exists; its numbers are the code's; and the proof's list of what can make a run hold a
+manifest is whole, so that a new action cannot slip past it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from registry import committer, log, writer
+from registry.actions.union import Action
+from registry.digest import Digest
+from registry.maintenance import gc, live
+
+ROOT = Path(__file__).parents[1]
+DOC = ROOT / "docs" / "collection.md"
+TEXT = DOC.read_text(encoding="utf-8")
+FLAT = " ".join(TEXT.split())
+
+TESTS = sorted(set(re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", TEXT)))
+SOURCES = sorted(set(re.findall(r"`(registry/[\w/]+\.py)`", TEXT)))
+LINKS = sorted(set(re.findall(r"\]\((?!https://)([^)]*)\)", TEXT)))
+CLASSES = {
+    "Choice": writer.Choice,
+    "Collector": gc.Collector,
+    "Needs": live.Needs,
+    "RunLog": log.RunLog,
+    "Writer": writer.Writer,
+}
+SYMBOLS = sorted(set(re.findall(r"`([A-Z]\w+)\.(\w+)`", TEXT)))
+HAZARDS = re.findall(r"^\| (H\d+) \| (.+) \| (.+) \| (.+) \|$", TEXT, re.M)
+
+#: Actions that name a manifest which the run need not hold for that: a fork's parent is another
+#: run, and what a transition began from is told by its id alone.
+TELLS_ONLY = {("run.create", "parent"), ("phase.enter", "manifest")}
+#: Names no manifest, and makes a run hold some all the same.
+BRINGS_BACK = {"checkpoint.recover"}
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(TESTS) > 15
+    assert len(SYMBOLS) > 10
+    assert len(LINKS) > 8
+
+
+@pytest.mark.parametrize(("path", "name"), TESTS)
+def test_cited_test_exists(path: str, name: str) -> None:
+    assert (ROOT / path).exists()
+    assert not name or name in names_in(ROOT / path)
+
+
+@pytest.mark.parametrize("path", SOURCES)
+def test_cited_module_exists(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize(("owner", "name"), SYMBOLS)
+def test_cited_symbol_exists(owner: str, name: str) -> None:
+    assert hasattr(CLASSES[owner], name)
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_link_resolves(link: str) -> None:
+    path, _, anchor = link.partition("#")
+    page = (DOC.parent / path).resolve() if path else DOC
+    assert page.exists()
+    assert not anchor or anchor in slugs(page)
+
+
+def test_every_hazard_has_an_answer_and_a_test() -> None:
+    assert [number for number, *_ in HAZARDS] == [f"H{n}" for n in range(1, 16)]
+    for _, wrong, answer, tested in HAZARDS:
+        assert wrong.strip()
+        assert answer.strip()
+        assert re.search(r"`tests/", tested)
+
+
+@pytest.mark.parametrize(
+    ("says", "value", "said"),
+    [
+        ("(one day without it)", gc.DAY_S, 86_400.0),
+        ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
+        ("all but the two newest snapshots of each run", gc._SNAPSHOTS_KEPT, 2),
+        ("died at least an hour and the grace ago", gc._LEFTOVER_S, 3600.0),
+        ("20 races for the next slot were lost", log.MAX_LOST_RACES, 20),
+        ("gives up after five sweeps in a row", committer._PLANS, 5),
+    ],
+)
+def test_numbers_are_the_codes(says: str, value: float, said: float) -> None:
+    assert says in FLAT
+    assert value == said
+
+
+def _names_a_manifest(annotation: Any) -> bool:
+    parts = get_args(annotation)
+    nested = getattr(annotation, "model_fields", {})
+    return (
+        annotation is Digest
+        or any(_names_a_manifest(part) for part in parts)
+        or any(_names_a_manifest(field.annotation) for field in nested.values())
+    )
+
+
+def test_the_proof_knows_every_action_that_makes_a_run_hold_something() -> None:
+    (listed,) = re.findall(r"Everything that makes a manifest held \(([^)]*)\)", FLAT)
+    union, _ = get_args(Action)
+    naming = {
+        (model.model_fields["action"].default, field)
+        for model in get_args(union)
+        for field, info in model.model_fields.items()
+        if _names_a_manifest(info.annotation) and not field.endswith("_hash")
+    }
+    holding = {action for action, field in naming - TELLS_ONLY} | BRINGS_BACK
+    assert set(re.findall(r"`([\w.]+)`", listed)) == holding
