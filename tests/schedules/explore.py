@@ -2,12 +2,14 @@
 
 A schedule is a list of moves. A move is the name of the actor whose next call is carried out, with
 `!late` or `!twice` behind it where that call is a delete that lands later, or once more later;
-`land KEY` lets a delete land that is under way; with `kill NAME` an actor dies. Going from an actor
+`land:KEY` lets a delete land that is under way; with `kill:NAME` an actor dies. Going from an actor
 that could go on to another one is a preemption; where an actor has ended the choice of the next is
 free. Deletes under way count as one more actor.
 
 Schedules that come to the same world with every actor in the same state go on alike from there, so
-that is looked at once; how many schedules go through it is counted all the same.
+that is looked at once; how many schedules go through it is counted all the same. What a program
+does for each of a set it does in an order that PYTHONHASHSEED decides: counts then differ a little,
+and a schedule is replayed elsewhere only under the same one.
 """
 
 from __future__ import annotations
