@@ -1,0 +1,89 @@
+"""Runs live, are mirrored and collected, in any order and with everything going wrong at any call.
+
+Processes with stale handles, collectors at every step, deletes that land late and twice, crashes
+and lost answers at any call, clocks that jump by decades: nothing live is ever lost, nothing wrong
+ever read, and in the end nothing dead is left.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.stateful.base import Base
+from tests.stateful.collecting import Collecting
+from tests.stateful.writing import Writing
+
+_WEIGHTS = {
+    "create": 3,
+    "save": 7,
+    "rewind_and_save": 2,
+    "leave_orphan": 4,
+    "append": 3,
+    "archive": 2,
+    "undo": 2,
+    "promote": 2,
+    "prune": 3,
+    "go_on": 3,
+    "finish": 2,
+    "collect": 2,
+    "start_collector": 3,
+    "step_collector": 6,
+    "deliver_delete": 2,
+    "sync": 2,
+}
+
+
+class Life(Writing, Collecting):
+    """All rules together. Each is as likely as any other: what matters most has several names."""
+
+
+for _name, _weight in _WEIGHTS.items():
+    for _number in range(1, _weight):
+        setattr(Life, f"{_name}_{_number}", getattr(Life, _name))
+
+
+def _live(rounds: int, steps: int) -> None:
+    """Live so many rounds of ten lives; after ten hypothesis begins to vary what it has tried."""
+    chosen = settings(
+        max_examples=10,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    for _ in range(rounds):
+        run_state_machine_as_test(Life, settings=chosen)
+
+
+def _told() -> str:
+    return "\n".join(f"{count:7} {what}" for what, count in sorted(Base.tally.items()))
+
+
+#: What must have gone well at least once: a machine that is refused everything finds nothing.
+_EVERYTHING = (
+    *("create", "save", "rewind and save", "fork", "prune", "undo", "drop", "report"),
+    *("tag", "gate", "artifact", "publish", "point back", "promote", "append", "archive"),
+    *("collect", "choose", "condemn", "mark", "delete", "repack", "sync", "read late", "load"),
+)
+_TROUBLE = (
+    "killed, stopped on the way",
+    "no answer, stopped on the way",
+    "done, stopped on the way",
+)
+
+
+# Not the usual limit: what it finds takes minutes to be made small.
+@pytest.mark.timeout(1800)
+def test_nothing_live_is_lost_and_nothing_dead_stays():
+    Base.tally.clear()
+    _live(10, 60)
+    assert [what for what in _EVERYTHING if not Base.tally[f"{what}: done"]] == []
+    assert [one for one in _TROUBLE if not any(one in ending for ending in Base.tally)] == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_nothing_live_is_lost_and_nothing_dead_stays_for_long():
+    _live(200, 200)
+    print(_told())

@@ -1,0 +1,346 @@
+"""Rules of those who write into runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from registry.errors import Conflict, Fenced, NotFound
+from registry.monitors import Monitor
+from registry.run import Run
+from registry.spec import Phase, Pool, Retention, RunSpec, Stream
+from tests.stateful import contents
+from tests.stateful.base import RUNS, Base, Check, Stop, numbers, sides, states, stops
+from tests.stateful.book import RunBook
+from tests.stateful.contents import content, digest_of, entries, number_of
+from tests.stateful.world import Process
+
+_LOSS = Monitor(metric="loss", mode="min")
+_PRESET = RunSpec(
+    phases=(Phase(name="1", monitors=(_LOSS,), retention=Retention(last=1, best=1)),),
+    inference=("model",),
+    pool=Pool(phase="1", size=2, promote_on_save=True),
+    streams=(
+        Stream(name="loss", lifetime="forever"),
+        Stream(name="bandit", lifetime="resettable"),
+    ),
+)
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"monitor": _LOSS, "retention": Retention(last=1)},
+    {"monitor": _LOSS, "retention": Retention(last=1, best=1)},
+    {"preset": _PRESET},
+)
+_LIFETIMES = {"loss": "forever", "bandit": "resettable"}
+
+kinds = st.sampled_from(range(len(_OPTIONS)))
+names = st.sampled_from(("a", "b"))
+streams = st.sampled_from(("loss", "bandit"))
+steps = st.sampled_from(("next", "next", "next", "same", "far"))
+beside = st.sets(st.sampled_from(("companion", "loss", "bandit", "metrics")))
+
+
+class Writing(Base):
+    """Saving, naming, letting go: everything that the trainer and those beside it do."""
+
+    @initialize(first=kinds, second=kinds, number=states)
+    def begin(self, first: int, second: int, number: int) -> None:
+        for name, kind in zip(RUNS[0], (first, second), strict=False):
+            process = self.sides[0].processes[0]
+            run = process.registry.create_run(name, seed=1, **_OPTIONS[kind])
+            process.hold(run).save(content(number), step=1)
+        self.read()
+
+    def on_run(
+        self,
+        what: str,
+        side: int,
+        who: int,
+        which: int,
+        stop: Stop,
+        work: Callable[[Run, RunBook], Check | None],
+        *,
+        may_miss: bool = True,
+    ) -> None:
+        """Let some process do something with its handle of some run, which may be long stale."""
+        known, process = self.own_run(side, which), self.process(self.sides[side], who)
+        if known is None or process is None:
+            return
+
+        def act() -> Check | None:
+            try:
+                return work(process.run(known.name), known)
+            except Fenced:
+                process.forget(known.name)  # as a job that gives up and is started again
+                raise
+
+        self.call(what, act, [process], stop, may_miss=may_miss)
+
+    @rule(side=sides, who=numbers, kind=kinds, number=states, stop=stops)
+    def create(self, side: int, who: int, kind: int, number: int, stop: Stop) -> None:
+        process = self.process(self.sides[side], who)
+        name = next((n for n in RUNS[side] if n not in self.sides[side].book.runs), None)
+        if name is None or process is None:
+            return
+        number = self.content(side, number)
+
+        def work() -> Check:
+            run = process.hold(process.registry.create_run(name, seed=1, **_OPTIONS[kind]))
+            return self._saved(run.save(content(number), step=1), side, number)
+
+        self.call("create", work, [process], stop)
+
+    @rule(
+        side=sides,
+        who=numbers,
+        which=numbers,
+        number=states,
+        step=steps,
+        beside=beside,
+        push=st.booleans(),
+        stop=stops,
+    )
+    def save(
+        self,
+        side: int,
+        who: int,
+        which: int,
+        number: int,
+        step: str,
+        beside: set[str],
+        push: bool,
+        stop: Stop,
+    ) -> None:
+        number = self.content(side, number)
+
+        def work(run: Run, known: RunBook) -> Check:
+            at = known.next_step() + (5 if step == "far" else 0)
+            live, chosen = known.live(), number
+            if step == "same" and live:
+                newest = live[max(live)]
+                at, chosen = newest.step, number_of(newest.manifest)
+            options: dict[str, Any] = {"streams": {}}
+            if "companion" in beside:
+                options["companions"] = {"reference": contents.companion(number)}
+            if "metrics" in beside:
+                options["metrics"] = {"loss": float(number)}
+            for name in sorted(beside & _LIFETIMES.keys()):
+                if name in known.streams or (known.spec and known.spec.streams):
+                    begin = len(known.streams[name].entries) if name in known.streams else 0
+                    options["streams"][name] = entries(begin, 12, 0)
+            saved = (run.push if push else run.save)(content(chosen), step=at, **options)
+            return self._saved(saved, side, chosen)
+
+        self.on_run("save", side, who, which, stop, work, may_miss=False)
+
+    @rule(side=sides, which=numbers, number=states)
+    def leave_orphan(self, side: int, which: int, number: int) -> None:
+        """Die before the slot that would have named what was written."""
+        known = self.own_run(side, which)
+        if known is not None and known.commits and not known.is_dropped:
+            run = Process(self.sides[side].shelf).run(known.name)
+            run.committer.write_plain(content(number % contents.CONTENTS))
+
+    def _saved(self, checkpoint: Any, side: int, number: int) -> Check:
+        """Return a look at the model: it must know of the checkpoint that was acknowledged."""
+
+        def check() -> None:
+            known = self.sides[side].book.runs[checkpoint.run_id].checkpoints
+            assert known[checkpoint.record.n].manifest == digest_of(content, number)
+
+        return check
+
+    @rule(side=sides, who=numbers, which=numbers, back=numbers, number=states, stop=stops)
+    def rewind_and_save(
+        self, side: int, who: int, which: int, back: int, number: int, stop: Stop
+    ) -> None:
+        number = self.content(side, number)
+
+        def work(run: Run, known: RunBook) -> Check:
+            run.refresh()
+            live = run.checkpoints()
+            if not live:
+                raise Conflict("nothing to restore")
+            source = live[max(0, len(live) - 1 - back % 3)]
+            restored = run.restore(at=source if back % 4 else None)
+            assert restored is not None
+            saved = run.save(content(number), step=restored.checkpoint.step + 1)
+            return self._saved(saved, side, number)
+
+        self.on_run("rewind and save", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
+    def tag(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            run.tag(name, self.checkpoint(run, of))
+
+        self.on_run("tag", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
+    def gate(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            gate = run.set_gate(name, self.checkpoint(run, of))
+            return lambda: self._named(known, "gate", name, gate.digest)
+
+        self.on_run("gate", side, who, which, stop, work)
+
+    @staticmethod
+    def _named(known: RunBook, kind: str, name: str, digest: Any) -> None:
+        """Check that a name that is given once is given."""
+        assert known.pins[kind, name][0] == digest
+
+    @rule(side=sides, who=numbers, which=numbers, number=numbers, name=names, stop=stops)
+    def add_artifact(
+        self, side: int, who: int, which: int, number: int, name: str, stop: Stop
+    ) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            added = run.add_artifact(name, contents.artifact(number))
+            return lambda: self._named(known, "artifact", name, added.digest)
+
+        self.on_run("artifact", side, who, which, stop, work)
+
+    @rule(
+        side=sides,
+        who=numbers,
+        which=numbers,
+        of=numbers,
+        version=st.integers(0, 3),
+        whole=st.booleans(),
+        stop=stops,
+    )
+    def publish(
+        self, side: int, who: int, which: int, of: int, version: int, whole: bool, stop: Stop
+    ) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            name, checkpoint = f"1.{version}.0", self.checkpoint(run, of)
+            card, only = contents.card(version), None if whole else ["model"]
+            release = run.releases.publish(name, checkpoint, card=card, only=only)
+            return lambda: self._named(known, "release", name, release.digest)
+
+        self.on_run("publish", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, version=st.integers(0, 3), stop=stops)
+    def point_back(self, side: int, who: int, which: int, version: int, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            known_versions = [name for kind, name in known.pins if kind == "release"]
+            if not known_versions:
+                raise NotFound("nothing is released")
+            run.releases.rollback(self.pick(known_versions, version), "as a rule says")
+
+        self.on_run("point back", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, frozen=st.booleans(), stop=stops)
+    def promote(self, side: int, who: int, which: int, of: int, frozen: bool, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            run.pool.promote(self.checkpoint(run, of), frozen=frozen)
+
+        self.on_run("promote", side, who, which, stop, work)
+
+    @rule(
+        side=sides,
+        who=numbers,
+        which=numbers,
+        name=streams,
+        count=st.sampled_from((1, 12)),
+        kind=st.integers(0, 1),
+        stop=stops,
+    )
+    def append(
+        self, side: int, who: int, which: int, name: str, count: int, kind: int, stop: Stop
+    ) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            before = known.streams.get(name)
+            new = entries(len(before.entries) if before else 0, count, kind)
+            reached = run.stream(name).append(new, lifetime=_LIFETIMES[name])
+
+            def check() -> None:
+                assert known.streams[name].entries[reached - count :] == new
+
+            # Stopped after it had landed it may have been gone back behind since.
+            return check if stop is None else None
+
+        self.on_run("append", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, stop=stops)
+    def archive(self, side: int, who: int, which: int, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            archived = known.streams.get("bandit")
+            run.stream("bandit").archive(f"pivot{len(archived.archives) if archived else 0}")
+
+        self.on_run("archive", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, value=numbers, stop=stops)
+    def report(self, side: int, who: int, which: int, of: int, value: int, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            self.checkpoint(run, of).report({"loss": float(value)})
+
+        self.on_run("report", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, last=st.integers(1, 2), stop=stops)
+    def prune(self, side: int, who: int, which: int, last: int, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> None:
+            run.prune(Retention(last=last))
+
+        self.on_run("prune", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, stop=stops)
+    def undo(self, side: int, who: int, which: int, of: int, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            gone = run.evicted()
+            back = run.undo(*([self.pick(gone, of)] if of % 2 and gone else ()))
+            known_again = [known.checkpoints[one.record.n].manifest for one in back]
+            assert known_again == [one.digest for one in back]
+            return lambda: None
+
+        self.on_run("undo", side, who, which, stop, work)
+
+    @precondition(lambda self: len(self.sides[0].book.runs) > 2)
+    @rule(side=sides, who=numbers, which=numbers, sure=st.integers(0, 1), stop=stops)
+    def drop(self, side: int, who: int, which: int, sure: int, stop: Stop) -> None:
+        if sure:
+            return  # seldom: nothing more happens to a run afterwards
+
+        def work(run: Run, known: RunBook) -> Check:
+            run.drop("as a rule says")
+
+            def check() -> None:
+                assert known.is_dropped
+
+            return check
+
+        self.on_run("drop", side, who, which, stop, work)
+
+    @rule(side=sides, who=numbers, which=numbers, of=numbers, stop=stops)
+    def fork(self, side: int, who: int, which: int, of: int, stop: Stop) -> None:
+        there = self.sides[side]
+        process = self.process(there, who)
+        name = next((n for n in RUNS[side] if n not in there.book.runs), None)
+        if name is None or process is None:
+            return
+        sources = [run for run in there.book.runs.values() if run.live()]
+        if not sources:
+            return
+        source = self.pick(sources, which)
+
+        def work() -> None:
+            checkpoint = self.checkpoint(process.run(source.name).refresh(), of)
+            process.hold(process.registry.fork(checkpoint, name))
+
+        self.call("fork", work, [process], stop)
+
+    @rule(side=sides, who=numbers, which=numbers)
+    def reopen_run(self, side: int, who: int, which: int) -> None:
+        known, process = self.own_run(side, which), self.process(self.sides[side], who)
+        if known is not None and process is not None:
+            process.forget(known.name)
+
+    @rule(side=sides, who=numbers)
+    def reopen(self, side: int, who: int) -> None:
+        there = self.sides[side]
+        process = self.process(there, who)
+        if process is not None:
+            process.registry.close()
+            there.processes[there.processes.index(process)] = Process(there.shelf)
