@@ -34,27 +34,32 @@ class Pruner(Worker):
 
     def turn(self) -> None:
         shared = self.shared_name()
-        live = [name for name in self.reg.runs() if name not in self._dropped]
-        old = [name for name in live[:3] if name != shared]
-        beyond = len(live) > _LIVE_RUNS
-        if live and self.chance.random() < 0.03:
+        live = self._live()
+        if not live:
+            return
+        if self.chance.random() < 0.03:
             self._repack(self.chance.choice(live))
         elif shared in live and self.chance.random() < 0.4:
             self._prune(self.reg.run(shared))
-        elif beyond or live:
-            self._look_at(self.reg.run(self.chance.choice(old if beyond else live)), drop=beyond)
-
-    def _look_at(self, run: Run, *, drop: bool) -> None:
-        if run.manifest.dropped is not None:
-            self._dropped.add(run.id)
-        elif drop:
-            self._drop(run)
+        elif len(live) > _LIVE_RUNS:
+            self._drop(self.reg.run(min(live, key=lambda name: (name == shared, name))))
         else:
-            self._prune(run)
+            self._prune(self.reg.run(self.chance.choice(live)))
+
+    def _live(self) -> list[str]:
+        """Return the runs that are not known to be dropped; of the oldest all is known."""
+        live = [name for name in self.reg.runs() if name not in self._dropped]
+        for name in list(live):
+            if self.reg.run(name).manifest.dropped is None:
+                break
+            self._dropped.add(name)
+            live.remove(name)
+        return live
 
     def _drop(self, run: Run) -> None:
         seeds = [one.manifest for one in run.manifest.checkpoints if one.evicted is None]
         run.drop("the storm has moved on")
+        self._dropped.add(run.id)
         self.journal.say("dropped", run=run.id)
         self.journal.hint([self.part.seeds[manifest.hex()] for manifest in seeds])
 
