@@ -1,0 +1,234 @@
+"""The protocol is safe: no scenario here can reach a state in which something live is missing.
+
+Each is explored to the end. The numbers of states are exact: whatever changes the model changes
+them, and a scenario that shrinks shows that something can no longer happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.model.collectors import Collectors
+from tests.model.explorer import Outcome, explore, tell
+from tests.model.keys import Keys
+from tests.model.log import Logs
+from tests.model.protocol import Protocol
+from tests.model.scenario import KEPT, PIN, Collector, Evict, Relocate, Scenario, State, Writer
+
+C1, C2 = Collector("collector 1"), Collector("collector 2")
+SAVES = Writer("saver", 0)
+SAVES_W2A = Writer("saver", 0, own=True)
+BEGINS = Writer("beginner", 1, born=True)
+BEGINS_W2A = Writer("beginner", 1, born=True, own=True)
+PROMOTES = Writer("promoter", 0, name=PIN, own=True)
+REPACKS = Relocate("repack", 0, file=1)
+EVICTS = Evict("evictor", 0)
+EVICTS_AGAIN = Evict("second evictor", 0)
+DROPS = Evict("dropper", 0, drop=True)
+
+#: A run that holds a state, and one that is yet to be born.
+TWO_RUNS: tuple[tuple[int, ...] | None, ...] = ((0,), None)
+TWO_STATES = ((0,), (1,))
+
+
+def _crowd(*actors: Writer | Relocate | Evict, **given: object) -> Scenario:
+    """Return a scenario with everything that the adversary has: see `Scenario`."""
+    options = {"runs": TWO_RUNS, "epochs": 2, "crowd": True, "strangers": True} | given
+    return Scenario(actors, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Safe:
+    """A scenario that is safe.
+
+    Attributes:
+        scenario: Which.
+        states: How many states it has.
+        happens: Some of what must happen in it: first words of steps, by whom.
+    """
+
+    scenario: Scenario
+    states: int
+    happens: tuple[tuple[str, str], ...] = ()
+
+
+PROTOCOL = {
+    # Two writers, two collectors, each a process of its own that may die or join the other's sweep.
+    "two writers and two collectors": Safe(
+        Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2),
+        111_448,
+        (
+            ("saver", "may not name"),
+            ("beginner", "may not name"),
+            ("collector 1", "joins sweep"),
+            ("collector 2", "sends DELETEs of"),
+        ),
+    ),
+    "the same with W2a": Safe(
+        Scenario((SAVES_W2A, BEGINS_W2A, EVICTS, C1, C2), TWO_RUNS, epochs=2),
+        127_937,
+        (("saver", "takes from its own log"), ("saver", "may not name")),
+    ),
+    "the same, every read apart, without the saver": Safe(
+        Scenario((BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True),
+        110_892,
+        (
+            ("beginner", "loses the slot"),
+            ("collector 1", "loses the epoch"),
+            ("the store", "deletes"),
+        ),
+    ),
+    # From here on: any number of collectors and of strangers.
+    "two writers": Safe(_crowd(SAVES_W2A, BEGINS_W2A, EVICTS), 32_983),
+    "relocation beside a save": Safe(
+        _crowd(REPACKS, SAVES_W2A, BEGINS, EVICTS, epochs=1),
+        33_640,
+        (
+            ("repack", "moves to"),
+            ("repack", "gives up"),
+            ("repack", "may not name"),
+        ),
+    ),
+    "relocation beside a fork, two sweeps": Safe(_crowd(REPACKS, BEGINS), 225_980),
+    "sync of two states": Safe(
+        _crowd(
+            Writer("sync", 1, manifests=(0, 1), born=True, passing=2),
+            EVICTS,
+            Evict("other evictor", 0, manifest=1),
+            runs=((0, 1), None),
+            files=((0,), (1,), (1,)),
+        ),
+        130_108,
+        (("sync", "may not name"),),
+    ),
+    "sync that goes on": Safe(
+        _crowd(
+            Writer("sync", 0, manifests=(0, 1), own=True),
+            EVICTS,
+            runs=((0,),),
+            files=TWO_STATES,
+        ),
+        15_353,
+        (("sync", "takes from its own log"),),
+    ),
+    "fork of a run that is dropped": Safe(
+        _crowd(BEGINS, SAVES_W2A, EVICTS, DROPS), 60_191, (("saver", "gives up"),)
+    ),
+    "undo of an eviction": Safe(
+        _crowd(SAVES_W2A, EVICTS, EVICTS_AGAIN, BEGINS), 53_478, (("second evictor", "lets go in"),)
+    ),
+    "promotion": Safe(_crowd(PROMOTES, BEGINS_W2A, EVICTS), 30_314),
+    "three runs": Safe(
+        _crowd(
+            SAVES_W2A,
+            BEGINS,
+            Writer("second beginner", 2, born=True),
+            EVICTS,
+            runs=((0,), None, None),
+            epochs=1,
+        ),
+        30_843,
+    ),
+    "states that share a file": Safe(
+        _crowd(
+            Writer("saver", 0, manifests=(1,), own=True),
+            EVICTS,
+            runs=((0,),),
+            files=((0,), (0, 1)),
+        ),
+        13_583,
+        (("saver", "takes from its own log"), ("saver", "may not name")),
+    ),
+}
+
+#: Three minutes of a processor, 1.3 GB; run by hand.
+SOAK = {
+    "two writers and two collectors, every read apart": Safe(
+        Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True), 4_622_537
+    ),
+}
+
+
+def _found_safe(safe: Safe) -> Outcome:
+    outcome = explore(Protocol(safe.scenario))
+    print(f"{outcome.states} states, at most {outcome.deepest} steps deep")
+    assert outcome.safe, tell(outcome)
+    return outcome
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_the_protocol_is_safe(name: str) -> None:
+    safe = PROTOCOL[name]
+    outcome = _found_safe(safe)
+    for kind in safe.happens:
+        assert kind in outcome.kinds, f"{kind} never happens"
+    assert outcome.states == safe.states
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", SOAK)
+def test_the_protocol_is_safe_in_a_larger_scope(name: str) -> None:
+    assert _found_safe(SOAK[name]).states == SOAK[name].states
+
+
+#: Small enough to be explored in every way that steps are joined.
+SMALL = {
+    "a run that is born": Scenario((BEGINS, EVICTS, C1), TWO_RUNS),
+    "W2a": Scenario((SAVES_W2A, EVICTS, C1)),
+    "two sweeps": Scenario((SAVES_W2A, EVICTS, C1, C2), epochs=2),
+    "relocation": Scenario((REPACKS, BEGINS, C1), TWO_RUNS),
+}
+
+
+def _public(scenario: Scenario) -> set[tuple[object, ...]]:
+    """Return what everybody could see, and what is doomed, in each state of a scenario."""
+    seen: set[tuple[object, ...]] = set()
+
+    def note(state: State) -> None:
+        logs = tuple(log and log.says for log in state.logs)
+        seen.add((state.doomed, state.epochs, logs))
+
+    assert explore(Protocol(scenario), visit=note).safe
+    return seen
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_joint_steps_leave_nothing_out(name: str) -> None:
+    """What separate reads, replays and listings can bring about, joint steps can."""
+    assert _public(replace(SMALL[name], apart=True)) <= _public(SMALL[name])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_strangers_add_to_what_can_happen(name: str) -> None:
+    """That they put all at once, and not one by one, leaves nothing out either."""
+    joint = replace(SMALL[name], strangers=True)
+    assert _public(SMALL[name]) <= _public(joint)
+    assert _public(replace(joint, apart=True)) <= _public(joint)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_crowd_can_do_what_collectors_can(name: str) -> None:
+    scenario = SMALL[name]
+    others = tuple(one for one in scenario.actors if not isinstance(one, Collector))
+    crowd = {public[1:] for public in _public(replace(scenario, actors=others, crowd=True))}
+    assert {public[1:] for public in _public(scenario)} <= crowd
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_crowd_dooms_what_collectors_do(name: str) -> None:
+    scenario = SMALL[name]
+    files = 2 if name == "relocation" else 1
+    logs = Logs(len(scenario.files), scenario.epochs)
+    crowd = Collectors(scenario, KEPT, Keys(files, scenario.epochs), logs)
+    doomed = 0
+
+    def compare(state: State) -> None:
+        nonlocal doomed
+        doomed += bool(state.doomed)
+        assert not state.doomed & ~crowd.doomed_by_crowd(state)
+
+    explore(Protocol(scenario), visit=compare)
+    assert doomed
