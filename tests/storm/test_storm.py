@@ -34,7 +34,7 @@ _LEAST = {
     "kills": 40,
     "stops": 10,
 }
-_LEAST_IN_A_NIGHT = {what: 10 * least for what, least in _LEAST.items()}
+_LEAST_IN_A_NIGHT = {what: 5 * least for what, least in _LEAST.items()}
 #: The same for 300 seconds where every call is a request.
 _LEAST_IN_A_BUCKET = {
     "saved": 100,
