@@ -143,10 +143,13 @@ PROTOCOL = {
     ),
 }
 
-#: Three minutes of a processor and more than 1 GB of memory; run by hand.
+#: Three minutes of a processor each and more than 1 GB of memory; run by hand.
 SOAK = {
     "two writers and two collectors, every read apart": Safe(
         Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True), 4_622_537
+    ),
+    "any number of collectors, three sweeps": Safe(
+        _crowd(SAVES_W2A, BEGINS_W2A, EVICTS, epochs=3), 1_228_719
     ),
 }
 
