@@ -143,7 +143,7 @@ PROTOCOL = {
     ),
 }
 
-#: Three minutes of a processor each and more than 1 GB of memory; run by hand.
+#: Up to three minutes of a processor and more than 1 GB of memory each; run by hand.
 SOAK = {
     "two writers and two collectors, every read apart": Safe(
         Scenario((SAVES, BEGINS, EVICTS, C1, C2), TWO_RUNS, epochs=2, apart=True), 4_622_537
