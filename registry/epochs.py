@@ -17,7 +17,7 @@ from registry.errors import Malformed, ObjectNotFound
 from registry.framing import join_lines, split_lines
 from registry.keys import EPOCHS, ObjectKey, epoch_key, parse_number
 from registry.records import Record
-from registry.store import Store, check_writer_version
+from registry.store import Store, check_writer_version, gaps
 
 
 class EpochHeader(Record):
@@ -73,11 +73,12 @@ class Epochs:
             UnsupportedFormat: The registry demands a newer writer.
             IntegrityError: The newest entry is damaged.
         """
-        highest = 0
-        for info in self._store.backend.list(EPOCHS):
-            if parse_number(info.key) != highest + 1:
-                raise Malformed("the log of epochs has a gap", where=epoch_key(highest + 1))
-            highest += 1
+        backend = self._store.backend
+        listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
+        gap = next(gaps(backend, listed, epoch_key, 1), None)
+        if gap is not None:
+            raise Malformed("the log of epochs has a gap", where=epoch_key(gap))
+        highest = listed[-1] if listed else 0
         self.require(highest)
         return highest
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import RLock
 
 from registry import canonical
@@ -40,7 +41,7 @@ from registry.keys import (
     snapshot_slot,
 )
 from registry.state import RunManifest, Slot, advance
-from registry.store import Store
+from registry.store import Store, gaps
 
 #: A snapshot is written when the log has grown by so many slots.
 SNAPSHOT_EVERY = 64
@@ -204,20 +205,22 @@ class RunLog:
         """Return the slots from `start` on: one listing, then all of them at once."""
         return list(self.fetch(self._numbers(start)))
 
-    def _numbers(self, start: int) -> list[int]:
+    def _numbers(self, start: int) -> Sequence[int]:
+        backend = self._store.backend
         after = slot_key(self.run_id, start - 1) if start else ""
-        numbers = []
-        for info in self._store.backend.list(log_prefix(self.run_id), start_after=after):
-            numbers.append(parse_number(info.key))
-            if numbers[-1] != start + len(numbers) - 1:
-                raise Malformed(
-                    "the log has a gap",
-                    where=self.run_id,
-                    expected=f"slot {start + len(numbers) - 1}",
-                    found=f"slot {numbers[-1]}",
-                    hint="A slot was deleted from outside; restore it from a mirror.",
-                )
-        return numbers
+        infos = backend.list(log_prefix(self.run_id), start_after=after)
+        listed = [parse_number(info.key) for info in infos]
+        gap = next(gaps(backend, listed, partial(slot_key, self.run_id), start), None)
+        if gap is not None:
+            raise Malformed(
+                "the log has a gap",
+                where=self.run_id,
+                expected=f"slot {gap}",
+                found=f"slot {next(number for number in listed if number > gap)}",
+                hint="A slot was deleted from outside; put it back from a backup of this store. "
+                "A mirror's slots are its own.",
+            )
+        return range(start, listed[-1] + 1 if listed else start)
 
     def _snapshot_slots(self) -> list[int]:
         prefix = snapshot_prefix(self.run_id)

@@ -16,7 +16,7 @@ from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
 from registry.checkpoint import Checkpoint
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
-from registry.errors import AmbiguousRef, Conflict, InvalidInput, NotFound
+from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
@@ -31,6 +31,9 @@ from registry.spec import RunSpec
 from registry.store import Store, create_config, read_config
 from registry.stored import Stored
 from registry.suggest import near
+
+#: How often a fork looks at its parent again before what is gone counts as lost.
+_LOOKS = 2
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -185,6 +188,13 @@ class Registry:
         inherited = inheritance(self._store, checkpoint)
         parent = self._peek(checkpoint.run_id).manifest
         run = self._create(run_id, forked(parent, inherited.parent, **options))
+        for _ in range(_LOOKS):
+            try:
+                inherit(run.committer, inherited)
+                return run
+            except MissingObject:
+                # Moved by a repack, or let go and collected, since the parent was read.
+                inherited = inheritance(self._store, checkpoint)
         inherit(run.committer, inherited)
         return run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from typing import Annotated, Literal, TypeVar
 
@@ -132,6 +133,30 @@ class Store:
             kept[key] = value
             if len(kept) > _KEPT:
                 kept.popitem(last=False)
+
+
+def gaps(
+    backend: Backend, listed: Iterable[int], key_of: Callable[[int], str], start: int = 0
+) -> Iterator[int]:
+    """Yield the numbers of a dense series that are not there.
+
+    A listing that others overtake may show what they put last and leave out what they put just
+    before. So what it leaves out is looked for by its name.
+
+    Args:
+        backend: Where the series lies.
+        listed: Its numbers as they were listed, ascending.
+        key_of: The key of a number.
+        start: The number that the series begins with.
+    """
+    expected = start
+    for number in listed:
+        for between in range(expected, number):
+            try:
+                backend.stat(key_of(between))
+            except ObjectNotFound:
+                yield between
+        expected = number + 1
 
 
 def missing(key: ObjectKey) -> MissingObject:

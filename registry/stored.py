@@ -189,9 +189,16 @@ class Stored:
         Raises:
             IntegrityError: Its manifest or placement is damaged or gone.
         """
-        base = Base(self.place, self.manifest, self.placement, self.digest_lists())
-        index_chunks(base.manifest, base.placement, base.lists)
-        return base
+
+        def read(place: Place) -> Base:
+            # All of it by one place: what a save takes for covered must be what lies there (W2a).
+            manifest = self._store.manifest(place.manifest_key)
+            placement = self._store.placement(place.placement_key)
+            lists = read_lists(self._store, manifest, placement)
+            index_chunks(manifest, placement, lists)
+            return Base(place, manifest, placement, lists)
+
+        return self._relocated(read)
 
     def _aside(self) -> dict[str, Any]:
         kept = self.commit_keys()

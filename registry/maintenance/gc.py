@@ -274,7 +274,9 @@ class Collector:
         newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
         log = RunLog(self._store, files.run_id, snapshot_slot=newest)
         slots = list(log.fetch(range(len(files.slots_s))))
-        settled = sum(put_s <= cutoff_s for put_s in files.slots_s)
+        # Slots are put in order: what stands before an old one is old, whatever its time says.
+        ages = enumerate(files.slots_s, start=1)
+        settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
         lately: set[ObjectKey] = set()
         then = log.fold(slots[:settled])
         if settled < len(slots):
@@ -359,7 +361,9 @@ class Collector:
 
         def compose(state: RunManifest) -> list[Line] | None:
             # The mark of a later sweep does as well: who has read it refuses what both condemned.
-            return None if state.epoch >= sweep.epoch else [Mark(epoch=sweep.epoch)]
+            # A dropped run needs none: no commit may follow, so nothing can come into use again.
+            marked = state.epoch >= sweep.epoch or state.dropped is not None
+            return None if marked else [Mark(epoch=sweep.epoch)]
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.
         log.append(compose)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from registry import canonical
 from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
 from registry.framing import split_lines
-from registry.keys import log_prefix, parse_number, snapshot_key
+from registry.keys import log_prefix, parse_number, slot_key, snapshot_key
 from registry.log import REPLAY_VERSION, RunLog
 from registry.maintenance.findings import Finding
 from registry.state import RunManifest, Slot, advance
-from registry.store import Store
+from registry.store import Store, gaps
 
 #: Slots folded in together, and fetched ahead.
 _TOGETHER = 64
@@ -83,21 +84,22 @@ class _Reading:
 
     def read(self) -> History:
         numbers = self._numbers()
-        dense = next((i for i, number in enumerate(numbers) if i != number), len(numbers))
+        end = numbers[-1] + 1 if numbers else 0
+        gap = next(gaps(self._store.backend, numbers, partial(slot_key, self._run_id)), None)
         try:
-            self._fold(dense)
-            if dense < len(numbers):
+            self._fold(end if gap is None else gap)
+            if gap is not None:
                 raise Malformed(
                     "the log has a gap",
                     where=self._run_id,
-                    expected=f"slot {dense}",
-                    found=f"slot {numbers[dense]}",
+                    expected=f"slot {gap}",
+                    found=f"slot {next(number for number in numbers if number > gap)}",
                 )
         except StorageError:
             raise
         except RegistryError as error:
             self._tell(error.summary, self._history.state.next_slot)
-        self._check_tail(numbers[-1] + 1 if numbers else 0)
+        self._check_tail(end)
         return self._history
 
     def _numbers(self) -> list[int]:

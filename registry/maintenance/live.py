@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from math import inf
 
 from backends import ObjectInfo
 from registry.actions import Place
@@ -29,7 +31,7 @@ from registry.keys import (
 )
 from registry.placement import Placement
 from registry.state import RunManifest
-from registry.store import Store
+from registry.store import Store, gaps
 
 _FOREIGN = (
     "Nothing in a registry is called that: move it away, or upgrade if a newer Holdfast put it."
@@ -116,6 +118,7 @@ def list_run_files(store: Store) -> Iterator[RunFiles]:
 
 def _run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
     files = RunFiles(run_id)
+    times: dict[int, float] = {}
     for info in infos:
         parts = info.key.split("/")
         if len(parts) != 4 or not is_run_id(run_id) or parts[2] not in ("log", "snapshots"):
@@ -123,10 +126,13 @@ def _run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFil
         number = parse_number(info.key)
         if parts[2] == "snapshots":
             files.snapshots.append(info)
-            continue
-        if number != len(files.slots_s):
-            raise _lost(run_id, len(files.slots_s))
-        files.slots_s.append(info.modified_s)
+        else:
+            times[number] = info.modified_s
+    gap = next(gaps(store.backend, times, partial(slot_key, run_id)), None)
+    if gap is not None:
+        raise _lost(run_id, gap)
+    # What the listing left out was put while it went on.
+    files.slots_s = [times.get(number, inf) for number in range(max(times, default=-1) + 1)]
     _check_tail(store, files)
     return files
 
@@ -149,7 +155,7 @@ def _lost(run_id: str, slot: int) -> Malformed:
     return Malformed(
         "a slot of the log is gone",
         where=slot_key(run_id, slot),
-        hint="It was deleted from outside; restore it from a mirror or a backup.",
+        hint="It was deleted from outside; put it back from a backup of this store.",
     )
 
 
@@ -166,7 +172,7 @@ class Needs:
     def __init__(self, store: Store, known: Iterable[ObjectKey] = ()) -> None:
         self._store = store
         self._same = {key: key for key in known}
-        self._packs: dict[ObjectKey, tuple[ObjectKey, ...]] = {}
+        self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
 
     def of(self, state: RunManifest) -> set[ObjectKey]:
         """Return every object that a run needs as it stands.
@@ -199,19 +205,20 @@ class Needs:
 
     def _packs_of(self, place: Place) -> tuple[ObjectKey, ...]:
         key = place.placement_key
-        packs = self._packs.get(key)
-        if packs is None:
+        known = self._packs.get(key)
+        if known is None:
             # Past the handle's cache: what counts is what lies on the store.
             placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
-            if placement.manifest != place.manifest:
-                raise Malformed(
-                    "another checkpoint's placement",
-                    where=key,
-                    expected=place.manifest,
-                    found=placement.manifest,
-                )
-            packs = tuple(self._kept(pack.key) for pack in placement.packs)
-            self._packs[self._kept(key)] = packs
+            known = placement.manifest, tuple(self._kept(pack.key) for pack in placement.packs)
+            self._packs[self._kept(key)] = known
+        manifest, packs = known
+        if manifest != place.manifest:
+            raise Malformed(
+                "another checkpoint's placement",
+                where=key,
+                expected=place.manifest,
+                found=manifest,
+            )
         return packs
 
     def _kept(self, key: ObjectKey) -> ObjectKey:

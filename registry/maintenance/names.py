@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from registry.epochs import EpochHeader, Epochs
 from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
@@ -23,9 +24,11 @@ from registry.keys import (
     snapshot_slot,
 )
 from registry.maintenance.findings import Finding
-from registry.store import Store, check_writer_version, read_config
+from registry.store import Store, check_writer_version, gaps, read_config
 
 _PROBES = ".probe/"
+#: Lost epochs that are told one by one.
+_GAPS_TOLD = 16
 _FOREIGN = "Holdfast did not write it: move it away if nobody needs it."
 _BLOCKS = "Nothing is collected while it is there. " + _FOREIGN
 _STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
@@ -95,7 +98,7 @@ class Names:
                 self._foreign(info.key, error, _STOPS)
                 findings.append(_epoch(EPOCHS, f"{info.key}: no epoch is called that", _STOPS))
         highest = max(numbers, default=0)
-        lost = sorted(set(range(1, highest + 1)) - set(numbers))
+        lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_TOLD)
         findings += [_epoch(epoch_key(epoch), "the log of epochs has a gap") for epoch in lost]
         findings += _entry_findings(store, numbers)
         return findings + self._beyond(highest, marked)

@@ -623,6 +623,27 @@ def test_every_run_is_marked_once_and_no_more(thinned, reg, backend):
     assert {name: marks(reg, name) for name in reg.runs()} == {"a": [1], "b": [1], "run": [1]}
 
 
+def test_a_listing_that_writers_overtake_is_no_gap(thinned, reg, backend):
+    class Overtaken(Wrapper):
+        def list(self, prefix="", **more):
+            for info in super().list(prefix, **more):
+                if info.key != slot_key("run", 3):
+                    yield info
+
+    with open_on(Overtaken(backend)) as opened:
+        assert opened.gc(grace_s=0).deleted.objects == 16
+    assert objects(backend) == needed(reg)
+
+
+def test_a_dropped_run_is_not_marked(thinned, reg, backend):
+    gone = reg.create_run("gone")
+    saved(gone, 50)
+    gone.drop(reason="a mistake")
+    assert reg.gc(grace_s=0).deleted.objects == 20
+    assert marks(reg, "gone") == []
+    assert objects(backend) == needed(reg)
+
+
 def test_the_least_writer_version_never_falls(thinned, reg, backend):
     backend.put(epoch_key(1), encode_upgrade(1, 1))
     collector = Collector(reg.store, grace_s=0)

@@ -847,6 +847,31 @@ def test_a_fork_after_it(run, reg, backend, open_registry):
     loads(open_registry(backend))
 
 
+def test_a_base_is_read_by_way_of_one_place(run, backend, open_registry):
+    """A repack between manifest and placement: what a save takes for covered lies at its place."""
+    thin(run, 1, 2, 3)
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+    hooked.before = Once("placements/", lambda: _moved(backend, collects=True), "get")
+    base = mine.latest().base()
+    assert hooked.before.done
+    assert base.place.placement == base.placement.digest
+    assert mine.manifest.is_placed(base.place)
+    assert {str(pack.key) for pack in base.placement.packs} <= objects(backend)
+
+
+def test_a_fork_looks_again_where_its_parent_was_moved(run, backend, open_registry):
+    thin(run, 1, 2, 3)
+    hooked = Hooked(backend)
+    registry = open_registry(hooked)
+    source = registry.checkpoint("run/latest")
+    hooked.after = Once("runs/child/log/", lambda: _moved(backend, collects=True), "put_if_absent")
+    registry.fork(source, "child")
+    assert hooked.after.done
+    assert same(open_registry(backend).checkpoint("child").load(), source.load())
+    assert open_registry(backend).verify(deep=True).findings == ()
+
+
 def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, monkeypatch):
     """Chunks of one pack are read in few requests, however many dead ones lie between them."""
     thin(run, *range(1, 9), last=8)
