@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -53,6 +53,7 @@ graces = st.sampled_from((0.0, 0.0, 0.0, 60.0, 86_400.0))
 
 #: Before or after which call to the stores something stops; not at all without it.
 Stop = tuple[int, bool] | None
+Misses = Literal["never", "beside others", "ever"]
 #: Looks whether what was said to be done is done.
 Check = Callable[[], object]
 _T = TypeVar("_T")
@@ -98,8 +99,12 @@ class Doing:
 
     what: str
     act: Act
-    may_miss: bool
+    misses: Misses
     processes: list[Process]
+
+    @property
+    def may_miss(self) -> bool:
+        return self.misses == "ever" or (self.misses == "beside others" and self.act.was_stopped)
 
 
 @dataclass
@@ -188,7 +193,7 @@ class Base(RuleBasedStateMachine):
         processes: list[Process],
         stop: Stop,
         *,
-        may_miss: bool = False,
+        misses: Misses = "never",
     ) -> None:
         """Let processes do something, at once or up to a stop.
 
@@ -197,10 +202,11 @@ class Base(RuleBasedStateMachine):
             work: Does it; returns a check to be made when the model has been brought up to date.
             processes: Who does it.
             stop: Where it stops.
-            may_miss: Whether what it needs may be gone.
+            misses: Whether it may find that what it needs is gone: never, when others came in
+                between, or in any case.
         """
         act = Act(work, processes)
-        doing = Doing(what, act, may_miss, processes)
+        doing = Doing(what, act, misses, processes)
         if stop is None or len(self.doing) >= ACTS:
             act.do()
         else:
@@ -227,7 +233,7 @@ class Base(RuleBasedStateMachine):
                 self._bury(doing.processes)
             case StoreUnavailable() if act.was_lied_to:
                 ending = "no answer"
-            case IntegrityError() if doing.may_miss or act.was_stopped:
+            case IntegrityError() if doing.may_miss:
                 ending = "missing"
             case error if isinstance(error, REFUSALS):
                 ending = f"refused: {type(error).__name__}"

@@ -86,7 +86,7 @@ class Collecting(Base):
         def work() -> None:
             process.registry.repack(min_dead=min_dead)
 
-        self.call("repack", work, [process], stop)
+        self.call("repack", work, [process], stop, misses="beside others")
 
     @rule(side=sides, grace_s=graces, stop=stops)
     def start_collector(self, side: int, grace_s: float, stop: Stop) -> None:
@@ -130,8 +130,7 @@ class Collecting(Base):
             getattr(sweep.collector, name)()
             sweep.step += 1
 
-        # What it read first may have been let go and collected by another one since.
-        self.call(name, work, [sweep.process], stop, may_miss=sweep.step > 0)
+        self.call(name, work, [sweep.process], stop)
 
     # The store and the clocks
 
@@ -175,7 +174,7 @@ class Collecting(Base):
 
             return check
 
-        self.call("sync", work, [reads, writes], stop)
+        self.call("sync", work, [reads, writes], stop, misses="beside others")
 
     # Readers
 

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from registry.errors import Conflict, Fenced, NotFound
+from registry.errors import Conflict, Fenced
 from registry.monitors import Monitor
 from registry.run import Run
 from registry.spec import Phase, Pool, Retention, RunSpec, Stream
 from tests.stateful import contents
-from tests.stateful.base import RUNS, Base, Check, Stop, numbers, sides, states, stops
+from tests.stateful.base import RUNS, Base, Check, Misses, Stop, numbers, sides, states, stops
 from tests.stateful.book import RunBook
 from tests.stateful.contents import content, digest_of, entries, number_of
 from tests.stateful.world import Process
@@ -63,7 +63,7 @@ class Writing(Base):
         stop: Stop,
         work: Callable[[Run, RunBook], Check | None],
         *,
-        may_miss: bool = True,
+        misses: Misses = "never",
     ) -> None:
         """Let some process do something with its handle of some run, which may be long stale."""
         known, process = self.own_run(side, which), self.process(self.sides[side], who)
@@ -77,7 +77,7 @@ class Writing(Base):
                 process.forget(known.name)  # as a job that gives up and is started again
                 raise
 
-        self.call(what, act, [process], stop, may_miss=may_miss)
+        self.call(what, act, [process], stop, misses=misses)
 
     @rule(side=sides, who=numbers, kind=kinds, number=states, stop=stops)
     def create(self, side: int, who: int, kind: int, number: int, stop: Stop) -> None:
@@ -134,7 +134,7 @@ class Writing(Base):
             saved = (run.push if push else run.save)(content(chosen), step=at, **options)
             return self._saved(saved, side, chosen)
 
-        self.on_run("save", side, who, which, stop, work, may_miss=False)
+        self.on_run("save", side, who, which, stop, work)
 
     @rule(side=sides, which=numbers, number=states)
     def leave_orphan(self, side: int, which: int, number: int) -> None:
@@ -170,7 +170,7 @@ class Writing(Base):
             saved = run.save(content(number), step=restored.checkpoint.step + 1)
             return self._saved(saved, side, number)
 
-        self.on_run("rewind and save", side, who, which, stop, work)
+        self.on_run("rewind and save", side, who, which, stop, work, misses="beside others")
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, name=names, stop=stops)
     def tag(self, side: int, who: int, which: int, of: int, name: str, stop: Stop) -> None:
@@ -220,24 +220,33 @@ class Writing(Base):
             release = run.releases.publish(name, checkpoint, card=card, only=only)
             return lambda: self._named(known, "release", name, release.digest)
 
-        self.on_run("publish", side, who, which, stop, work)
+        self.on_run("publish", side, who, which, stop, work, misses="ever")
 
-    @rule(side=sides, who=numbers, which=numbers, version=st.integers(0, 3), stop=stops)
-    def point_back(self, side: int, who: int, which: int, version: int, stop: Stop) -> None:
-        def work(run: Run, known: RunBook) -> None:
-            known_versions = [name for kind, name in known.pins if kind == "release"]
-            if not known_versions:
-                raise NotFound("nothing is released")
-            run.releases.rollback(self.pick(known_versions, version), "as a rule says")
+    @rule(side=sides, who=numbers, which=numbers, stop=stops)
+    def point_back(self, side: int, who: int, which: int, stop: Stop) -> None:
+        process, runs = self.process(self.sides[side], who), self.sides[side].book.runs
+        published = [
+            (name, version)
+            for name in RUNS[side]
+            if name in runs and not runs[name].is_dropped
+            for kind, version in runs[name].pins
+            if kind == "release"
+        ]
+        if not published or process is None:
+            return
+        name, version = self.pick(published, which)
 
-        self.on_run("point back", side, who, which, stop, work)
+        def work() -> None:
+            process.run(name).releases.rollback(version, "as a rule says")
+
+        self.call("point back", work, [process], stop)
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, frozen=st.booleans(), stop=stops)
     def promote(self, side: int, who: int, which: int, of: int, frozen: bool, stop: Stop) -> None:
         def work(run: Run, known: RunBook) -> None:
             run.pool.promote(self.checkpoint(run, of), frozen=frozen)
 
-        self.on_run("promote", side, who, which, stop, work)
+        self.on_run("promote", side, who, which, stop, work, misses="ever")
 
     @rule(
         side=sides,
@@ -295,7 +304,7 @@ class Writing(Base):
             assert known_again == [one.digest for one in back]
             return lambda: None
 
-        self.on_run("undo", side, who, which, stop, work)
+        self.on_run("undo", side, who, which, stop, work, misses="ever")
 
     @precondition(lambda self: len(self.sides[0].book.runs) > 2)
     @rule(side=sides, who=numbers, which=numbers, sure=st.integers(0, 1), stop=stops)
@@ -329,7 +338,7 @@ class Writing(Base):
             checkpoint = self.checkpoint(process.run(source.name).refresh(), of)
             process.hold(process.registry.fork(checkpoint, name))
 
-        self.call("fork", work, [process], stop)
+        self.call("fork", work, [process], stop, misses="beside others")
 
     @rule(side=sides, who=numbers, which=numbers)
     def reopen_run(self, side: int, who: int, which: int) -> None:
