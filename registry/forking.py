@@ -26,7 +26,7 @@ from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
-from registry.errors import Conflict, InvalidInput, NotFound
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.log import RunLog
 from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance
 from registry.store import Store
@@ -88,6 +88,13 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
 
     said = commits(RunManifest(run_id=source.run_id, commits=1))
     manifests = dict.fromkeys(_manifests(action for actions in said for action in actions))
+    unplaced = manifests.keys() - now.by_manifest.keys()
+    if unplaced:
+        raise MissingObject(
+            "the parent gives no place for a state that it holds",
+            where=f"{source.run_id}/{min(unplaced).short}",
+            hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+        )
     return Inheritance(parent, commits, tuple(now.by_manifest[m] for m in manifests))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,18 +73,32 @@ def check_source(run_id: str, at: Checkpoint) -> None:
 
 
 def restore_newest(
-    trainer: Trainer, candidates: Sequence[Checkpoint], map_location: object
+    trainer: Trainer, newest_first: Callable[[], Sequence[Checkpoint]], map_location: object
 ) -> Restored | None:
     """Return the first state that can be loaded whole, and go on from there.
 
     Args:
         trainer: Goes on from it.
-        candidates: Checkpoints, the newest first.
+        newest_first: Gives the checkpoints that are kept, as the log has them now.
         map_location: Device for the tensors.
 
     Raises:
         RestoreFailed: There are candidates, and none could be loaded.
     """
+    while True:
+        try:
+            return _first_whole(trainer, newest_first(), map_location)
+        except _LetGo:
+            continue  # and collected, while we looked: what took its place is newer
+
+
+class _LetGo(Exception):
+    """A candidate is kept no more: the list that it stands in is out of date."""
+
+
+def _first_whole(
+    trainer: Trainer, candidates: Sequence[Checkpoint], map_location: object
+) -> Restored | None:
     passed: list[Attempt] = []
     for checkpoint in candidates:
         if checkpoint.record.held_back:
@@ -94,6 +108,8 @@ def restore_newest(
         try:
             state = checkpoint.load(map_location=map_location)
         except IntegrityError as error:
+            if checkpoint.record.evicted is not None:
+                raise _LetGo from error
             trainer.distrust(checkpoint)
             passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue

@@ -141,17 +141,18 @@ class Run(RunView):
             RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
         """
         self._trainer.settle()
-        state = self._log.refresh()
-        check_not_dropped(state)
+        check_not_dropped(self._log.refresh())
         if at is None:
-            candidates = [self._checkpoint(record) for record in reversed(state.live())]
-            return restore_newest(self._trainer, candidates, map_location)
+            return restore_newest(self._trainer, self._newest_first, map_location)
         if isinstance(at, Checkpoint) and at.run_id == self.id:
             at = self.find(pins.own(self.committer, at, "run.restore"))
         check_source(self.id, at)
         loaded = at.load(map_location=map_location)
         self._trainer.resume_at(at)
         return Restored(loaded, at, ())
+
+    def _newest_first(self) -> list[Checkpoint]:
+        return [self._checkpoint(record) for record in reversed(self._log.state.live())]
 
     # From phase to phase
 

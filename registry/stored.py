@@ -248,11 +248,17 @@ class Stored:
         place = self.place
         try:
             return read(place)
-        except MissingObject:
-            self._log.refresh()
-            if self.place == place:
+        except MissingObject as error:
+            state = self._log.refresh()
+            if self.place != place:
+                return read(self.place)
+            if self.digest in state.held:
                 raise
-            return read(self.place)
+            raise MissingObject(
+                "this state was let go, and collected since",
+                where=self.ref,
+                hint="A mirror that was synced before may still hold it.",
+            ) from error
 
     @property
     def place(self) -> Place:

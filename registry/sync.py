@@ -223,6 +223,13 @@ class _RunCopy:
             for place in self._state.places
             if place.manifest in self._state.held and place.manifest not in present
         ]
+        unplaced = self._state.held - self._state.by_manifest.keys()
+        if unplaced:
+            raise MissingObject(
+                "the source gives no place for a state that it holds",
+                where=f"{self._run_id}/{min(unplaced).short}",
+                hint="Run `holdfast verify` there. Nothing of this run was copied.",
+            )
         places: list[Place] = []
         choice = Choice()
         if commits:

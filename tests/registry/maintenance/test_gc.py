@@ -713,3 +713,34 @@ def test_marking_an_idle_run_costs_one_request(thinned, backend, reg):
         ("list", "runs/"),
         ("put_if_absent", slot_key("run", reg.run("run").manifest.next_slot - 1)),
     ]
+
+
+# What others see of it
+
+
+def test_a_restore_finds_what_took_the_place_of_what_was_collected(
+    run, reg, backend, open_registry
+):
+    """The newest checkpoint is let go and collected while it is being loaded."""
+    saved(run, 1)
+    hooked = Hooked(backend)
+    late = open_registry(hooked).run("run")
+
+    def act() -> None:
+        other = open_registry(backend).run("run")
+        saved(other, 2)
+        other.prune(Retention(last=1))
+        open_registry(backend).gc(grace_s=0)
+
+    hooked.before = Once("packs/", act, "get")
+    restored = late.restore()
+    assert restored.checkpoint.step == 2
+    assert same(restored.state, small_state(2))
+    assert restored.report == ()
+
+
+def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_registry):
+    gone = thinned.evicted()[0]
+    reg.gc(grace_s=0)
+    with pytest.raises(MissingObject, match="let go, and collected since"):
+        open_registry(backend).run("run").find(gone.record.n).load()
