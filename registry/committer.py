@@ -17,7 +17,7 @@ from registry.adopting import adopt
 from registry.bursts import allocation_burst
 from registry.charge import check_not_dropped
 from registry.digest import Digest
-from registry.errors import Conflict, IntegrityError
+from registry.errors import Conflict, IntegrityError, MissingObject
 from registry.loading import read_lists
 from registry.log import RunLog, commit_line
 from registry.placing import Base, Written, cut_state
@@ -90,7 +90,16 @@ class Committer:
         # What writes no objects need not wait for a save that does.
         with nullcontext() if plan is tuple else self._lock:
             for _ in range(_PLANS):
-                written = plan()
+                read = self.log.state.next_slot
+                try:
+                    written = plan()
+                except MissingObject:
+                    # Let go and collected meanwhile? Then it is for `compose` to say so.
+                    state = self.log.refresh()
+                    if state.next_slot == read:
+                        raise
+                    compose(state)
+                    continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:
                     state = self.writer.commit(partial(_lines, written, compose), choice)

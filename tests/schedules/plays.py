@@ -226,11 +226,11 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     ),
     "fork": lambda: play(
         {"fork": fork, "evict": evict, "gc": gather, "again": push_again()},
-        refused={"fork": (Conflict, NotFound, MissingObject)},
+        refused={"fork": (Conflict, NotFound)},
     ),
     "promotion": lambda: play(
         {"promote": promote, "evict": evict, "gc": gather, "born": push_born},
-        refused={"promote": (Conflict, MissingObject)},
+        refused={"promote": (Conflict,)},
     ),
     "sync to here": lambda: play(
         {"bring": bring(far_registry()), "evict": evict, "gc": gather, "again": push_again()}

@@ -17,6 +17,7 @@ from registry.actions import Mark, Place
 from registry.digest import Digest
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import (
+    Conflict,
     IntegrityError,
     InvalidInput,
     Malformed,
@@ -744,3 +745,31 @@ def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_regist
     reg.gc(grace_s=0)
     with pytest.raises(MissingObject, match="let go, and collected since"):
         open_registry(backend).run("run").find(gone.record.n).load()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda run, checkpoint: run.pool.promote(checkpoint),
+        lambda run, checkpoint: run.releases.publish("1.0.0", checkpoint, only="model"),
+    ],
+    ids=["promote", "publish"],
+)
+def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registry, act):
+    league = Pool(phase="main", size=2, seed_child=1, draws=(Draw(kind="roster", weight=1),))
+    spec = RunSpec(phases=(Phase(name="main"),), inference=("model",), pool=league)
+    saved(open_registry(backend).create_run("run", preset=spec), 1)
+    hooked = Hooked(backend)
+    mine = open_registry(hooked).run("run")
+    going = mine.latest()
+
+    def let_go() -> None:
+        other = open_registry(backend).run("run")
+        saved(other, 2)
+        other.prune(Retention(last=1))
+        open_registry(backend).gc(grace_s=0)
+
+    hooked.before = Once("placements/", let_go, "get")
+    with pytest.raises(Conflict, match=r"evicted|not kept|let go"):
+        act(mine, going)
+    assert hooked.before.done
