@@ -57,9 +57,11 @@ class Pruner(Worker):
         return live
 
     def _drop(self, run: Run) -> None:
+        self._dropped.add(run.id)
+        if run.manifest.dropped is not None:
+            return
         seeds = [one.manifest for one in run.manifest.checkpoints if one.evicted is None]
         run.drop("the storm has moved on")
-        self._dropped.add(run.id)
         self.journal.say("dropped", run=run.id)
         self.journal.hint([self.part.seeds[manifest.hex()] for manifest in seeds])
 
