@@ -12,13 +12,14 @@ from typing import Any
 from registry.actions import CommitKeys, Line, ReportMetrics
 from registry.charge import check_not_dropped
 from registry.errors import NotFound
+from registry.fit import LoadReport
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
 from registry.plain import check_metrics, decode_plain
 from registry.rules import check_dtypes, check_keys, manifest_dtypes
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store
-from registry.stored import LoadReport, Stored, TensorInfo
+from registry.stored import Stored, TensorInfo
 from registry.suggest import near
 from registry.tiers import tier_after_report
 

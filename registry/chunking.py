@@ -29,6 +29,8 @@ class Grid:
         chunks_per_run: Chunks in one run along the cut axis; the last of a run may be smaller.
         tail_bytes: Size of the last chunk of each run.
         runs: Product of the axes before the cut axis.
+        axis: The cut axis.
+        rows: Rows along it in a full chunk.
     """
 
     nbytes: int
@@ -36,6 +38,8 @@ class Grid:
     chunks_per_run: int
     tail_bytes: int
     runs: int
+    axis: int = 0
+    rows: int = 0
 
     @property
     def count(self) -> int:
@@ -57,7 +61,7 @@ def grid(dtype: str, shape: tuple[int, ...]) -> Grid:
     if nbytes == 0:
         return Grid(0, 0, 0, 0, 0)
     if nbytes <= CHUNK_BYTES:
-        return Grid(nbytes, nbytes, 1, nbytes, 1)
+        return Grid(nbytes, nbytes, 1, nbytes, 1, 0, shape[0] if shape else 1)
     axis, piece = len(shape) - 1, item
     while piece * shape[axis] <= CHUNK_BYTES:
         piece *= shape[axis]
@@ -65,4 +69,5 @@ def grid(dtype: str, shape: tuple[int, ...]) -> Grid:
     pieces = CHUNK_BYTES // piece
     chunks = -(-shape[axis] // pieces)
     tail = shape[axis] - (chunks - 1) * pieces
-    return Grid(nbytes, pieces * piece, chunks, tail * piece, prod(shape[:axis]))
+    runs = prod(shape[:axis])
+    return Grid(nbytes, pieces * piece, chunks, tail * piece, runs, axis, pieces)

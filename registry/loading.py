@@ -74,9 +74,30 @@ def read_tensors(
             copies.append((view, first[digest]))
         else:
             first[digest] = view
-    _fetch(store, placement, [_want(d, places[d], view) for d, view in first.items()])
+    read_chunks(store, placement, places, first)
     for view, source in copies:
         view[:] = source
+
+
+def read_chunks(
+    store: Store,
+    placement: Placement,
+    places: Mapping[Digest, ChunkPlace],
+    wanted: Mapping[Digest, memoryview],
+) -> None:
+    """Fill memory with single chunks, every byte verified.
+
+    Args:
+        store: Where from.
+        placement: Where the chunks lie.
+        places: The same, as `index_chunks` gives it.
+        wanted: Chunks, each with a writable flat byte view of its raw length.
+
+    Raises:
+        Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+        MissingObject: A pack is gone.
+    """
+    _fetch(store, placement, [_want(d, places[d], view) for d, view in wanted.items()])
 
 
 def index_chunks(

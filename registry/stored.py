@@ -6,43 +6,29 @@ on the store and takes no token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from registry import pytree
 from registry.actions import CommitKeys, Place
 from registry.bursts import allocation_burst
-from registry.canonical import Json
 from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
-from registry.loading import Target, index_chunks, read_lists, read_tensors
+from registry.fit import LoadReport, arrays_in, check_fit, distinct, leaves_by_path
+from registry.lazy import LazyTensor
+from registry.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
 from registry.log import RunLog
-from registry.manifest import Component, Manifest, TensorEntry
-from registry.placement import Placement
+from registry.manifest import Component, Manifest, TensorEntry, parse_list
+from registry.placement import ChunkPlace, Placement
 from registry.placing import Base
 from registry.plain import decode_plain
 from registry.store import Store
 from registry.suggest import near
 
-_NAMED_AT_MOST = 8
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What `load_into` did.
-
-    Attributes:
-        loaded: Paths of the tensors that were filled.
-        missing: Paths in the target that the checkpoint does not have.
-        unexpected: Paths in the checkpoint that the target does not have.
-    """
-
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
+_Places = dict[Digest, ChunkPlace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +61,7 @@ class Stored:
         self._store = store
         self._log = log
         self._ref = ref
+        self._indexed: tuple[Place, tuple[_Places, dict[Digest, bytes]]] | None = None
         self.digest = digest
 
     def __repr__(self) -> str:
@@ -162,19 +149,23 @@ class Stored:
         named = {component: target} if component is not None else target
         with allocation_burst():
             sources = _tensors_by_path(self._select(manifest, component and [component]))
-            leaves = _leaves_by_path(named)
+            leaves = leaves_by_path(named)
         report = LoadReport(
             loaded=tuple(path for path in sources if path in leaves),
             missing=tuple(path for path in leaves if path not in sources),
             unexpected=tuple(path for path in sources if path not in leaves),
         )
-        _check_fit(self.ref, report, sources, leaves, strict=strict)
+        check_fit(self.ref, report, sources, leaves, strict=strict)
         with allocation_burst():
             into = {path: Destination(leaves[path].source) for path in report.loaded}
-        self._read(manifest, _distinct(self.ref, sources, into))
+        self._read(manifest, distinct(self.ref, sources, into))
         for destination in into.values():
             destination.settle()
         return report
+
+    def lazily(self) -> LazyState:
+        """Return the state as a mapping whose components are loaded when they are asked for."""
+        return LazyState(self)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
@@ -182,6 +173,60 @@ class Stored:
             path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
             for path, entry in _tensors_by_path(self.manifest.components).items()
         }
+
+    def __getitem__(self, path: str) -> LazyTensor:
+        """Return a tensor that is read when it is indexed: only what the index touches.
+
+        Args:
+            path: Component and keys joined with `/`, as in `tensors()`.
+
+        Raises:
+            NotFound: The state holds no tensor of this path; near ones are suggested.
+        """
+        for name, part in self.manifest.components.items():
+            paths = pytree.leaf_paths(name, part.skeleton)
+            kinds = pytree.leaf_kinds(part.skeleton)
+            for index in arrays_in(part.skeleton):
+                if paths[index] == path:
+                    return LazyTensor(
+                        f"{self.ref}: {path}", part.tensors[index], kinds[index], self
+                    )
+        raise NotFound(
+            "no such tensor",
+            where=f"{self.ref}: {path}",
+            hint=near(path, self.tensors()) or "`tensors()` lists the paths.",
+        )
+
+    def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
+        """Return the digests of a tensor's chunks, in the order of its grid."""
+        if entry.chunk_list is None:
+            return entry.chunks
+        _, lists = self._relocated(self._index)
+        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
+
+    def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
+        """Fill memory with chunks of the state, every byte verified.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+
+        Raises:
+            IntegrityError: One is damaged or gone.
+        """
+
+        def read(place: Place) -> None:
+            placement = self._store.placement(place.placement_key)
+            read_chunks(self._store, placement, self._index(place)[0], wanted)
+
+        self._relocated(read)
+
+    def _index(self, place: Place) -> tuple[_Places, dict[Digest, bytes]]:
+        """Return where each chunk lies, and the digest lists; kept: slices come by thousands."""
+        if self._indexed is None or self._indexed[0] != place:
+            placement = self._store.placement(place.placement_key)
+            lists = read_lists(self._store, self.manifest, placement)
+            self._indexed = place, (index_chunks(self.manifest, placement, lists), lists)
+        return self._indexed[1]
 
     def base(self) -> Base:
         """Return what it is and where, for a state that is stored against it.
@@ -273,6 +318,41 @@ class Stored:
             ) from None
 
 
+class LazyState(Mapping[str, Any]):
+    """A state of which each component is loaded, verified, at its first access, and then kept.
+
+    Args:
+        stored: The state.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._loaded: dict[str, Any] = {}
+        kept = stored.commit_keys()
+        self._names = tuple(stored.manifest.components if kept is None else kept.order)
+
+    def __repr__(self) -> str:
+        loaded = ", ".join(self._loaded) or "nothing"
+        return f"<LazyState {self._stored.ref}: {loaded} loaded of {', '.join(self._names)}>"
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a component; read at the first access.
+
+        Raises:
+            NotFound: There is no such component.
+            IntegrityError: Something is damaged or gone.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._stored.load(only=name)[name]
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def _allocate(
     ref: str, parts: Mapping[str, Component]
 ) -> tuple[dict[str, list[object]], list[Target]]:
@@ -302,85 +382,8 @@ def _tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
     found = {}
     for name, part in parts.items():
         paths = pytree.leaf_paths(name, part.skeleton)
-        found.update({paths[index]: part.tensors[index] for index in _arrays(part.skeleton)})
+        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
     return found
-
-
-def _leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
-    return {
-        part.leaves[index].path: part.leaves[index]
-        for part in pytree.flatten(target).components
-        for index in _arrays(part.skeleton)
-    }
-
-
-def _distinct(
-    ref: str, sources: Mapping[str, TensorEntry], into: Mapping[str, Destination]
-) -> list[Target]:
-    """Return what is read where; tensors that share memory are read once.
-
-    Raises:
-        IncompatibleState: Tensors of different content would go to the same memory.
-    """
-    targets: list[Target] = []
-    last, begin, end = "", -1, -1
-    for path in sorted(into, key=lambda path: into[path].address):
-        destination = into[path]
-        if destination.address >= end or not destination.view.nbytes:
-            targets.append((sources[path], destination.view))
-            last, begin = path, destination.address
-            end = begin + destination.view.nbytes
-            continue
-        same_place = (destination.address, destination.view.nbytes) == (begin, end - begin)
-        if not same_place or sources[path].content != sources[last].content:
-            raise IncompatibleState(
-                "two tensors of the target share memory and differ in the checkpoint",
-                where=f"{ref}: {last} and {path}",
-                hint="Untie them, or load one of the two into its own tensor.",
-            )
-    return targets
-
-
-def _arrays(skeleton: Json) -> list[int]:
-    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
-    kinds = pytree.leaf_kinds(skeleton)
-    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
-
-
-class _Leaf(Protocol):
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def _check_fit(
-    ref: str,
-    report: LoadReport,
-    sources: Mapping[str, TensorEntry],
-    leaves: Mapping[str, _Leaf],
-    *,
-    strict: bool,
-) -> None:
-    wrong = []
-    for path in report.loaded:
-        have, want = sources[path], leaves[path]
-        if (have.dtype, have.shape) != (want.dtype, want.shape):
-            wrong.append(
-                f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
-            )
-    if strict:
-        wrong += [f"{path} is not in the checkpoint" for path in report.missing]
-        wrong += [f"{path} is not in the target" for path in report.unexpected]
-    if not wrong:
-        return
-    shown = "; ".join(wrong[:_NAMED_AT_MOST])
-    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
-    raise IncompatibleState(
-        "the checkpoint does not fit the target",
-        where=ref,
-        found=shown + more,
-        hint="Nothing was changed. Name the right component, or pass strict=False to fill what "
-        "both sides have.",
-    )
 
 
 def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:

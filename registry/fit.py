@@ -1,0 +1,114 @@
+"""Holding a stored state against what it is to fill: paths, shapes, dtypes, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from registry import pytree
+from registry.canonical import Json
+from registry.destinations import Destination
+from registry.errors import IncompatibleState
+from registry.loading import Target
+from registry.manifest import TensorEntry
+
+_NAMED_AT_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        loaded: Paths of the tensors that were filled.
+        missing: Paths in the target that the checkpoint does not have.
+        unexpected: Paths in the checkpoint that the target does not have.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
+    """Return the tensors and arrays of a target by path."""
+    return {
+        part.leaves[index].path: part.leaves[index]
+        for part in pytree.flatten(target).components
+        for index in arrays_in(part.skeleton)
+    }
+
+
+def distinct(
+    ref: str, sources: Mapping[str, TensorEntry], into: Mapping[str, Destination]
+) -> list[Target]:
+    """Return what is read where; tensors that share memory are read once.
+
+    Raises:
+        IncompatibleState: Tensors of different content would go to the same memory.
+    """
+    targets: list[Target] = []
+    last, begin, end = "", -1, -1
+    for path in sorted(into, key=lambda path: into[path].address):
+        destination = into[path]
+        if destination.address >= end or not destination.view.nbytes:
+            targets.append((sources[path], destination.view))
+            last, begin = path, destination.address
+            end = begin + destination.view.nbytes
+            continue
+        same_place = (destination.address, destination.view.nbytes) == (begin, end - begin)
+        if not same_place or sources[path].content != sources[last].content:
+            raise IncompatibleState(
+                "two tensors of the target share memory and differ in the checkpoint",
+                where=f"{ref}: {last} and {path}",
+                hint="Untie them, or load one of the two into its own tensor.",
+            )
+    return targets
+
+
+def arrays_in(skeleton: Json) -> list[int]:
+    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
+    kinds = pytree.leaf_kinds(skeleton)
+    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
+
+
+class _Leaf(Protocol):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def check_fit(
+    ref: str,
+    report: LoadReport,
+    sources: Mapping[str, TensorEntry],
+    leaves: Mapping[str, _Leaf],
+    *,
+    strict: bool,
+) -> None:
+    """Refuse a state that does not fit.
+
+    Raises:
+        IncompatibleState: Paths, shapes or dtypes differ.
+    """
+    wrong = []
+    for path in report.loaded:
+        have, want = sources[path], leaves[path]
+        if (have.dtype, have.shape) != (want.dtype, want.shape):
+            wrong.append(
+                f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
+            )
+    if strict:
+        wrong += [f"{path} is not in the checkpoint" for path in report.missing]
+        wrong += [f"{path} is not in the target" for path in report.unexpected]
+    if not wrong:
+        return
+    shown = "; ".join(wrong[:_NAMED_AT_MOST])
+    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+    raise IncompatibleState(
+        "the checkpoint does not fit the target",
+        where=ref,
+        found=shown + more,
+        hint="Nothing was changed. Name the right component, or pass strict=False to fill what "
+        "both sides have.",
+    )
