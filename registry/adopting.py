@@ -12,8 +12,9 @@ from dataclasses import replace
 from itertools import islice
 
 from registry.actions import Place
+from registry.fetching import verify_pack_chunks
 from registry.keys import ObjectKey
-from registry.loading import index_chunks, read_lists, verify_pack_chunks
+from registry.loading import index_chunks, read_lists
 from registry.manifest import Manifest
 from registry.pack import open_pack
 from registry.placement import PackRef, Placement

@@ -16,6 +16,7 @@ from registry.actions import Action, Line, Place
 from registry.adopting import adopt
 from registry.bursts import allocation_burst
 from registry.charge import check_not_dropped
+from registry.codecs import COMPRESSIONS, Compression
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, MissingObject
 from registry.loading import read_lists
@@ -119,9 +120,18 @@ class Committer:
                 hint="Nothing was committed; try again, and let collectors run less often.",
             )
 
-    def write(self, state: FlatState, bases: Sequence[Base]) -> Written:
-        """Put a state on the store."""
-        return write_state(self.store, self.writer, state, bases)
+    def write(
+        self, state: FlatState, bases: Sequence[Base], compression: Compression | None = None
+    ) -> Written:
+        """Put a state on the store.
+
+        Args:
+            state: The state.
+            bases: States that hold chunks of it already.
+            compression: `none`, `zstd` or `lz4`; the registry's own without it.
+        """
+        codec = COMPRESSIONS[compression or self.store.config.compression or "none"]
+        return write_state(self.store, self.writer, state, bases, codec)
 
     def write_plain(self, state: object) -> Written:
         """Put a state on the store that is like none of the checkpoints."""

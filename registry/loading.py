@@ -1,53 +1,22 @@
-"""The read path: chunks straight into the memory that wants them, hashed as they land.
+"""The read path: which chunks of a state go to which memory.
 
-Owns the plan of ranged reads and the check of every byte. Where the memory comes from is the
-business of `registry.checkpoint`.
+How they come there, verified, is the business of `registry.fetching`; where the memory comes from
+that of `registry.stored`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from backends import ByteRange
-from registry.codecs import RAW
 from registry.digest import Digest
-from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
-from registry.keys import ObjectKey
+from registry.errors import Malformed
+from registry.fetching import Fetch, check_length
 from registry.manifest import Manifest, TensorEntry, parse_list
-from registry.pack import PackTable
-from registry.placement import ChunkPlace, PackRef, Placement
-from registry.pools import results
-from registry.store import Store, missing
-
-#: Neighbouring chunks are read together up to so many bytes ...
-_JOB_BYTES = 16 * 2**20
-#: ... and so many buffers, what one system call takes.
-_JOB_CHUNKS = 1024
+from registry.placement import ChunkPlace, Placement
+from registry.store import Store
 
 #: A tensor and the memory that its bytes go to.
 Target = tuple[TensorEntry, memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    digest: Digest
-    place: ChunkPlace
-    view: memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One ranged read: chunks that lie one after another in one pack."""
-
-    pack: PackRef
-    chunks: list[_Wanted]
-
-    @property
-    def byte_range(self) -> ByteRange:
-        last = self.chunks[-1].place
-        return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
 
 
 def read_tensors(
@@ -97,7 +66,7 @@ def read_chunks(
         Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
         MissingObject: A pack is gone.
     """
-    _fetch(store, placement, [_want(d, places[d], view) for d, view in wanted.items()])
+    Fetch(store, placement, places).read(wanted)
 
 
 def index_chunks(
@@ -134,9 +103,10 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
     buffers = {}
     for digest in manifest.chunk_lists:
         # Before memory is taken: a manifest can claim any shape, a pack only what it holds.
-        _check_length(digest, rows[digest], manifest.direct_chunks[digest])
+        check_length(digest, rows[digest], manifest.direct_chunks[digest])
         buffers[digest] = bytearray(manifest.direct_chunks[digest])
-    _fetch(store, placement, [_want(d, rows[d], memoryview(data)) for d, data in buffers.items()])
+    views = {digest: memoryview(data) for digest, data in buffers.items()}
+    Fetch(store, placement, rows).read(views)
     return {digest: bytes(data) for digest, data in buffers.items()}
 
 
@@ -160,88 +130,3 @@ def _chunks(
         for digest, size in zip(digests, tensor.grid.sizes(), strict=True):
             yield digest, view[start : start + size]
             start += size
-
-
-def _want(digest: Digest, place: ChunkPlace, view: memoryview) -> _Wanted:
-    _check_length(digest, place, len(view))
-    return _Wanted(digest, place, view)
-
-
-def _check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:
-    if place.stored_bytes != raw_bytes:
-        raise Malformed(
-            "a raw chunk has another length than its tensor gives it",
-            where=digest,
-            expected=f"{raw_bytes} bytes",
-            found=place.stored_bytes,
-        )
-
-
-def _fetch(store: Store, placement: Placement, wanted: Sequence[_Wanted]) -> None:
-    jobs = _jobs(placement, wanted)
-    if len(jobs) == 1:
-        return _read(store, jobs[0])
-    results([store.pools.bulk.submit(_read, store, job) for job in jobs])
-    return None
-
-
-def _jobs(placement: Placement, wanted: Sequence[_Wanted]) -> list[_Job]:
-    jobs: list[_Job] = []
-    pack, end, size = -1, -1, 0
-    for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
-        place = chunk.place
-        adjoins = place.pack == pack and place.offset == end
-        if not adjoins or size >= _JOB_BYTES or len(jobs[-1].chunks) >= _JOB_CHUNKS:
-            jobs.append(_Job(placement.packs[place.pack], []))
-            size = 0
-        jobs[-1].chunks.append(chunk)
-        pack, end, size = place.pack, place.offset + place.stored_bytes, size + place.stored_bytes
-    return jobs
-
-
-def _read(store: Store, job: _Job) -> None:
-    key = job.pack.key
-    try:
-        store.backend.get(str(key), job.byte_range, into=[chunk.view for chunk in job.chunks])
-    except ObjectNotFound as error:
-        raise missing(key) from error
-    except ObjectTruncated as error:
-        raise Damaged(
-            "damaged pack: it ends before its chunks do",
-            where=key,
-            expected=f"{job.pack.size_bytes} bytes",
-            found=error.found,
-        ) from error
-    for chunk in job.chunks:
-        verify_chunk(chunk.view, chunk.digest, key, chunk.place.offset)
-
-
-def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) -> None:
-    """Check a chunk's raw bytes.
-
-    Raises:
-        Damaged: They do not hash to its digest.
-    """
-    found = hashlib.sha256(data).digest()
-    if found != digest:
-        raise Damaged(
-            "damaged chunk: its bytes do not hash to its digest",
-            where=f"{key} at offset {offset}",
-            expected=digest,
-            found=Digest(found),
-            hint="Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it.",
-        )
-
-
-def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
-    """Check every chunk of a pack that is in memory.
-
-    Raises:
-        Damaged: A chunk does not hash to its digest.
-    """
-    view = memoryview(data)
-    for entry in table.entries:
-        if entry.codec != RAW:
-            raise Malformed("codec not allowed", where=key, expected=RAW, found=entry.codec)
-        stored = view[entry.offset : entry.offset + entry.stored_bytes]
-        verify_chunk(stored, entry.digest, key, entry.offset)

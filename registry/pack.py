@@ -10,8 +10,9 @@ running sums of stored lengths: no byte of the file is outside what its name cov
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from registry import canonical
@@ -25,6 +26,8 @@ PACK_BYTES = 64 * 2**20
 _MAGIC = b"HFPACK1\n"
 _TRAILER = struct.Struct("<Q32s8s")
 TRAILER_BYTES = _TRAILER.size
+#: The end of a pack that is read for its table; most tables are shorter.
+_TAIL_GUESS = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,19 @@ class PackEntry:
     stored_digest: Digest | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackTable:
     """A pack's table of contents."""
 
     entries: tuple[PackEntry, ...]
+
+    def at(self, offset: int) -> PackEntry | None:
+        """Return the chunk that begins at an offset."""
+        return self._by_offset.get(offset)
+
+    @cached_property
+    def _by_offset(self) -> dict[int, PackEntry]:
+        return {entry.offset: entry for entry in self.entries}
 
     def encode(self) -> bytes:
         """Return the canonical JSON; its SHA-256 is the pack's name."""
@@ -135,6 +146,36 @@ def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> t
     return table_bytes, Digest(digest)
 
 
+def read_table(
+    read: Callable[[int, int], bytes], file_bytes: int, name: Digest, *, where: str
+) -> PackTable:
+    """Read and verify the table of a pack without the rest of it, mostly in one request.
+
+    Args:
+        read: Gives the bytes from one offset up to another.
+        file_bytes: Size of the whole file.
+        name: What the pack is named by.
+        where: The pack's key, for messages.
+
+    Raises:
+        Damaged: The table does not hash to `name`.
+    """
+    begin = max(0, file_bytes - _TAIL_GUESS)
+    if file_bytes < TRAILER_BYTES:
+        raise Damaged("damaged pack: too short", where=where, found=f"{file_bytes} bytes")
+    tail = read(begin, file_bytes)
+    table_bytes, digest = parse_trailer(tail[-TRAILER_BYTES:], file_bytes, where=where)
+    start = file_bytes - TRAILER_BYTES - table_bytes
+    if start < begin:
+        tail = read(start, begin) + tail
+        begin = start
+    encoded = tail[start - begin : len(tail) - TRAILER_BYTES]
+    found = Digest.of(encoded)
+    if not found == digest == name:
+        raise Damaged("damaged pack: table of contents", where=where, expected=name, found=found)
+    return PackTable.decode(encoded, where=where)
+
+
 def open_pack(data: bytes | memoryview, name: Digest, *, where: str) -> PackTable:
     """Verify the frame of a whole pack (not its chunks) and return its table.
 
@@ -166,6 +207,8 @@ def _entry(row: Any, offset: int, *, where: str) -> PackEntry:
     codec_number(codec, where=where)
     if codec == RAW and (stored != raw or base is not None or stored_digest is not None):
         raise ValueError("a raw chunk with another stored length, a base or a stored digest")
+    if codec != RAW and (stored >= raw or stored_digest is None):
+        raise ValueError("an encoded chunk that is not shorter, or without a stored digest")
     return PackEntry(
         Digest.from_hex(digest),
         offset,

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
 from backends import Backend, open_backend
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
 from registry.checkpoint import Checkpoint
+from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
@@ -38,23 +39,33 @@ _LOOKS = 2
 _LOGGER = logging.getLogger("holdfast")
 
 
-def init(url: str | os.PathLike[str], *, skip_race_probe: bool = False) -> Registry:
+def init(
+    url: str | os.PathLike[str],
+    *,
+    compression: Compression | None = None,
+    skip_race_probe: bool = False,
+) -> Registry:
     """Make a registry in a folder, a bucket or a prefix, and open it.
 
     Args:
         url: Where; `docs/cli.md` lists the forms.
+        compression: How chunks are stored unless a save says otherwise: `zstd`, or `lz4`, which is
+            faster and gains less; as they are without it. No id depends on it.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing dear; `registry.json` records it.
 
     Raises:
         Conflict: There is a registry already.
+        InvalidInput: There is no such compression.
         StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
     """
+    chosen = check_compression(compression)
     backend = open_backend(os.fspath(url))
     try:
         if not skip_race_probe:
             probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
-        config = create_config(backend, "skipped" if skip_race_probe else "passed")
+        probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
+        config = create_config(backend, probed, None if chosen == "none" else chosen)
     except BaseException:
         backend.close()
         raise

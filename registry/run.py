@@ -80,6 +80,8 @@ class Run(RunView):
                   the phase declares is carried on from the last checkpoint where it is not given.
                 - `streams`: entries for streams, by name: they become visible with the checkpoint,
                   and a resume from it goes on after them.
+                - `compression`: `none`, `zstd` or `lz4`, instead of the registry's own: how chunks
+                  are stored that are not there yet; no id depends on it.
                 - `allow_nonfinite`: let the checkpoint be latest although weights that the preset
                   watches hold NaN or infinity.
 

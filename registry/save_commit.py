@@ -61,14 +61,15 @@ class SaveCommit:
         """Put everything that the commit names on the store."""
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
-        self._state = committer.write(self._save.state, bases)
+        compression = self._save.request.compression
+        self._state = committer.write(self._save.state, bases, compression)
         if self._same_step(run) is not None:
             # What seems to be there may have been let go since this handle last looked.
             run = committer.log.refresh()
         known = self._same_step(run)
         self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
         self._companions = {
-            name: committer.write(flat, committer.choose_bases(_companions(run, name)))
+            name: committer.write(flat, committer.choose_bases(_companions(run, name)), compression)
             for name, flat in self._save.companions.items()
         }
         if self._repeats:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from registry import pytree
 from registry.actions import CommitKeys
 from registry.bursts import allocation_burst
+from registry.codecs import Compression, check_compression
 from registry.environment import require_first_rank
 from registry.errors import InvalidInput, UnsupportedValue
 from registry.options import check_options
@@ -42,6 +43,7 @@ class SaveOptions(TypedDict, total=False):
     companions: Mapping[str, object] | None
     streams: Mapping[str, Iterable[Mapping[str, Any]]] | None
     allow_nonfinite: bool
+    compression: Compression | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class SaveRequest:
         streams: Entries for streams, by name.
         allow_nonfinite: Whether it becomes latest even with NaN or infinity in its weights.
         takes_over: Whether who saves is then the run's one trainer; a push is not.
+        compression: How its chunks are stored; as the registry has it where absent.
     """
 
     phase: str | None
@@ -69,6 +72,7 @@ class SaveRequest:
     streams: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     allow_nonfinite: bool = False
     takes_over: bool = True
+    compression: Compression | None = None
 
     @classmethod
     def check(
@@ -97,6 +101,7 @@ class SaveRequest:
             },
             allow_nonfinite=bool(options.get("allow_nonfinite")),
             takes_over=takes_over,
+            compression=check_compression(options.get("compression")),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import islice
@@ -19,13 +19,15 @@ from typing import Any, ParamSpec, TypeVar
 from backends import Buffer
 from registry.bursts import allocation_burst
 from registry.chunking import INLINE_BYTES, grid
+from registry.codecs import RAW, codec_number
 from registry.digest import Digest
+from registry.encoding import Encoding, chain_entries
 from registry.keys import ObjectKey
 from registry.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
-from registry.pack import PACK_BYTES, TRAILER_BYTES, raw_table, trailer
+from registry.pack import PACK_BYTES, TRAILER_BYTES, PackEntry, PackTable, raw_table, trailer
 from registry.placement import PackRef
 from registry.placing import Base, Spot, Written, cover, place_manifest, spots_of
-from registry.pools import abandon
+from registry.pools import abandon, results
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
@@ -36,12 +38,16 @@ _HASH_JOB_BYTES = 4 * 2**20
 _GROUPS_AHEAD = 3
 #: Packs on their way to the store at once; with the groups ahead this bounds bytes in flight.
 _PACKS_IN_FLIGHT = 8
+#: The same of packs whose bytes are copies.
+_ENCODED_IN_FLIGHT = 2
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def write_state(store: Store, writer: Writer, state: FlatState, bases: Sequence[Base]) -> Written:
+def write_state(
+    store: Store, writer: Writer, state: FlatState, bases: Sequence[Base], codec: str = RAW
+) -> Written:
     """Store what of a state is not stored yet.
 
     Args:
@@ -49,8 +55,9 @@ def write_state(store: Store, writer: Writer, state: FlatState, bases: Sequence[
         writer: Chooses the keys.
         state: The state; its leaves' memory must not change until this returns.
         bases: Checkpoints of this registry whose chunks may be used again.
+        codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
     """
-    return _StateWriter(store, writer, bases).write(state)
+    return _StateWriter(store, writer, bases, codec).write(state)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +74,14 @@ class _Piece:
 class _StateWriter:
     """One state being written."""
 
-    def __init__(self, store: Store, writer: Writer, bases: Sequence[Base]) -> None:
+    def __init__(self, store: Store, writer: Writer, bases: Sequence[Base], codec: str) -> None:
         self._store = store
         self._writer = writer
+        self._codec = codec
+        self._encoding = Encoding(codec)
         self._bases = [base for base in bases if not self._is_distrusted(base)]
         self._stored = spots_of(self._bases)
-        self._fresh: dict[Digest, tuple[Digest, int, int]] = {}
+        self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
         self._under_way: list[Future[Any]] = []
@@ -86,7 +95,7 @@ class _StateWriter:
         try:
             packed = 0
             for group in self._hashed(_groups(self._cut(state))):
-                self._pack([(p.digest, p.view) for p in group if p.digest and p.view])
+                self._pack([(p.digest, p.view, p.leaf) for p in group if p.digest and p.view])
                 _let_go(group)
                 packed += len(group)
                 self._assemble(state, packed)
@@ -134,26 +143,43 @@ class _StateWriter:
         self._under_way.append(future)
         return future
 
-    def _pack(self, chunks: Iterable[tuple[Digest, memoryview]]) -> None:
+    def _pack(self, chunks: Iterable[tuple[Digest, memoryview, ArrayLeaf | None]]) -> None:
         """Send those chunks that are stored nowhere yet as one pack."""
-        fresh: dict[Digest, memoryview] = {}
-        for digest, view in chunks:
+        fresh: dict[Digest, tuple[memoryview, ArrayLeaf | None]] = {}
+        for digest, view, leaf in chunks:
             if digest not in self._stored and digest not in self._fresh:
-                fresh.setdefault(digest, view)
+                fresh.setdefault(digest, (view, leaf))
         if not fresh:
             return
-        table = raw_table(list(fresh), [len(view) for view in fresh.values()])
+        # Encoded bytes take memory of their own, raw ones are the caller's.
+        at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
+        while len(self._in_flight) >= at_most:
+            self._in_flight.popleft().result()
+        entries, stored = self._encode(fresh)
+        table = PackTable(entries)
         encoded = table.encode()
         name = Digest.of(encoded)
         for entry in table.entries:
-            self._fresh[entry.digest] = (name, entry.offset, entry.stored_bytes)
-        size = sum(len(view) for view in fresh.values()) + len(encoded) + TRAILER_BYTES
-        body: list[Buffer] = [*fresh.values(), encoded, trailer(encoded)]
-        while len(self._in_flight) >= _PACKS_IN_FLIGHT:
-            self._in_flight.popleft().result()
+            self._fresh[entry.digest] = (name, entry)
+        size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
+        body: list[Buffer] = [*stored, encoded, trailer(encoded)]
         future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
         self._in_flight.append(future)
         self._packs[name] = (size, future)
+
+    def _encode(
+        self, fresh: Mapping[Digest, tuple[memoryview, ArrayLeaf | None]]
+    ) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
+        """Return chunks as they are to be stored, with their entries in a pack's table."""
+        if self._codec == RAW:
+            views: list[Buffer] = [view for view, _ in fresh.values()]
+            return raw_table(list(fresh), [len(view) for view in views]).entries, views
+        jobs = [
+            self._submit(self._store.pools.hashing, self._encoding.encode, view, leaf)
+            for view, leaf in fresh.values()
+        ]
+        made = results(jobs)
+        return chain_entries(fresh, made), [one.stored for one in made]
 
     def _assemble(self, state: FlatState, packed: int) -> None:
         """Make the components of which every chunk is packed, while later ones are hashed."""
@@ -168,7 +194,7 @@ class _StateWriter:
         known = len(self._lists)
         component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
         lists = islice(self._lists.items(), known, None)
-        self._pack([(digest, memoryview(data)) for digest, data in lists])
+        self._pack([(digest, memoryview(data), None) for digest, data in lists])
         return component
 
     def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
@@ -193,9 +219,10 @@ class _StateWriter:
             name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
         }
         spots = dict(self._stored)
-        for digest, (name, offset, length) in self._fresh.items():
-            spots[digest] = Spot(refs[name], offset, length)
-        new_bytes = sum(length for _, _, length in self._fresh.values())
+        for digest, (name, entry) in self._fresh.items():
+            codec = codec_number(entry.codec, where=name.short)
+            spots[digest] = Spot(refs[name], entry.offset, entry.stored_bytes, codec, entry.base)
+        new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
         return place_manifest(
             self._store, self._writer, manifest, self._lists, spots, self._bases, new_bytes
         )

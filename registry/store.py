@@ -15,18 +15,21 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from backends import Backend
+from backends import Backend, ByteRange
 from registry.errors import (
     Conflict,
+    Damaged,
     MissingObject,
     NotFound,
     ObjectNotFound,
+    ObjectTruncated,
     UnsupportedFormat,
 )
 from registry.framing import join_lines, split_lines
 from registry.keys import CONFIG, ObjectKey
 from registry.manifest import Manifest
-from registry.placement import Placement
+from registry.pack import PackTable, read_table
+from registry.placement import PackRef, Placement
 from registry.pools import Pools
 from registry.records import Record
 
@@ -47,6 +50,7 @@ class RegistryConfig(Record):
         created_ms: Milliseconds since the epoch by the creator's clock.
         race_probe: Whether `init` raced the store's put-if-absent, or was told to skip that.
         min_writer: Least writer version.
+        compression: How chunks are stored unless a save says otherwise; raw without it.
     """
 
     format: Literal["holdfast.registry/1"] = REGISTRY_FORMAT
@@ -54,6 +58,7 @@ class RegistryConfig(Record):
     created_ms: int
     race_probe: Literal["passed", "skipped"]
     min_writer: Annotated[int, Field(ge=1)] = 1
+    compression: Literal["zstd", "lz4"] | None = None
 
 
 class Store:
@@ -71,6 +76,7 @@ class Store:
         self.pools = Pools(backend.concurrency)
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
+        self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
         self._lock = Lock()
 
     def manifest(self, key: ObjectKey) -> Manifest:
@@ -97,6 +103,34 @@ class Store:
         if kept is None:
             kept = Placement.decode(self.read(key), key.digest, where=str(key))
             self._keep(self._placements, key, kept)
+        return kept
+
+    def table(self, pack: PackRef) -> PackTable:
+        """Return a pack's verified table of contents.
+
+        Raises:
+            MissingObject: The pack is gone.
+            IntegrityError: The table is damaged.
+        """
+        kept = self._recall(self._tables, pack.key)
+        if kept is None:
+            where = str(pack.key)
+
+            def read(start: int, stop: int) -> bytes:
+                return self.backend.get(where, ByteRange(start, stop))
+
+            try:
+                kept = read_table(read, pack.size_bytes, pack.key.digest, where=where)
+            except ObjectNotFound as error:
+                raise missing(pack.key) from error
+            except ObjectTruncated as error:
+                raise Damaged(
+                    "damaged pack: too short",
+                    where=where,
+                    expected=f"{pack.size_bytes} bytes",
+                    found=error.found,
+                ) from error
+            self._keep(self._tables, pack.key, kept)
         return kept
 
     def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
@@ -168,14 +202,21 @@ def missing(key: ObjectKey) -> MissingObject:
     )
 
 
-def create_config(backend: Backend, race_probe: Literal["passed", "skipped"]) -> RegistryConfig:
+def create_config(
+    backend: Backend,
+    race_probe: Literal["passed", "skipped"],
+    compression: Literal["zstd", "lz4"] | None = None,
+) -> RegistryConfig:
     """Write `registry.json`; return the one that stands there afterwards.
 
     Raises:
         Conflict: The place holds a registry already.
     """
     config = RegistryConfig(
-        id=secrets.token_hex(16), created_ms=int(time.time() * 1000), race_probe=race_probe
+        id=secrets.token_hex(16),
+        created_ms=int(time.time() * 1000),
+        race_probe=race_probe,
+        compression=compression,
     )
     data = join_lines([config.encode()])
     if not backend.put_if_absent(CONFIG, data) and backend.get(CONFIG) != data:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from backends import ByteRange
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from registry.fetching import verify_pack_chunks
 from registry.keys import ObjectKey
-from registry.loading import index_chunks, read_lists, verify_pack_chunks
+from registry.loading import index_chunks, read_lists
 from registry.manifest import Manifest
 from registry.pack import TRAILER_BYTES, PackTable, open_pack, parse_trailer
 from registry.placement import ChunkPlace, PackRef, Placement

@@ -11,8 +11,8 @@ from threading import Lock
 
 from backends import ByteRange
 from registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
+from registry.fetching import verify_chunk
 from registry.keys import ObjectKey
-from registry.loading import verify_chunk
 from registry.maintenance.repack_plan import Target
 from registry.pack import PackEntry, open_pack, trailer
 from registry.placement import PackRef

@@ -18,8 +18,8 @@ from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
+from registry.fetching import verify_pack_chunks
 from registry.keys import ObjectKey
-from registry.loading import verify_pack_chunks
 from registry.log import list_runs
 from registry.maintenance.data import DataPass, check_sample, fault_of
 from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport

@@ -13,10 +13,10 @@ from registry import canonical
 from registry.digest import Digest
 from registry.epochs import CondemnedShard, EpochHeader
 from registry.errors import Malformed
+from registry.fetching import verify_pack_chunks
 from registry.framing import split_lines, unwrap_frame
 from registry.keys import ObjectKey, slot_key, snapshot_key
 from registry.log import REPLAY_VERSION
-from registry.maintenance.verify import verify_pack_chunks
 from registry.manifest import Manifest
 from registry.pack import open_pack
 from registry.placement import Placement

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.wrappers import Metered, Wrapper
-from registry import loading
+from registry import fetching, loading
 from registry.digest import Digest
 from registry.errors import Damaged, IntegrityError, Malformed, MissingObject
 from registry.keys import ObjectKey
@@ -112,7 +112,7 @@ def test_only_what_is_wanted_is_read(backend, open_registry):
 
 
 def test_reads_are_split_by_size(backend, open_registry, monkeypatch):
-    monkeypatch.setattr(loading, "_JOB_BYTES", 2000)
+    monkeypatch.setattr(fetching, "_JOB_BYTES", 2000)
     calls = []
     run = open_registry(Metered(backend, calls)).create_run("run")
     state = {"m": {f"w{i}": np.arange(50) + i for i in range(100)}}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from registry import canonical
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, RegistryError, UnsupportedFormat
+from registry.fetching import verify_pack_chunks
 from registry.keys import ObjectKey
-from registry.maintenance.verify import verify_pack_chunks
 from registry.pack import TRAILER_BYTES, PackTable, open_pack, parse_trailer, raw_table, trailer
 from tests.strategies import quick
 

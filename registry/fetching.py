@@ -1,0 +1,249 @@
+"""Chunks off the store: ranged reads, decoding, and the check of every byte.
+
+A raw chunk goes straight into the memory that wants it. An encoded one is read aside, held
+against the digest of its stored bytes, which the pack's table has, and then decoded; a delta is
+joined with its base, read the same way. Whatever it was, the raw bytes are hashed last. No more
+memory is taken than the manifest gives a chunk, whatever a pack or a placement claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends import ByteRange
+from registry import codecs
+from registry.codecs import RAW, codec_name
+from registry.digest import Digest
+from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from registry.keys import ObjectKey
+from registry.pack import PackTable
+from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.pools import results
+from registry.store import Store, missing
+
+#: Neighbouring chunks are read together up to so many bytes ...
+_JOB_BYTES = 16 * 2**20
+#: ... and so many buffers, what one system call takes.
+_JOB_CHUNKS = 1024
+#: Deltas on deltas, at most.
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A chunk and the memory that its raw bytes go to.
+
+    Attributes:
+        digest: The chunk.
+        place: Where it lies.
+        view: The memory, of its raw length.
+        stored: The memory that its stored bytes go to; the same where it is raw.
+    """
+
+    digest: Digest
+    place: ChunkPlace
+    view: memoryview
+    stored: memoryview
+
+    @property
+    def is_raw(self) -> bool:
+        return self.stored is self.view
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One ranged read: chunks that lie one after another in one pack."""
+
+    pack: PackRef
+    chunks: list[_Wanted] = field(default_factory=list)
+
+    @property
+    def byte_range(self) -> ByteRange:
+        last = self.chunks[-1].place
+        return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
+
+
+class Fetch:
+    """Reads chunks of one placed manifest.
+
+    Args:
+        store: Where from.
+        placement: Where its chunks lie.
+        places: The same by digest, in the order of its rows, as `index_chunks` gives it.
+    """
+
+    def __init__(
+        self, store: Store, placement: Placement, places: Mapping[Digest, ChunkPlace]
+    ) -> None:
+        self._store = store
+        self._placement = placement
+        self._places = places
+        self._digests: list[Digest] = []
+
+    def read(self, wanted: Mapping[Digest, memoryview]) -> None:
+        """Fill memory with chunks, every byte verified.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+
+        Raises:
+            Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+            MissingObject: A pack is gone.
+        """
+        jobs = self._jobs(wanted)
+        if len(jobs) == 1:
+            self._read_job(jobs[0], 0)
+        else:
+            results([self._store.pools.bulk.submit(self._read_job, job, 0) for job in jobs])
+
+    def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
+        chunks = [_want(digest, self._places[digest], view) for digest, view in wanted.items()]
+        jobs: list[_Job] = []
+        pack, end, size = -1, -1, 0
+        for chunk in sorted(chunks, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
+            place = chunk.place
+            adjoins = place.pack == pack and place.offset == end
+            if not adjoins or size >= _JOB_BYTES or len(jobs[-1].chunks) >= _JOB_CHUNKS:
+                jobs.append(_Job(self._placement.packs[place.pack]))
+                size = 0
+            jobs[-1].chunks.append(chunk)
+            pack, end = place.pack, place.offset + place.stored_bytes
+            size += len(chunk.view)
+        return jobs
+
+    def _read_job(self, job: _Job, depth: int) -> None:
+        key = job.pack.key
+        try:
+            self._store.backend.get(
+                str(key), job.byte_range, into=[chunk.stored for chunk in job.chunks]
+            )
+        except ObjectNotFound as error:
+            raise missing(key) from error
+        except ObjectTruncated as error:
+            raise Damaged(
+                "damaged pack: it ends before its chunks do",
+                where=key,
+                expected=f"{job.pack.size_bytes} bytes",
+                found=error.found,
+            ) from error
+        self._decode(job, depth)
+        for chunk in job.chunks:
+            verify_chunk(chunk.view, chunk.digest, key, chunk.place.offset)
+
+    def _decode(self, job: _Job, depth: int) -> None:
+        encoded = [chunk for chunk in job.chunks if not chunk.is_raw]
+        if not encoded:
+            return
+        table = self._store.table(job.pack)
+        bases = self._bases(job.pack.key, encoded, depth)
+        for chunk in encoded:
+            where = f"{job.pack.key} at offset {chunk.place.offset}"
+            base = self._check_entry(table, chunk, where)
+            name = codec_name(chunk.place.codec, where=where)
+            codecs.decode(chunk.stored, name, chunk.view, where=where)
+            if base is not None:
+                codecs.join(chunk.view, bases[base])
+
+    def _check_entry(self, table: PackTable, chunk: _Wanted, where: str) -> Digest | None:
+        """Hold stored bytes against what the pack's table says; return the base of a delta.
+
+        Raises:
+            Damaged: They do not hash to the digest that it gives them.
+            Malformed: Table and placement do not say the same.
+        """
+        place = chunk.place
+        entry = table.at(place.offset)
+        base = None if place.base == NO_BASE else self._digest_of(place.base)
+        said = (chunk.digest, place.stored_bytes, codec_name(place.codec, where=where), base)
+        if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
+            raise Malformed(
+                "a placement names a chunk where its pack has another",
+                where=where,
+                expected=chunk.digest.short,
+            )
+        found = hashlib.sha256(chunk.stored).digest()
+        if found != entry.stored_digest:
+            raise Damaged(
+                "damaged chunk: its stored bytes do not hash to their digest",
+                where=where,
+                expected=entry.stored_digest,
+                found=Digest(found),
+                hint=_MEND,
+            )
+        return base
+
+    def _bases(self, key: ObjectKey, chunks: Sequence[_Wanted], depth: int) -> dict[Digest, bytes]:
+        """Return the raw bytes of what deltas are against."""
+        wanted: dict[Digest, memoryview] = {}
+        for chunk in chunks:
+            if chunk.place.base != NO_BASE:
+                wanted[self._digest_of(chunk.place.base)] = memoryview(bytearray(len(chunk.view)))
+        if wanted and depth == MAX_DEPTH:
+            raise Malformed("deltas on deltas without end", where=key, expected=f"{MAX_DEPTH}")
+        # In this thread: the others of the pool may be waiting for the same.
+        for job in self._jobs(wanted):
+            self._read_job(job, depth + 1)
+        return {digest: bytes(view) for digest, view in wanted.items()}
+
+    def _digest_of(self, row: int) -> Digest:
+        if not self._digests:
+            self._digests = list(self._places)
+        return self._digests[row]
+
+
+_MEND = "Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it."
+
+
+def _want(digest: Digest, place: ChunkPlace, view: memoryview) -> _Wanted:
+    check_length(digest, place, len(view))
+    raw = codec_name(place.codec, where=f"{digest}") == RAW
+    return _Wanted(digest, place, view, view if raw else memoryview(bytearray(place.stored_bytes)))
+
+
+def check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:
+    """Check the stored length of a chunk before memory is taken for it.
+
+    Raises:
+        Malformed: A raw chunk of another length, or one that encoding has not made shorter.
+    """
+    raw = codec_name(place.codec, where=f"{digest}") == RAW
+    if place.stored_bytes != raw_bytes if raw else place.stored_bytes >= raw_bytes:
+        raise Malformed(
+            "a raw chunk has another length than its tensor gives it"
+            if raw
+            else "an encoded chunk is as long as its raw bytes, or longer",
+            where=digest,
+            expected=f"{raw_bytes} bytes" if raw else f"fewer than {raw_bytes} bytes",
+            found=place.stored_bytes,
+        )
+
+
+def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) -> None:
+    """Check a chunk's raw bytes.
+
+    Raises:
+        Damaged: They do not hash to its digest.
+    """
+    found = hashlib.sha256(data).digest()
+    if found != digest:
+        raise Damaged(
+            "damaged chunk: its bytes do not hash to its digest",
+            where=f"{key} at offset {offset}",
+            expected=digest,
+            found=Digest(found),
+            hint=_MEND,
+        )
+
+
+def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
+    """Check every chunk of a pack that is in memory: encoded ones by their stored bytes.
+
+    Raises:
+        Damaged: A chunk does not hash to its digest.
+    """
+    view = memoryview(data)
+    for entry in table.entries:
+        stored = view[entry.offset : entry.offset + entry.stored_bytes]
+        verify_chunk(stored, entry.stored_digest or entry.digest, key, entry.offset)
