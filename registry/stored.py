@@ -17,6 +17,7 @@ from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
 from registry.fit import LoadReport, arrays_in, check_fit, distinct, leaves_by_path
+from registry.integrations import open_zarr
 from registry.lazy import LazyTensor
 from registry.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
 from registry.log import RunLog
@@ -196,6 +197,16 @@ class Stored:
             where=f"{self.ref}: {path}",
             hint=near(path, self.tensors()) or "`tensors()` lists the paths.",
         )
+
+    def zarr(self) -> Any:
+        """Return the state as a `zarr.Group` over the same chunks, to read only.
+
+        Raises:
+            InvalidInput: zarr is not installed.
+            IncompatibleState: A tensor has a path that Zarr cannot name.
+        """
+        tensors = _tensors_by_path(self.manifest.components)
+        return open_zarr(self, self.ref, self.digest, tensors)
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
         """Return the digests of a tensor's chunks, in the order of its grid."""

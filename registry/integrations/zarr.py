@@ -1,0 +1,282 @@
+"""A stored state as a Zarr v3 group: the same chunks, read through a store of ours.
+
+Owns what zarr asks of a store. A chunk is fetched and verified as a whole before a byte of it is
+handed out, whatever part of it was asked for; nothing can be written. How a state is laid out as a
+hierarchy is the business of `registry.integrations.zarr_layout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from threading import Lock
+
+import zarr
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from registry.digest import Digest
+from registry.errors import InvalidInput, UnsupportedValue
+from registry.integrations.zarr_layout import ArrayLayout, Layout
+from registry.lazy import Source
+from registry.manifest import TensorEntry
+
+#: Chunks kept decoded in a store, at most.
+_KEPT_BYTES = 64 * 2**20
+
+
+def open_group(
+    source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]
+) -> zarr.Group:
+    """Return a state as a group that can only be read.
+
+    Args:
+        source: Where its chunks come from.
+        ref: A name that finds the state again.
+        digest: Its id.
+        tensors: Its tensors by path.
+
+    Raises:
+        IncompatibleState: A tensor has a path that Zarr cannot name.
+    """
+    store = CheckpointStore(source, ref, digest, tensors)
+    return zarr.open_group(store, mode="r", zarr_format=3)
+
+
+class CheckpointStore(Store):
+    """A state's metadata and chunks under the keys of a Zarr v3 hierarchy.
+
+    Args:
+        source: Where its chunks come from.
+        ref: A name that finds the state again.
+        digest: Its id.
+        tensors: Its tensors by path.
+        read_only: Always true; zarr says so.
+
+    Raises:
+        IncompatibleState: A tensor has a path that Zarr cannot name.
+        InvalidInput: `read_only` is false.
+    """
+
+    supports_writes: bool = False
+    supports_deletes: bool = False
+    supports_listing: bool = True
+
+    def __init__(
+        self,
+        source: Source,
+        ref: str,
+        digest: Digest,
+        tensors: Mapping[str, TensorEntry],
+        *,
+        read_only: bool = True,
+    ) -> None:
+        if not read_only:
+            raise InvalidInput("a stored state cannot be written to", where=ref)
+        super().__init__(read_only=True)
+        self.ref = ref
+        self.digest = digest
+        self._source = source
+        self._layout = Layout(ref, digest, tensors)
+        self._kept = _Kept(_KEPT_BYTES)
+        self._digests: dict[str, Sequence[Digest]] = {}
+        self._lock = Lock()
+
+    def __str__(self) -> str:
+        return self.ref  # zarr appends a node's path
+
+    def __repr__(self) -> str:
+        return f"<CheckpointStore {self.ref} {self.digest.short}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CheckpointStore):
+            return NotImplemented
+        return (self.ref, self.digest) == (other.ref, other.digest)
+
+    def __hash__(self) -> int:
+        return hash((self.ref, self.digest))
+
+    def __reduce__(self) -> str:
+        raise UnsupportedValue(
+            "a view of a checkpoint cannot be pickled",
+            where=self.ref,
+            hint="Open the registry in each process; threads can share a view.",
+        )
+
+    # Reading
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return a value or a part of it; None if there is none.
+
+        Raises:
+            IntegrityError: A chunk is damaged or gone.
+            ValueError: `byte_range` is none of zarr's.
+        """
+        part = _slice(byte_range)
+        data: bytes | memoryview
+        if key in self._layout.documents:
+            data = self._layout.documents[key]
+        else:
+            found = self._layout.find(key)
+            if found is None:
+                return None
+            data = await asyncio.to_thread(self._chunk, *found)
+        return prototype.buffer.from_bytes(data[part])
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Return several parts, each as `get` does."""
+        parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+        return list(await asyncio.gather(*parts))
+
+    async def exists(self, key: str) -> bool:
+        """Return whether there is such a value; fetches nothing."""
+        return self._layout.size_of(key) is not None
+
+    async def getsize(self, key: str) -> int:
+        """Return the length of a value in bytes; fetches nothing.
+
+        Raises:
+            FileNotFoundError: There is no such value.
+        """
+        size = self._layout.size_of(key)
+        if size is None:
+            raise FileNotFoundError(key)
+        return size
+
+    # Listing
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield every key."""
+        for key in self._layout.all_keys():
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield every key that begins with a prefix."""
+        for key in self._layout.all_keys(prefix):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names directly below a path."""
+        for name in self._layout.names(prefix.rstrip("/")):
+            yield name
+
+    # Writing, which is refused
+
+    async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
+        """Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        self._check_writable()
+
+    async def delete(self, key: str) -> None:  # noqa: ARG002
+        """Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        self._check_writable()
+
+    # Chunks
+
+    def _chunk(self, array: ArrayLayout, number: int) -> memoryview:
+        """Return a chunk, verified and filled up with zeros to the size that Zarr expects."""
+        entry = array.entry
+        if entry.inline is not None:
+            return memoryview(entry.inline)
+        digest, raw_bytes = self._digests_of(array)[number], array.raw_bytes(number)
+
+        def read() -> memoryview:
+            chunk = memoryview(bytearray(array.chunk_bytes))
+            self._source.read_chunks({digest: chunk[:raw_bytes]})
+            return chunk.toreadonly()
+
+        # The last chunk of one tensor can be a full one of another.
+        return self._kept.get((digest, array.chunk_bytes), read)
+
+    def _digests_of(self, array: ArrayLayout) -> Sequence[Digest]:
+        with self._lock:
+            if array.path not in self._digests:
+                # Finds out where the chunks lie, once and before many threads want to know.
+                self._source.read_chunks({})
+                self._digests[array.path] = self._source.chunk_digests(array.entry)
+            return self._digests[array.path]
+
+
+class _Kept:
+    """The chunks used last, up to so many bytes; one that several threads want is read once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._chunks: OrderedDict[tuple[Digest, int], memoryview] = OrderedDict()
+        self._coming: dict[tuple[Digest, int], Future[memoryview]] = {}
+        self._lock = Lock()
+
+    def get(self, key: tuple[Digest, int], read: Callable[[], memoryview]) -> memoryview:
+        """Return a chunk; read it if it is not there.
+
+        Raises:
+            Exception: What `read` raises, for each thread that waits for it; nothing is kept.
+        """
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+                return self._chunks[key]
+            coming = self._coming.get(key)
+            if coming is None:
+                mine = self._coming[key] = Future()
+        if coming is not None:
+            return coming.result()
+        try:
+            chunk = read()
+        except BaseException as error:
+            with self._lock:
+                del self._coming[key]
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            del self._coming[key]
+            self._keep(key, chunk)
+        mine.set_result(chunk)
+        return chunk
+
+    def _keep(self, key: tuple[Digest, int], chunk: memoryview) -> None:
+        self._chunks[key] = chunk
+        self._size_bytes += len(chunk)
+        while self._size_bytes > self._limit_bytes:
+            _, gone = self._chunks.popitem(last=False)
+            self._size_bytes -= len(gone)
+
+
+def _slice(byte_range: ByteRequest | None) -> slice:
+    """Return what a request takes of a value; a range beyond its end takes what there is.
+
+    Raises:
+        ValueError: It is none of zarr's requests.
+    """
+    match byte_range:
+        case None:
+            return slice(None)
+        case RangeByteRequest(start, end):
+            return slice(start, end)
+        case OffsetByteRequest(offset):
+            return slice(offset, None)
+        case SuffixByteRequest(suffix):
+            return slice(-suffix, None) if suffix else slice(0, 0)
+    raise ValueError(f"Unexpected byte_range, got {byte_range}.")
