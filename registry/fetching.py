@@ -4,12 +4,14 @@ A raw chunk goes straight into the memory that wants it. An encoded one is read 
 against the digest of its stored bytes, which the pack's table has, and then decoded; a delta is
 joined with its base, read the same way. Whatever it was, the raw bytes are hashed last. No more
 memory is taken than the manifest gives a chunk, whatever a pack or a placement claims.
+
+Where the store has a cache, it is asked first, and offered what was fetched and verified.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends import ByteRange
@@ -92,11 +94,24 @@ class Fetch:
             Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
             MissingObject: A pack is gone.
         """
-        jobs = self._jobs(wanted)
+        jobs = self._jobs(self._recall(wanted))
         if len(jobs) == 1:
             self._read_job(jobs[0], 0)
         else:
             results([self._store.pools.bulk.submit(self._read_job, job, 0) for job in jobs])
+
+    def _recall(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
+        """Fill what the cache has; return the rest."""
+        cache = self._store.cache
+        if cache is None:
+            return wanted
+        batches = list(_batches(wanted))
+        if len(batches) == 1:
+            lacking = [cache.fill(wanted)]
+        else:
+            bulk = self._store.pools.bulk
+            lacking = results([bulk.submit(cache.fill, batch) for batch in batches])
+        return {digest: wanted[digest] for batch in lacking for digest in batch}
 
     def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
         chunks = [_want(digest, self._places[digest], view) for digest, view in wanted.items()]
@@ -131,6 +146,8 @@ class Fetch:
         self._decode(job, depth)
         for chunk in job.chunks:
             verify_chunk(chunk.view, chunk.digest, key, chunk.place.offset)
+        if self._store.cache is not None:
+            self._store.cache.offer({chunk.digest: chunk.view for chunk in job.chunks})
 
     def _decode(self, job: _Job, depth: int) -> None:
         encoded = [chunk for chunk in job.chunks if not chunk.is_raw]
@@ -183,7 +200,9 @@ class Fetch:
         if wanted and depth == MAX_DEPTH:
             raise Malformed("deltas on deltas without end", where=key, expected=f"{MAX_DEPTH}")
         # In this thread: the others of the pool may be waiting for the same.
-        for job in self._jobs(wanted):
+        cache = self._store.cache
+        lacking = wanted if cache is None else {key: wanted[key] for key in cache.fill(wanted)}
+        for job in self._jobs(lacking):
             self._read_job(job, depth + 1)
         return {digest: bytes(view) for digest, view in wanted.items()}
 
@@ -191,6 +210,20 @@ class Fetch:
         if not self._digests:
             self._digests = list(self._places)
         return self._digests[row]
+
+
+def _batches(wanted: Mapping[Digest, memoryview]) -> Iterator[dict[Digest, memoryview]]:
+    """Cut what is asked of the cache into the same portions as what is asked of the store."""
+    batch: dict[Digest, memoryview] = {}
+    size = 0
+    for digest, view in wanted.items():
+        batch[digest] = view
+        size += len(view)
+        if size >= _JOB_BYTES or len(batch) >= _JOB_CHUNKS:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 _MEND = "Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it."

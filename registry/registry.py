@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
-from backends import Backend, open_backend
+from backends import Backend, open_backend, parse
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
 from registry.checkpoint import Checkpoint
+from registry.chunk_cache import ChunkCache, choose_cache
 from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
@@ -77,6 +78,7 @@ def open(  # noqa: A001 - registry.open is the word that users expect
     *,
     read_only: bool = False,
     expect_id: str | None = None,
+    cache: str | os.PathLike[str] | ChunkCache | None = None,
 ) -> Registry:
     """Open a registry.
 
@@ -84,6 +86,9 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         url: Where it is; the environment variable `HOLDFAST_REGISTRY` without one.
         read_only: Refuse every write in this process, whatever the credentials allow.
         expect_id: The registry's id as it was remembered; another one is refused.
+        cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read; the
+            environment variable `HOLDFAST_CACHE` without it, for registries in buckets only. Empty
+            for none, as is the default.
 
     Raises:
         NotFound: There is none.
@@ -95,17 +100,20 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         raise InvalidInput(
             "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
         )
+    chunks = choose_cache(cache, is_remote=parse(place).scheme == "s3")
     backend: Backend = open_backend(place)
     if read_only:
         backend = ReadOnly(backend)
     try:
-        return open_on(backend, expect_id=expect_id)
+        return open_on(backend, expect_id=expect_id, cache=chunks)
     except BaseException:
         backend.close()
         raise
 
 
-def open_on(backend: Backend, *, expect_id: str | None = None) -> Registry:
+def open_on(
+    backend: Backend, *, expect_id: str | None = None, cache: ChunkCache | None = None
+) -> Registry:
     """Open the registry behind a backend that was made by hand."""
     config = read_config(backend)
     if expect_id is not None and config.id != expect_id:
@@ -116,7 +124,7 @@ def open_on(backend: Backend, *, expect_id: str | None = None) -> Registry:
             found=config.id,
             hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
         )
-    return Registry(Store(backend, config))
+    return Registry(Store(backend, config, cache))
 
 
 class Registry:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from backends import Backend, ByteRange
+from registry.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
     Damaged,
@@ -68,12 +69,16 @@ class Store:
         backend: Where the bytes live.
         config: What `registry.json` says.
         pools: The handle's threads.
+        cache: Chunks on a local disk, if they are kept.
     """
 
-    def __init__(self, backend: Backend, config: RegistryConfig) -> None:
+    def __init__(
+        self, backend: Backend, config: RegistryConfig, cache: ChunkCache | None = None
+    ) -> None:
         self.backend = backend
         self.config = config
         self.pools = Pools(backend.concurrency)
+        self.cache = cache
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
