@@ -181,7 +181,7 @@ class Needs:
             MissingObject: A manifest that it holds has no place, or its placement is gone.
             IntegrityError: A placement is damaged.
         """
-        places = [_place_of(state, manifest) for manifest in state.held]
+        places = [place_of(state, manifest) for manifest in state.held]
         needed: set[ObjectKey] = set()
         for place, packs in zip(
             places, self._store.pools.small.map(self._packs_of, places), strict=True
@@ -225,7 +225,12 @@ class Needs:
         return self._same.setdefault(key, key)
 
 
-def _place_of(state: RunManifest, manifest: Digest) -> Place:
+def place_of(state: RunManifest, manifest: Digest) -> Place:
+    """Return where a manifest that a run holds lies.
+
+    Raises:
+        MissingObject: Nothing says where.
+    """
     try:
         return state.by_manifest[manifest]
     except KeyError as error:

@@ -1,7 +1,8 @@
-"""What the runs of a registry need, pack by pack and chunk by chunk: what a repack plans from.
+"""What the runs of a registry need, pack by pack and chunk by chunk.
 
-Owns reading logs, placements and the tables of packs. Neither manifests nor chunks are read: where
-a chunk lies is in the placements, what it is in the table of its pack.
+A repack plans from it, and `registry.maintenance.usage` counts by it. Owns reading logs, placements
+and the tables of packs. Neither manifests nor chunks are read: where a chunk lies is in the
+placements, what it is in the table of its pack.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from registry.log import RunLog, list_runs
 from registry.pack import TRAILER_BYTES, PackEntry, PackTable, parse_trailer
 from registry.placement import PackRef, Placement
 from registry.pools import results
+from registry.state import RunManifest
 from registry.store import Store, missing
 
 #: Bytes at the end of a pack among which its table is looked for first.
@@ -68,13 +70,16 @@ class Survey:
         self.condemned: set[ObjectKey] = set()
         self._named = 0
 
-    def read(self) -> None:
+    def read(self, states: Iterable[RunManifest] | None = None) -> None:
         """Read logs, placements and tables of packs.
+
+        Args:
+            states: The runs, where somebody else looks at them too; read here without it.
 
         Raises:
             IntegrityError: Something is damaged or gone.
         """
-        logs = in_batches(self._store.pools.bulk, self._read_log, list_runs(self._store))
+        logs = map(_held_places, read_states(self._store) if states is None else states)
         # A fork after its parent: the older run is the one that stored what both of them name.
         for _, run_id, places in sorted(logs):
             self._read_run(run_id, places)
@@ -93,11 +98,6 @@ class Survey:
     def needed_by(self, runs: Iterable[str]) -> set[ObjectKey]:
         """Return the packs that runs need."""
         return {key for run in runs for named in self.packs_of[run].values() for key in named}
-
-    def _read_log(self, run_id: str) -> tuple[int, str, list[Place]]:
-        state = RunLog(self._store, run_id).open()
-        places = [place for place in state.places if place.manifest in state.held]
-        return state.created_ms, run_id, places
 
     def _read_run(self, run_id: str, places: list[Place]) -> None:
         placements = in_batches(self._store.pools.small, self._read_placement, places)
@@ -122,6 +122,22 @@ class Survey:
 
     def _read_table(self, pack: PackRef) -> PackTable:
         return read_table(self._store, pack)
+
+
+def read_states(store: Store) -> Iterator[RunManifest]:
+    """Yield every run as it stands, in the order of their names.
+
+    Raises:
+        IntegrityError: A log is damaged or gone.
+    """
+    return in_batches(
+        store.pools.bulk, lambda run_id: RunLog(store, run_id).open(), list_runs(store)
+    )
+
+
+def _held_places(state: RunManifest) -> tuple[int, str, list[Place]]:
+    places = [place for place in state.places if place.manifest in state.held]
+    return state.created_ms, state.run_id, places
 
 
 def chunk_of(entry: PackEntry) -> Chunk:

@@ -1,0 +1,336 @@
+"""What runs and checkpoints take on the store, from placements and tables of packs alone.
+
+Counts stored bytes: chunks as they are encoded, manifests, placements. Each counts for every state
+that names it, a delta's base too. A chunk that lies several times counts once, as a repack would
+leave it; the other copies are dead. Nothing is written, and no chunk is read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from registry.actions import Place
+from registry.checkpoint import phase_segment
+from registry.digest import Digest
+from registry.errors import MissingObject
+from registry.keys import KINDS, RUNS, ObjectKey
+from registry.maintenance.live import Lying, list_objects, place_of
+from registry.maintenance.repack_survey import Chunk, Survey, chunk_of, in_batches, read_states
+from registry.state import CheckpointRecord, RunManifest
+from registry.store import Store, missing
+
+#: How often the registry is looked at before what is gone meanwhile counts as lost.
+_LOOKS = 3
+_NONE, _MANY = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class StateUsage:
+    """What a checkpoint takes, or whatever else a run holds.
+
+    Attributes:
+        ref: Its name; a gate or tag of a checkpoint that is kept counts with the checkpoint.
+        id: Id of the checkpoint; `None` of anything else.
+        own_bytes: What it alone needs.
+        shared_bytes: What it needs and something else needs too.
+        freed_bytes: What `gc` and `repack` can free once the checkpoint is let go: 0 of what a gate
+            or tag keeps. `None` where it is no checkpoint.
+    """
+
+    ref: str
+    id: Digest | None
+    own_bytes: int
+    shared_bytes: int
+    freed_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What a run takes.
+
+    Attributes:
+        run: Its name.
+        states: What it holds: its checkpoints in log order, then the rest.
+        own_bytes: What no other run needs; all of it can be freed once the run is dropped.
+        shared_bytes: What it needs and another run needs too.
+        log_bytes: Its log and snapshots, which stay when it is dropped.
+    """
+
+    run: str
+    states: tuple[StateUsage, ...]
+    own_bytes: int
+    shared_bytes: int
+    log_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a registry takes; the parts add up to all that lies on the store.
+
+    Attributes:
+        runs: The runs, by name.
+        own_bytes: What exactly one of the states needs.
+        shared_bytes: What several of them need, each byte once.
+        dead_bytes: Chunks that nothing needs, or that lie elsewhere too, in packs that are needed:
+            `repack` drops them.
+        unneeded_bytes: Objects that nothing needs, or not yet: `gc` deletes them.
+        table_bytes: Tables of contents of the packs that are needed.
+        log_bytes: Logs and snapshots of all runs.
+        other_bytes: `registry.json`, epochs, and whatever else lies there.
+    """
+
+    runs: tuple[RunUsage, ...]
+    own_bytes: int
+    shared_bytes: int
+    dead_bytes: int
+    unneeded_bytes: int
+    table_bytes: int
+    log_bytes: int
+    other_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything on the store."""
+        needed = self.own_bytes + self.shared_bytes + self.table_bytes
+        return needed + self.dead_bytes + self.unneeded_bytes + self.log_bytes + self.other_bytes
+
+
+@dataclass(slots=True)
+class _Holder:
+    """Something of a run that needs states.
+
+    Attributes:
+        run: Number of its run.
+        ref: Its name.
+        id: Id of the checkpoint that it is; `None` where it is none.
+        places: Where what it needs lies.
+        is_pinned: Whether it is a checkpoint that a gate or tag keeps.
+    """
+
+    run: int
+    ref: str
+    id: Digest | None
+    places: dict[Place, None] = field(default_factory=dict)
+    is_pinned: bool = False
+
+
+def measure(store: Store) -> Usage:
+    """Count what lies on a store, and what needs it.
+
+    Raises:
+        MissingObject: Something is gone.
+        IntegrityError: Something is damaged or unknown.
+    """
+    for _ in range(_LOOKS - 1):
+        try:
+            return _measure(store)
+        except MissingObject:
+            continue  # let go while we looked, and collected since?
+    return _measure(store)
+
+
+def _measure(store: Store) -> Usage:
+    runs: list[str] = []
+    holders: list[_Holder] = []
+
+    def noted() -> Iterator[RunManifest]:
+        for state in read_states(store):
+            holders.extend(_holders(state, len(runs)))
+            runs.append(state.run_id)
+            yield state
+
+    survey = Survey(store)
+    survey.read(noted())
+    # Afterwards, so that all that is needed was there to be listed.
+    objects, logs, other_bytes = _list(store)
+    tally = _Tally(len(runs), holders)
+    _count(store, survey, objects, tally)
+    return _sum_up(survey, objects, tally, runs, logs, other_bytes)
+
+
+def _holders(state: RunManifest, run: int) -> Iterator[_Holder]:
+    """Yield what holds states in a run: the checkpoints, then the rest by name."""
+    checkpoints: dict[int, _Holder] = {}
+    for record in () if state.dropped is not None else state.checkpoints:
+        if record.evicted is None:
+            holder = _Holder(run, _ref(state.run_id, record), record.manifest)
+            for manifest in (record.manifest, *record.companions.values()):
+                holder.places[place_of(state, manifest)] = None
+            checkpoints[record.n] = holder
+    pins = {pin.ref: pin for pin in state.pins if pin.kind in ("gate", "tag")}
+    for pin in pins.values():
+        if pin.checkpoint in checkpoints:
+            checkpoints[pin.checkpoint].is_pinned = True
+    heads = {one.manifest.short for one in state.checkpoints}
+    rest: dict[str, _Holder] = {}
+    for manifest, refs in state.holders().items():
+        for ref in refs:
+            name = "/".join(ref.split("/")[:2])
+            # Counted already, under the checkpoint that it is.
+            if name in pins or ref.split("/")[0] in heads:
+                continue
+            holder = rest.setdefault(name, _Holder(run, f"{state.run_id}/{name}", None))
+            holder.places[place_of(state, manifest)] = None
+    yield from checkpoints.values()
+    yield from rest.values()
+
+
+def _ref(run_id: str, record: CheckpointRecord) -> str:
+    if record.superseded:
+        return f"{run_id}/{record.manifest.short}"
+    return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
+
+
+def _list(store: Store) -> tuple[dict[ObjectKey, Lying], dict[str, int], int]:
+    """Return the objects, the bytes of each run's log, and those of everything else."""
+    objects = list_objects(store)
+    logs: dict[str, int] = {}
+    other_bytes = 0
+    for top in store.backend.list(delimiter=True):
+        if top.key in {f"{kind}/" for kind in KINDS}:
+            continue
+        for info in store.backend.list(top.key) if top.key.endswith("/") else (top,):
+            if info.key.startswith(RUNS):
+                run_id = info.key.split("/")[1]
+                logs[run_id] = logs.get(run_id, 0) + info.size_bytes
+            else:
+                other_bytes += info.size_bytes
+    return objects, logs, other_bytes
+
+
+class _Tally:
+    """Who needs each thing, a chunk or an object: one holder, one run, or several."""
+
+    def __init__(self, runs: int, holders: Iterable[_Holder]) -> None:
+        self.holders = list(holders)
+        self.needed = array("q", [0] * len(self.holders))  # bytes, by holder
+        self.run_needed = array("q", [0] * runs)
+        self._numbers: dict[Chunk | ObjectKey, int] = {}
+        self._sizes = array("q")
+        self._last = array("i")  # the last holder that was found to need it
+        self._holder = array("i")  # the one that does, or _MANY
+        self._run = array("i")
+
+    def need(self, holder: int, thing: Chunk | ObjectKey, size_bytes: int) -> None:
+        """Note that a holder needs a thing; all that one run needs is noted before the next."""
+        number = self._numbers.setdefault(thing, len(self._sizes))
+        if number == len(self._sizes):
+            self._sizes.append(size_bytes)
+            for column in (self._last, self._holder, self._run):
+                column.append(_NONE)
+        last, run = self._last[number], self.holders[holder].run
+        if last == holder:
+            return
+        self._last[number] = holder
+        size_bytes = self._sizes[number]
+        self.needed[holder] += size_bytes
+        if last == _NONE or self.holders[last].run != run:
+            self.run_needed[run] += size_bytes
+        self._holder[number] = holder if last == _NONE else _MANY
+        if last == _NONE:
+            self._run[number] = run
+        elif self._run[number] != run:
+            self._run[number] = _MANY
+
+    def things(self) -> Iterator[tuple[Chunk | ObjectKey, int, int, int]]:
+        """Yield each thing with its size, and its only holder and run or `_MANY`."""
+        return zip(self._numbers, self._sizes, self._holder, self._run, strict=True)
+
+
+def _count(
+    store: Store,
+    survey: Survey,
+    objects: Mapping[ObjectKey, Lying],
+    tally: _Tally,
+) -> None:
+    needs = [
+        (number, place) for number, holder in enumerate(tally.holders) for place in holder.places
+    ]
+    placements = in_batches(
+        store.pools.small, lambda need: store.placement(need[1].placement_key), needs
+    )
+    for (number, place), placement in zip(needs, placements, strict=True):
+        for key in (place.manifest_key, place.placement_key):
+            if key not in objects:
+                raise missing(key)
+            tally.need(number, key, objects[key].size_bytes)
+        tables = [survey.tables[pack.key] for pack in placement.packs]
+        for row in placement.rows:
+            chunk = chunk_of(tables[row.pack][row.offset])
+            tally.need(number, chunk, row.stored_bytes)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Bytes of all things by who needs them.
+
+    Attributes:
+        own: By the holder that alone needs them.
+        run_own: By the run that alone needs them.
+        shared: Of what several holders need.
+        chunks: Of chunks.
+        files: Of manifests and placements.
+    """
+
+    own: list[int]
+    run_own: list[int]
+    shared: int = 0
+    chunks: int = 0
+    files: int = 0
+
+    def add(self, tally: _Tally) -> None:
+        """Add everything up."""
+        for thing, size, holder, run in tally.things():
+            if isinstance(thing, ObjectKey):
+                self.files += size
+            else:
+                self.chunks += size
+            if holder == _MANY:
+                self.shared += size
+            else:
+                self.own[holder] += size
+            if run != _MANY:
+                self.run_own[run] += size
+
+
+def _sum_up(
+    survey: Survey,
+    objects: Mapping[ObjectKey, Lying],
+    tally: _Tally,
+    runs: Sequence[str],
+    logs: Mapping[str, int],
+    other_bytes: int,
+) -> Usage:
+    sums = _Sums([0] * len(tally.holders), [0] * len(runs))
+    sums.add(tally)
+    for key in survey.packs:
+        if key not in objects:
+            raise missing(key)
+    packs = sum(objects[key].size_bytes for key in survey.packs)
+    chunks = sum(e.stored_bytes for table in survey.tables.values() for e in table.values())
+    return Usage(
+        runs=tuple(_run_usages(tally, sums, runs, logs)),
+        own_bytes=sum(sums.own),
+        shared_bytes=sums.shared,
+        dead_bytes=chunks - sums.chunks,
+        unneeded_bytes=sum(one.size_bytes for one in objects.values()) - packs - sums.files,
+        table_bytes=packs - chunks,
+        log_bytes=sum(logs.values()),
+        other_bytes=other_bytes,
+    )
+
+
+def _run_usages(
+    tally: _Tally, sums: _Sums, runs: Sequence[str], logs: Mapping[str, int]
+) -> Iterator[RunUsage]:
+    states: list[list[StateUsage]] = [[] for _ in runs]
+    for number, one in enumerate(tally.holders):
+        own = sums.own[number]
+        freed = None if one.id is None else 0 if one.is_pinned else own
+        states[one.run].append(StateUsage(one.ref, one.id, own, tally.needed[number] - own, freed))
+    for number, run in enumerate(runs):
+        own = sums.run_own[number]
+        shared = tally.run_needed[number] - own
+        yield RunUsage(run, tuple(states[number]), own, shared, logs.get(run, 0))
