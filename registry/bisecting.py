@@ -1,0 +1,98 @@
+"""The first bad one of an ordered row, found with few tests.
+
+A binary search that is told good, bad, or that it cannot be told: then it tries neighbours, and
+where none of them can be told either it says between which two it could not decide. Knows nothing
+of what the row is made of; nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Generic, Literal, TypeVar
+
+from registry.errors import InvalidInput
+
+_T = TypeVar("_T")
+
+Verdict = Literal["good", "bad", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[_T]):
+    """One test.
+
+    Attributes:
+        one: What was tested.
+        verdict: What came of it.
+    """
+
+    one: _T
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Bisected(Generic[_T]):
+    """What a search found.
+
+    Attributes:
+        good: The last one known to be good.
+        bad: The first one known to be bad.
+        undecided: What lies between the two and could not be told, in order; any of them may be the
+            first bad one. Empty where `bad` is the first bad one for certain.
+        steps: The tests, in the order in which they were made.
+    """
+
+    good: _T
+    bad: _T
+    undecided: tuple[_T, ...]
+    steps: tuple[Step[_T], ...]
+
+    @property
+    def first_bad(self) -> _T | None:
+        """The first bad one, where that is certain."""
+        return None if self.undecided else self.bad
+
+
+def bisect(checkpoints: Sequence[_T], is_bad: Callable[[_T], bool | None]) -> Bisected[_T]:
+    """Find the first bad one, given that the row turns from good to bad once.
+
+    The first is taken to be good and the last to be bad; neither is tested, and nothing is twice.
+
+    Args:
+        checkpoints: In order, at least two.
+        is_bad: Tests one; `None` where it cannot be told.
+
+    Raises:
+        InvalidInput: There are fewer than two.
+    """
+    if len(checkpoints) < 2:
+        raise InvalidInput("a search needs a good one and a bad one", found=len(checkpoints))
+    low, high = 0, len(checkpoints) - 1
+    skipped: set[int] = set()
+    steps: list[Step[_T]] = []
+    while (at := _next(low, high, skipped)) is not None:
+        bad = is_bad(checkpoints[at])
+        if bad is None:
+            skipped.add(at)
+        elif bad:
+            high = at
+        else:
+            low = at
+        verdict: Verdict = "skipped" if bad is None else "bad" if bad else "good"
+        steps.append(Step(checkpoints[at], verdict))
+    undecided = tuple(checkpoints[low + 1 : high])
+    return Bisected(checkpoints[low], checkpoints[high], undecided, tuple(steps))
+
+
+def steps_left(candidates: int) -> int:
+    """Return how many tests a row with so many untested ones takes, if none is skipped."""
+    return int(log2(candidates)) + 1 if candidates else 0
+
+
+def _next(low: int, high: int, skipped: set[int]) -> int | None:
+    """Return the untested one nearest to the middle."""
+    middle = (low + high) // 2
+    left = (at for at in range(low + 1, high) if at not in skipped)
+    return min(left, key=lambda at: (abs(at - middle), at), default=None)
