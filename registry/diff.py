@@ -1,7 +1,8 @@
-"""Two checkpoints compared, from their manifests alone: no tensor is read.
+"""Two checkpoints compared, from their manifests alone: no tensor is read unless that is asked for.
 
 Tensors are told apart by the identity of their content, plain values by their encoding; both are
-exact to the bit. Owns the comparison, not its display.
+exact to the bit. How far the elements of a changed tensor are apart takes reading it. Owns the
+comparison, not its display.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from registry import canonical
 from registry.canonical import Json
 from registry.checkpoint import Checkpoint, TensorInfo
 from registry.digest import Digest
+from registry.distances import Distance, distances
 from registry.errors import RegistryError
 from registry.plain import decode_plain
 from registry.pytree import leaf_kinds
@@ -34,11 +36,13 @@ class TensorDiff:
         kind: What became of it.
         before: The tensor in the first checkpoint; `None` where it was added.
         after: The tensor in the second; `None` where it was removed.
+        distance: How far their elements are apart, of a changed one where that was asked for.
     """
 
     kind: Kind
     before: TensorInfo | None
     after: TensorInfo | None
+    distance: Distance | None = None
 
     @property
     def path(self) -> str:
@@ -117,25 +121,33 @@ class Diff:
         return sum(part.nbytes.get(kind, 0) for part in self.components)
 
 
-def diff(before: Checkpoint, after: Checkpoint) -> Diff:
+def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff:
     """Compare two checkpoints, of any run and registry.
 
+    Args:
+        before: The first one.
+        after: The second one.
+        values: Whether changed tensors are read, to tell how far their elements are apart: only
+            the chunks that differ are, in bounded memory.
+
     Raises:
-        IntegrityError: A manifest is damaged or gone.
+        IntegrityError: A manifest, or a chunk that was to be read, is damaged or gone.
     """
     tensors = compare_tensors(before.tensors(), after.tensors())
-    values = compare_values(_values(before), _values(after))
+    if values:
+        tensors = _with_distances(before, after, tensors)
+    plain = compare_values(_values(before), _values(after))
     old, new = before.components, after.components
     names = [*new, *(name for name in old if name not in new)]
     owned: dict[str, list[TensorDiff]] = {name: [] for name in names}
     for tensor in tensors:
         owned[_owner(tensor.path)].append(tensor)
-    differing = Counter(_owner(value.path) for value in values)
+    differing = Counter(_owner(value.path) for value in plain)
     parts = [
         _component(name, old.get(name), new.get(name), owned[name], differing[name])
         for name in names
     ]
-    return Diff(tuple(parts), tensors, values)
+    return Diff(tuple(parts), tensors, plain)
 
 
 def compare_tensors(
@@ -173,6 +185,14 @@ def _differing(before: Mapping[str, Json], after: Mapping[str, Json]) -> Iterato
     for path, old in before.items():
         if path not in after:
             yield ValueDiff("removed", path, _decode(old), None)
+
+
+def _with_distances(
+    before: Checkpoint, after: Checkpoint, tensors: Iterable[TensorDiff]
+) -> tuple[TensorDiff, ...]:
+    changed = [tensor.path for tensor in tensors if tensor.kind == "changed"]
+    found = distances(before, after, changed)
+    return tuple(replace(tensor, distance=found.get(tensor.path)) for tensor in tensors)
 
 
 def _kind(old: TensorInfo, new: TensorInfo) -> Kind:
