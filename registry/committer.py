@@ -7,7 +7,7 @@ the trainer (`registry.trainer`), and those who annotate a run and need no token
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial, reduce
 from threading import RLock
 
@@ -99,7 +99,8 @@ class Committer:
                     state = self.log.refresh()
                     if state.next_slot == read:
                         raise
-                    compose(state)
+                    with suppress(Stale):
+                        compose(state)
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:

@@ -8,8 +8,10 @@ dense from 1, never deleted. Writers read them (`registry.writer`), collectors a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
@@ -59,12 +61,41 @@ def encode_upgrade(epoch: int, min_writer: int) -> bytes:
     return join_lines([EpochHeader(epoch=epoch, entry="upgrade", min_writer=min_writer).encode()])
 
 
+class Condemned:
+    """The keys that one sweep condemned, kept as the lines that say so: a few bytes for each.
+
+    Args:
+        shards: The lines, by leading byte.
+    """
+
+    def __init__(self, shards: Mapping[str, bytes]) -> None:
+        self._shards = shards
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        # The lines are canonical JSON: a key stands there in one spelling, within quotes.
+        return f'"{key}"'.encode() in self._shards.get(key.digest[:1].hex(), b"")
+
+    def __iter__(self) -> Iterator[ObjectKey]:
+        for line in self._shards.values():
+            shard = CondemnedShard.decode(line, where="epochs/")
+            yield from map(ObjectKey.parse, shard.keys)
+
+
 class Epochs:
-    """What has been condemned so far, as one handle knows it."""
+    """What has been condemned so far.
+
+    Entries are immutable, and kept once they were read: a writer asks for all after the oldest
+    generation among what it uses again.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._entries: dict[int, tuple[EpochHeader, frozenset[ObjectKey]]] = {}
+        self._entries: dict[int, tuple[EpochHeader, Condemned]] = {}
+
+    @classmethod
+    def of(cls, store: Store) -> Epochs:
+        """Return the one that all writers of an open registry share."""
+        return _SHARED.setdefault(store, cls(store))
 
     def observe(self) -> int:
         """Return the highest dense epoch; 0 before the first.
@@ -94,13 +125,12 @@ class Epochs:
         """Return the least version that may write after an epoch."""
         return self.entry(epoch)[0].min_writer if epoch else 1
 
-    def entry(self, epoch: int) -> tuple[EpochHeader, frozenset[ObjectKey]]:
+    def entry(self, epoch: int) -> tuple[EpochHeader, Condemned]:
         """Return an entry's header and, of a sweep, the keys that it condemns.
 
         Raises:
             IntegrityError: It is absent or damaged.
         """
-        # Entries are immutable, and only those after a key's generation are ever asked for.
         if epoch not in self._entries:
             self._entries[epoch] = self._read(epoch)
         return self._entries[epoch]
@@ -118,10 +148,10 @@ class Epochs:
         for epoch, (_, listed) in zip(
             epochs, self._store.pools.small.map(self.entry, epochs), strict=True
         ):
-            found |= {key for key in suspects & listed if key.generation < epoch}
+            found |= {key for key in suspects if key.generation < epoch and key in listed}
         return found
 
-    def _read(self, epoch: int) -> tuple[EpochHeader, frozenset[ObjectKey]]:
+    def _read(self, epoch: int) -> tuple[EpochHeader, Condemned]:
         where = epoch_key(epoch)
         try:
             data = self._store.backend.get(where)
@@ -133,5 +163,25 @@ class Epochs:
             raise Malformed(
                 "another epoch's entry", where=where, expected=epoch, found=header.epoch
             )
-        shards = [CondemnedShard.decode(line, where=where) for line in rest]
-        return header, frozenset(ObjectKey.parse(key) for shard in shards for key in shard.keys)
+        return header, _condemned(rest, where=where)
+
+
+_SHARED: WeakKeyDictionary[Store, Epochs] = WeakKeyDictionary()
+_SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
+
+
+def _condemned(lines: Iterable[bytes], *, where: str) -> Condemned:
+    """Check the lines of condemned keys.
+
+    By a pattern, since there may be a hundred thousand keys and parsing each takes its time.
+    """
+    shards: dict[str, bytes] = {}
+    for line in lines:
+        match = _SHARD.fullmatch(line)
+        shard = match[2] if match else b""
+        key = rb'"(?:packs|manifests|placements)/%b/%b[0-9a-f]{62}\.(?:0|[1-9][0-9]*)"'
+        keys = rb"%b(?:,%b)*" % ((key % (shard, shard),) * 2)
+        if match is None or not re.fullmatch(keys, match[1]) or shard.decode() in shards:
+            raise Malformed("not a line of condemned keys", where=where, found=repr(line[:200]))
+        shards[shard.decode()] = line
+    return Condemned(shards)

@@ -141,14 +141,15 @@ class RunLog:
                     self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot
+                if lost > 1:
+                    # Before reading on: what is composed now is put at once, or it is late again.
+                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2**lost)))
                 self.refresh()
                 if self.state.next_slot == before:
                     raise Malformed(
                         "the store says that a slot exists, and does not give it",
                         where=slot_key(self.run_id, before),
                     )
-                if lost > 1:
-                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2**lost)))
             raise Conflict(
                 f"lost {MAX_LOST_RACES} races for the next slot",
                 where=self.run_id,

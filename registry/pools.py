@@ -1,17 +1,51 @@
-"""The threads of a handle: started at first use, started anew in a forked child."""
+"""The threads of a handle: started at first use, started anew in a forked child.
+
+A thread of a pool never waits for one of the same pool or of one above it: what it hands there
+runs in itself. Bulk threads may wait for small ones, and small and hashing ones for nobody, so
+pools that are full of waiting threads cannot lock each other out. For the same reason nothing that
+runs in the small pool may take a log's lock, whose holder waits for that pool.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Lock
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from threading import Lock, local
+from typing import Any, ParamSpec, TypeVar
 
 #: Small objects are fetched by so many threads, so that the tail of a log is one round trip.
 _SMALL_FETCHES = 64
 
+#: Who may wait for whom: only for pools of a lower rank.
+_RANKS = {"hash": 0, "small": 0, "bulk": 1}
+
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
+#: The rank of the pool that the current thread belongs to.
+_thread = local()
+
+
+class _Here(Executor):
+    """Runs what it is given in the calling thread."""
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        done: Future[_T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+    def map(self, fn: Callable[..., _T], *iterables: Iterable[Any], **_: Any) -> Iterator[_T]:
+        return map(fn, *iterables)
+
+
+_HERE = _Here()
+
+
+def _join(rank: int) -> None:
+    _thread.rank = rank
 
 
 def results(futures: Sequence[Future[_T]]) -> list[_T]:
@@ -47,17 +81,17 @@ class Pools:
         self._started: dict[str, ThreadPoolExecutor] = {}
 
     @property
-    def hashing(self) -> ThreadPoolExecutor:
+    def hashing(self) -> Executor:
         """Threads for SHA-256, one for each core."""
         return self._pool("hash")
 
     @property
-    def bulk(self) -> ThreadPoolExecutor:
+    def bulk(self) -> Executor:
         """Threads that move packs."""
         return self._pool("bulk")
 
     @property
-    def small(self) -> ThreadPoolExecutor:
+    def small(self) -> Executor:
         """Threads that move small objects."""
         return self._pool("small")
 
@@ -67,11 +101,15 @@ class Pools:
             pool.shutdown(wait=self._pid == os.getpid(), cancel_futures=True)
         self._started.clear()
 
-    def _pool(self, name: str) -> ThreadPoolExecutor:
+    def _pool(self, name: str) -> Executor:
+        if _RANKS[name] >= getattr(_thread, "rank", len(_RANKS)):
+            return _HERE
         if self._pid != os.getpid():
             # A fork copies the pools without their threads; work given to them would never start.
             self._pid, self._lock, self._started = os.getpid(), Lock(), {}
         with self._lock:
             if name not in self._started:
-                self._started[name] = ThreadPoolExecutor(self._sizes[name], f"holdfast-{name}")
+                self._started[name] = ThreadPoolExecutor(
+                    self._sizes[name], f"holdfast-{name}", _join, (_RANKS[name],)
+                )
             return self._started[name]

@@ -300,21 +300,22 @@ class Stored:
         )
 
     def _relocated(self, read: Callable[[Place], _T]) -> _T:
-        """Read by way of the place that the log gives; once more where a repack moved it."""
-        place = self.place
-        try:
-            return read(place)
-        except MissingObject as error:
-            state = self._log.refresh()
-            if self.place != place:
-                return read(self.place)
-            if self.digest in state.held:
-                raise
-            raise MissingObject(
-                "this state was let go, and collected since",
-                where=self.ref,
-                hint="A mirror that was synced before may still hold it.",
-            ) from error
+        """Read by way of the place that the log gives; once more each time a repack moved it."""
+        while True:
+            place = self.place
+            try:
+                return read(place)
+            except MissingObject as error:
+                state = self._log.refresh()
+                if self.place != place:
+                    continue
+                if self.digest in state.held:
+                    raise
+                raise MissingObject(
+                    "this state was let go, and collected since",
+                    where=self.ref,
+                    hint="A mirror that was synced before may still hold it.",
+                ) from error
 
     @property
     def place(self) -> Place:

@@ -183,7 +183,7 @@ def _loaded(
     for start in range(0, len(segments), _AT_ONCE):
         batch = segments[start : start + _AT_ONCE]
         states = [Stored(store, log, one.manifest, f"streams/{name}") for one in batch]
-        futures = [store.pools.small.submit(state.load) for state in states]
+        futures = [store.pools.bulk.submit(state.load) for state in states]
         try:
             for segment, future in zip(batch, futures, strict=True):
                 yield segment, future.result()

@@ -162,16 +162,17 @@ class _RunCopy:
         lacking = len(self._missing(self._log.state))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         self._log.append(lambda state: None if state.commits else self._history[:1])
-        for plan in range(_PLANS):
+        for _ in range(_PLANS):
             try:
                 return replace(self._copy_missing(), commits=lacking)
             except Condemned:
                 continue  # a sweep passed at the destination: choose anew
             except MissingObject:
-                # Evicted and swept at the source meanwhile, or moved: look at its head once more.
-                if plan:
-                    raise
+                # Let go and collected at the source meanwhile, or moved: look at its head again.
+                read = self._state.next_slot
                 self._read_source()
+                if self._state.next_slot == read:
+                    raise
         raise Conflict(
             f"sweeps at the destination condemned what this sync chose, {_PLANS} times in a row",
             where=self._run_id,

@@ -81,7 +81,7 @@ class Writer:
 
     def __init__(self, store: Store, log: RunLog) -> None:
         self._store = store
-        self._epochs = Epochs(store)
+        self._epochs = Epochs.of(store)
         self._observed: int | None = None
         self.log = log
         self.distrusted: set[ObjectKey] = set()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TypeVar
 
 from backends import ObjectInfo
-from registry.actions import Line, Mark, Place
+from registry.actions import Line, Mark, Place, Recover
 from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
     IntegrityError,
@@ -41,7 +41,7 @@ from registry.maintenance.live import (
     list_run_ids,
 )
 from registry.pools import results
-from registry.state import RunManifest
+from registry.state import RunManifest, Slot
 from registry.store import Store
 
 DAY_S = 86_400.0
@@ -188,8 +188,9 @@ class Collector:
     def __init__(
         self, store: Store, *, grace_s: float = DAY_S, progress: Progress | None = None
     ) -> None:
-        if not grace_s >= 0:
-            raise InvalidInput("a grace is a number of seconds, 0 or more", found=grace_s)
+        number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+        if not number or not 0 <= grace_s < float("inf"):
+            raise InvalidInput("a grace is a number of seconds, 0 or more", found=repr(grace_s))
         self._store = store
         self._grace_s = grace_s
         self._progress = progress
@@ -277,16 +278,9 @@ class Collector:
         # Slots are put in order: what stands before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
-        lately: set[ObjectKey] = set()
-        then = log.fold(slots[:settled])
-        if settled < len(slots):
-            held = [place for place in then.places if place.manifest in then.held]
-            placed = [
-                line for slot in slots[settled:] for _, line in slot.lines if type(line) is Place
-            ]
-            lately = self._needs.as_far_as_left([*held, *placed])
-        log.fold(slots[settled:])
-        return log, self._needed_by(log), lately
+        log.fold(slots[:settled])
+        lately = _needed_lately(log, slots[settled:])
+        return log, self._needed_by(log), self._needs.as_far_as_left(lately)
 
     def _needed_by(self, log: RunLog) -> set[ObjectKey]:
         """Return what a run needs at its head, or at an earlier slot that was read already."""
@@ -355,9 +349,8 @@ class Collector:
             log = RunLog(self._store, run_id)
             log.fold(list(log.slots()))
             if not log.state.next_slot:
-                return (
-                    set()
-                )  # a folder without slot 0 is no run yet; its writer has observed nothing
+                # A folder without slot 0 is no run yet, and its writer has observed nothing.
+                return set()
 
         def compose(state: RunManifest) -> list[Line] | None:
             # The mark of a later sweep does as well: who has read it refuses what both condemned.
@@ -381,9 +374,11 @@ class Collector:
         if sweep is not None:
             if sweep.live is None:
                 raise InvalidInput("nothing may be deleted before every run is marked")
+            doomed = sweep.doomed.keys() - sweep.live
             # In the reverse order of writing: what names before what is named.
-            doomed = sorted(sweep.doomed.keys() - sweep.live, key=lambda key: key.kind == "packs")
-            self._delete_all((str(key), sweep.doomed[key]) for key in doomed)
+            for packs in (False, True):
+                keys = [key for key in doomed if (key.kind == "packs") is packs]
+                self._delete_all((str(key), sweep.doomed[key]) for key in keys)
         self._delete_all((info.key, info.size_bytes) for info in plan.stale)
         unfinished = self._store.backend.clear_unfinished(max(self._grace_s, _LEFTOVER_S))
         return self.report(unfinished_bytes=unfinished)
@@ -426,6 +421,34 @@ class Collector:
         waiting = iter(items)
         while batch := list(islice(waiting, _RUNS_AT_ONCE)):
             yield from results([self._store.pools.bulk.submit(work, item) for item in batch])
+
+
+def _needed_lately(log: RunLog, young: Sequence[Slot]) -> set[Place]:
+    """Fold in the slots within the grace; return the places of what was held within it.
+
+    That is what was held before, what was placed since, and what an `undo` brought back without
+    placing it anew. Where nothing is young there is no grace to speak of.
+    """
+    if not young:
+        return set()
+    needed = {line for slot in young for _, line in slot.lines if type(line) is Place}
+    needed |= _held(log.state)
+    together: list[Slot] = []
+    for slot in young:
+        together.append(slot)
+        if _brings_back(slot):
+            needed |= _held(log.fold(together))
+            together = []
+    log.fold(together)
+    return needed
+
+
+def _held(state: RunManifest) -> set[Place]:
+    return {place for place in state.places if place.manifest in state.held}
+
+
+def _brings_back(slot: Slot) -> bool:
+    return any(type(action) is Recover for _, commit in slot.commits for action in commit.actions)
 
 
 def _stale(

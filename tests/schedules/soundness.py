@@ -11,8 +11,8 @@ from collections.abc import Callable
 from backends import Backend
 from registry.actions import Place
 from registry.errors import RegistryError
+from registry.fetching import verify_pack_chunks
 from registry.keys import KINDS, ObjectKey, slot_key
-from registry.loading import verify_pack_chunks
 from registry.log import RunLog
 from registry.manifest import Manifest
 from registry.pack import open_pack
