@@ -21,7 +21,8 @@ from itertools import islice
 from typing import TypeVar
 
 from backends import ObjectInfo
-from registry.actions import Line, Mark, Place, Recover
+from registry.actions import Action, Line, Mark, Place, Recover
+from registry.digest import Digest
 from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
     IntegrityError,
@@ -426,29 +427,29 @@ class Collector:
 def _needed_lately(log: RunLog, young: Sequence[Slot]) -> set[Place]:
     """Fold in the slots within the grace; return the places of what was held within it.
 
-    That is what was held before, what was placed since, and what an `undo` brought back without
-    placing it anew. Where nothing is young there is no grace to speak of.
+    That is what was held before, what was placed since, and what was named since although it stood
+    where it stands: by an undo, or by a save of the same state. Where nothing is young there is no
+    grace to speak of.
     """
     if not young:
         return set()
-    needed = {line for slot in young for _, line in slot.lines if type(line) is Place}
-    needed |= _held(log.state)
-    together: list[Slot] = []
-    for slot in young:
-        together.append(slot)
-        if _brings_back(slot):
-            needed |= _held(log.fold(together))
-            together = []
-    log.fold(together)
-    return needed
+    before = log.state
+    needed = {place for place in before.places if place.manifest in before.held}
+    needed |= {line for slot in young for _, line in slot.lines if type(line) is Place}
+    now = log.fold(young)
+    actions = [a for slot in young for _, commit in slot.commits for a in commit.actions]
+    named = {manifest for action in actions for manifest in _named(now, action)}
+    return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
 
 
-def _held(state: RunManifest) -> set[Place]:
-    return {place for place in state.places if place.manifest in state.held}
-
-
-def _brings_back(slot: Slot) -> bool:
-    return any(type(action) is Recover for _, commit in slot.commits for action in commit.actions)
+def _named(state: RunManifest, action: Action) -> Iterator[Digest]:
+    """Yield the manifests that an action names; other digests that it says do no harm."""
+    if isinstance(action, Recover):
+        for record in map(state.by_n.__getitem__, action.checkpoints):
+            yield from (record.manifest, *record.companions.values())
+    for _, value in action:
+        values = value.values() if isinstance(value, Mapping) else (value,)
+        yield from (one for one in values if isinstance(one, Digest))
 
 
 def _stale(

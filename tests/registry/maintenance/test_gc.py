@@ -294,17 +294,23 @@ def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
     assert same(old.checkpoint("run/main/step7").load(), small_state(7))
 
 
-def test_what_was_brought_back_and_let_go_again_within_the_grace_stays(old, aged):
-    """An undo names a place that stands already, so no slot of the last day places it."""
+@pytest.mark.parametrize("how", ["undo", "save"])
+def test_what_was_held_again_for_a_while_within_the_grace_stays(old, aged, how):
+    """It stands where it stood, so no slot of the last day places it."""
     run = old.create_run("run")
     saved(run, 1, 2)
     run.prune(Retention(last=1))
     aged.grow_older(10 * DAY_S)
-    run.undo()
+    if how == "undo":
+        run.undo()
+    else:
+        run.save(small_state(1), step=7)
+        saved(run, 8)
     run.prune(Retention(last=1))
     assert old.gc().deleted.objects == 0
     run.undo()
-    assert same(old.checkpoint("run/main/step1").load(), small_state(1))
+    step = 1 if how == "undo" else 7
+    assert same(old.checkpoint(f"run/main/step{step}").load(), small_state(1))
 
 
 def test_a_slot_that_a_listing_left_out_counts_as_young(old, aged, backend, open_registry):
