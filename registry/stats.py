@@ -100,9 +100,14 @@ class StateStats:
         return sum(one.inf for one in self.tensors)
 
     @property
+    def zeros(self) -> int:
+        """Elements that are zero."""
+        return sum(one.zeros for one in self.tensors)
+
+    @property
     def zeros_share(self) -> float:
         """Share of the elements that are zero; 0 where there are none."""
-        return sum(one.zeros for one in self.tensors) / self.count if self.count else 0.0
+        return self.zeros / self.count if self.count else 0.0
 
     @property
     def norm(self) -> float:

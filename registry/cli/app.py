@@ -24,6 +24,7 @@ from registry.cli import (
     repacking,
     retention,
     runs,
+    stats,
     streams,
     watch,
 )
@@ -87,6 +88,7 @@ app.command("ls")(checkpoints.ls)
 app.command("show")(checkpoints.show)
 app.command("log")(history.log)
 app.command("diff")(diffs.diff)
+app.command("stats")(stats.stats)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
 app.add_typer(pool.app, name="pool")

@@ -9,8 +9,10 @@ import typer
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.output import Column
+from registry.cli.stats import share
 from registry.diff import KINDS, Diff, TensorDiff, ValueDiff
 from registry.diff import diff as compare
+from registry.distances import Distance
 from registry.plain import json_ready
 from registry.registry import open  # noqa: A004
 
@@ -30,14 +32,17 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="REF", help="The second one.")],
     registry: options.Registry,
     *,
+    values: Annotated[
+        bool, typer.Option("--values", help="Read changed tensors and tell how far they moved.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Compare two checkpoints without reading data."""
+    """Compare two checkpoints, without reading data unless --values is given."""
     with open(registry, read_only=True) as opened:
         old, new = opened.checkpoint(before), opened.checkpoint(after)
-        found = compare(old, new)
+        found = compare(old, new, values=values)
     if json:
-        output.document(_diff_json(old, new, found))
+        output.document(_diff_json(old, new, found, values=values))
     elif found.is_same:
         output.line(f"the same state: {new.digest.short}")
     else:
@@ -69,7 +74,20 @@ def _tensor_line(tensor: TensorDiff) -> str:
         told = f": {old.dtype}{list(old.shape)} -> {new.dtype}{list(new.shape)}"
     elif tensor.kind == "moved" and old:
         told = f": was {old.path}"
-    return f"{_SIGNS[tensor.kind]} {tensor.path}{told}  {output.size(tensor.nbytes)}"
+    moved = f"  {_distance(tensor.distance)}" if tensor.distance else ""
+    return f"{_SIGNS[tensor.kind]} {tensor.path}{told}  {output.size(tensor.nbytes)}{moved}"
+
+
+def _distance(found: Distance) -> str:
+    parts = [
+        f"norm {output.number(found.norm)}",
+        f"relative {output.number(found.relative)}",
+        f"max {output.number(found.max)}",
+        f"{share(found.changed_share)} changed",
+    ]
+    if found.nonfinite:
+        parts.append(f"{found.nonfinite:,} NOT FINITE")
+    return ", ".join(parts)
 
 
 def _value_line(value: ValueDiff) -> str:
@@ -79,7 +97,7 @@ def _value_line(value: ValueDiff) -> str:
     return f"{_SIGNS[value.kind]} {value.path}: {shown}"
 
 
-def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff) -> dict[str, Any]:
+def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:
     return {
         "before": {"ref": old.ref, "id": old.digest},
         "after": {"ref": new.ref, "id": new.digest},
@@ -100,6 +118,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff) -> dict[str, Any]:
                 "path": tensor.path,
                 "before": tensor.before and describe.tensor_json(tensor.before),
                 "after": tensor.after and describe.tensor_json(tensor.after),
+                **({"distance": _distance_json(tensor.distance)} if values else {}),
             }
             for tensor in found.tensors
             if tensor.kind != "same"
@@ -113,4 +132,18 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff) -> dict[str, Any]:
             }
             for value in found.values
         ],
+    }
+
+
+def _distance_json(found: Distance | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "norm": found.norm,
+        "relative": found.relative,
+        "max": found.max,
+        "elements": found.count,
+        "changed": found.changed,
+        "changed_share": found.changed_share,
+        "nonfinite": found.nonfinite,
     }
