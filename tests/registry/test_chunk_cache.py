@@ -23,11 +23,15 @@ import numpy as np
 import pytest
 
 import registry
+from backends import ByteRange
 from backends.wrappers import Metered
-from registry import cache_folder, chunk_cache, fetching
+from registry import cache_folder, chunk_cache, codecs, fetching
 from registry.chunk_cache import ChunkCache
 from registry.digest import Digest
 from registry.errors import Damaged, InvalidInput
+from registry.keys import ObjectKey
+from registry.pack import PackEntry, PackTable, trailer
+from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.registry import open_on
 from tests.registry.conftest import (
     Hooked,
@@ -199,6 +203,43 @@ def test_digest_lists_are_kept_too(world):
         assert world.packs_asked() == []
 
 
+def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
+    rng = np.random.default_rng(1)
+    base = rng.integers(0, 256, 5000, np.uint8)
+    new = base.copy()
+    new[:10] += 1
+    frame = codecs.encode((base ^ new).tobytes(), 1, codecs.ZSTD)
+    names = [Digest.of(base.tobytes()), Digest.of(new.tobytes())]
+    entries = (
+        PackEntry(names[0], 0, 5000, 5000, codecs.RAW),
+        PackEntry(names[1], 5000, len(frame), 5000, codecs.ZSTD, names[0], Digest.of(frame)),
+    )
+    table = PackTable(entries).encode()
+    data = base.tobytes() + frame + table + trailer(table)
+    pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
+    world.backend.put(str(pack.key), data)
+    rows = (
+        ChunkPlace(0, 0, 5000, codecs.CODECS.index(codecs.RAW), NO_BASE),
+        ChunkPlace(0, 5000, len(frame), codecs.CODECS.index(codecs.ZSTD), 0),
+    )
+    placement = Placement(Digest.of(b""), (pack,), rows)
+
+    def base_was_asked_for() -> bool:
+        target = bytearray(5000)
+        fetch = fetching.Fetch(world.open().store, placement, dict(zip(names, rows, strict=True)))
+        fetch.read({names[1]: memoryview(target)})
+        assert target == new.tobytes()
+        return ByteRange(0, 5000) in [call.byte_range for call in world.packs_asked()]
+
+    assert base_was_asked_for()
+    assert sorted(world.files()) == sorted(name.hex() for name in names)
+    world.files()[names[1].hex()].unlink()
+    assert not base_was_asked_for()
+    assert world.packs_asked()
+    assert not base_was_asked_for()
+    assert world.packs_asked() == []
+
+
 # What is wrong
 
 
@@ -308,6 +349,27 @@ def test_a_cache_that_cannot_be_written_to_is_said_once(world, monkeypatch, capl
     assert world.files() == {}
 
 
+def test_after_a_failure_nothing_is_tried_for_a_while(tmp_path, monkeypatch):
+    cache, (digest, data) = ChunkCache(tmp_path, max_bytes=MIB), chunk(1, 1000)
+    tried = []
+
+    def full(*args):
+        tried.append(args)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(cache_folder.os, "ftruncate", full)
+    for _ in range(3):
+        cache.offer({digest: data})
+    assert len(tried) == 1
+    monkeypatch.undo()
+    cache.offer({digest: data})
+    assert not holds(cache, digest, 1000)
+    later = time.monotonic() + 61
+    monkeypatch.setattr(chunk_cache.time, "monotonic", lambda: later)
+    cache.offer({digest: data})
+    assert holds(cache, digest, 1000)
+
+
 @pytest.mark.parametrize("code", ["EACCES", "EIO", "ESTALE"])
 def test_a_cache_that_cannot_be_read_is_said_once(world, monkeypatch, caplog, code):
     world.save(small_state())
@@ -363,7 +425,7 @@ def test_a_folder_that_vanishes_in_the_middle_is_made_anew(world, monkeypatch):
     latest = world.latest(backend=hooked)
     for path in list(world.files().values())[::2]:
         path.unlink()
-    hooked.before = gone = Once("packs/", lambda: shutil.rmtree(world.folder))
+    hooked.before = gone = Once("packs/", lambda: shutil.rmtree(world.folder, True))
     assert same(latest.load(), state)
     assert gone.done
     assert world.files()
@@ -636,6 +698,42 @@ def test_unfinished_files_count(tmp_path, monkeypatch):
     assert len(seen) == 5
     assert max(seen) <= MIB
     assert all(holds(one, chunk(seed, 100 * KIB)[0], 100 * KIB) for seed in range(5))
+
+
+def test_where_others_unfinished_files_leave_no_room_nothing_is_kept(tmp_path, monkeypatch):
+    caches = [ChunkCache(tmp_path, max_bytes=MIB) for _ in range(3)]
+    write = cache_folder.Batch.write
+    seen = []
+
+    def meanwhile(self):
+        number = len(seen) + 1
+        seen.append(taken(tmp_path / "chunks-v1"))
+        if number < 3:
+            caches[number].offer(dict(chunk(10 * number + n, 100 * KIB) for n in range(4)))
+        write(self)
+
+    monkeypatch.setattr(cache_folder.Batch, "write", meanwhile)
+    caches[0].offer(dict(chunk(n, 100 * KIB) for n in range(4)))
+    assert seen == [n * 400 * KIB + 21 for n in (1, 2)]  # the third one wrote nothing
+    assert [holds(caches[0], chunk(n, 100 * KIB)[0], 100 * KIB) for n in (0, 10, 20)] == [
+        *(True, True, False)
+    ]
+
+
+def test_what_a_dead_writer_left_is_cleared_up(tmp_path, monkeypatch):
+    folder = tmp_path / "chunks-v1"
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(cache_folder.Batch, "write", lambda self: os._exit(0))
+        ChunkCache(tmp_path, max_bytes=MIB).offer(dict(chunk(n, 100 * KIB) for n in range(4)))
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(folder.glob(".new-*"))) == 4
+    cache = ChunkCache(tmp_path, max_bytes=MIB)
+    cache.offer(dict([chunk(9, 1000)]))
+    assert not list(folder.glob(".new-*"))
+    assert holds(cache, chunk(9, 1000)[0], 1000)
+    assert int((folder / ".total").read_bytes()) == 2 * 32 * KIB
 
 
 def test_a_forked_child_may_use_it(tmp_path):
