@@ -70,7 +70,7 @@ def pull(
     registry: options.Registry,
     *,
     to: Annotated[
-        Path, typer.Option("--to", metavar="PATH", help="File to write: .pt or .safetensors.")
+        Path, typer.Option("--to", metavar="PATH", help="What to write: .pt, .safetensors, .zarr.")
     ],
     only: Annotated[
         list[str] | None,

@@ -4,6 +4,7 @@
 |---|---|---|
 | `.pt`, `.pth`, `.ckpt` | `torch.load(weights_only=True)` | `torch.save` of the state |
 | `.safetensors` | tensors as component `model`, the file's metadata as `metadata` | one component |
+| `.zarr` | an opaque file | a folder, Zarr v3: the tensors without the plain values |
 | any other | an opaque file: its bytes, unread | an opaque file comes back under any name |
 
 The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Modules of
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.checkpoint import Checkpoint
-from registry.errors import IncompatibleState
+from registry.errors import IncompatibleState, InvalidInput
 from registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
 from registry.formats.target import check_target
 
@@ -30,6 +31,7 @@ FORMATS: dict[str, Format] = {
     ".pt": "torch",
     ".pth": "torch",
     ".safetensors": "safetensors",
+    ".zarr": "zarr",
 }
 
 
@@ -54,7 +56,7 @@ def read(path: str | os.PathLike[str]) -> FileState:
             from registry.formats import safetensors
 
             return safetensors.read(path)
-        case "opaque":
+        case "opaque" | "zarr":
             from registry.formats import opaque
 
             return opaque.read(path)
@@ -98,6 +100,14 @@ def write(
             from registry.formats import safetensors
 
             return safetensors.write(path, checkpoint, only=only, force=force)
+        case "zarr":
+            if path.exists():
+                raise InvalidInput(
+                    "a file stands there", where=path, expected="the path of a new folder"
+                )
+            from registry.formats import zarr
+
+            return zarr.write(path, checkpoint, only=only)
     raise IncompatibleState(
         f"a state cannot be written as {path.suffix or 'a file without extension'}",
         where=checkpoint.ref,

@@ -11,7 +11,7 @@ from registry.checkpoint import Checkpoint
 #: The component that an opaque file is: its name, and its bytes as an array.
 OPAQUE = "file"
 
-Format = Literal["torch", "safetensors", "opaque"]
+Format = Literal["torch", "safetensors", "zarr", "opaque"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,14 @@ def test_what_is_kept_is_bounded(saved, backend, monkeypatch):
         assert not kept._coming
 
 
+def test_what_was_used_last_is_kept():
+    kept, read = view._Kept(2), []
+    for name in "abacab":
+        key = Digest(name.encode() * 32), 1
+        kept.get(key, lambda: read.append(name) or memoryview(b"x"))  # noqa: B023
+    assert "".join(read) == "abcb"
+
+
 def test_a_part_of_a_chunk_is_a_slice_of_the_verified_whole(saved, backend):
     calls: list = []
     want = saved[1]["m"]["w"].numpy()[4:6].tobytes()
@@ -290,6 +298,12 @@ def test_the_last_chunk_is_filled_up_with_zeros(saved):
     store = saved[0].zarr().store
     last = asyncio.run(store.get("m/w/c/20/0", PROTOTYPE)).to_bytes()
     assert last == saved[1]["m"]["w"].numpy()[40].tobytes() + bytes(100)
+
+
+def test_the_last_chunk_of_one_tensor_can_be_a_full_one_of_another(grid, run):
+    store = run.save({"w": torch.zeros(41, 25), "n": torch.zeros(25)}, step=1).zarr().store
+    for key, size in (("n/c/0", 100), ("w/c/20/0", 200)):
+        assert asyncio.run(store.get(key, PROTOTYPE)).to_bytes() == bytes(size)
 
 
 def test_what_is_kept_cannot_be_changed(saved):

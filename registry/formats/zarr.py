@@ -1,0 +1,140 @@
+"""Zarr v3 folders: the tensors of a state as the hierarchy that `ck.zarr()` shows, written out.
+
+The same nodes, metadata and chunks (section 31 of the specification), one file each, so that any
+reader of Zarr v3 finds what the view has. Plain values have no place in one and are left out. No
+more than 16 MiB of chunks are held at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from secrets import token_hex
+
+from registry import pytree
+from registry.checkpoint import Checkpoint
+from registry.digest import Digest
+from registry.errors import IncompatibleState, InvalidInput, NotFound
+from registry.fit import arrays_in
+from registry.formats.state_file import WrittenFile
+from registry.formats.target import fail
+from registry.integrations.zarr_layout import ArrayLayout, Layout
+from registry.manifest import TensorEntry
+from registry.suggest import near
+
+#: Chunks are fetched together up to so many bytes.
+_HELD_BYTES = 16 * 2**20
+
+
+def write(path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None) -> WrittenFile:
+    """Write the tensors of a state as a folder, which appears whole or not at all.
+
+    Raises:
+        IncompatibleState: There is no tensor, or one has a path that Zarr cannot name.
+        InvalidInput: Something stands at `path` already.
+        NotFound: There is no such component.
+        IntegrityError: Something in the registry is damaged.
+        StoreFull: The disk is full.
+    """
+    layout = Layout(checkpoint.ref, checkpoint.digest, _tensors(checkpoint, only))
+    if not layout.arrays:
+        raise IncompatibleState("there is no tensor to write", where=checkpoint.ref)
+    temporary = path.with_name(f".{path.name[:100]}.{token_hex(6)}.part")
+    size = 0
+    try:
+        temporary.mkdir()
+        try:
+            for key, document in layout.documents.items():
+                size += _put(temporary / key, document)
+            for array in layout.arrays.values():
+                size += _put_chunks(temporary, array, checkpoint)
+            _sync_folders(temporary)
+            _give_name(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        fail(error, path, checkpoint.size_bytes)
+    return WrittenFile(path, "zarr", size)
+
+
+def _tensors(checkpoint: Checkpoint, only: Iterable[str] | None) -> dict[str, TensorEntry]:
+    parts = checkpoint.manifest.components
+    found = {}
+    for name in parts if only is None else only:
+        if name not in parts:
+            raise NotFound(
+                "no such component",
+                where=f"{checkpoint.ref}: {name}",
+                expected=", ".join(parts),
+                hint=near(name, parts),
+            )
+        part = parts[name]
+        paths = pytree.leaf_paths(name, part.skeleton)
+        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+    return found
+
+
+def _put_chunks(folder: Path, array: ArrayLayout, checkpoint: Checkpoint) -> int:
+    entry = array.entry
+    if entry.inline is not None:
+        return sum(_put(folder / key, entry.inline) for key in array.chunk_keys())
+    size = 0
+    for portion in _portions(array, checkpoint):
+        # Zeros behind a chunk that is shorter than Zarr has it.
+        chunks = {digest: memoryview(bytearray(array.chunk_bytes)) for _, digest, _ in portion}
+        checkpoint.read_chunks({digest: chunks[digest][:raw] for _, digest, raw in portion})
+        size += sum(_put(folder / key, chunks[digest]) for key, digest, _ in portion)
+    return size
+
+
+def _portions(
+    array: ArrayLayout, checkpoint: Checkpoint
+) -> Iterator[list[tuple[str, Digest, int]]]:
+    """Yield the chunks of an array by portions: key, digest, length without what fills it up."""
+    portion: list[tuple[str, Digest, int]] = []
+    digests = checkpoint.chunk_digests(array.entry)
+    for number, (key, digest) in enumerate(zip(array.chunk_keys(), digests, strict=True)):
+        portion.append((key, digest, array.raw_bytes(number)))
+        if len(portion) * array.chunk_bytes >= _HELD_BYTES:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def _put(path: Path, data: bytes | memoryview) -> int:
+    if "\0" in str(path):
+        raise IncompatibleState("a tensor's path is no name of a file", where=repr(str(path)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb", buffering=0) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    return len(data)
+
+
+def _sync_folders(folder: Path) -> None:
+    for name, _, _ in os.walk(folder, topdown=False):
+        _sync_folder(Path(name))
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _give_name(temporary: Path, path: Path) -> None:
+    try:
+        path.mkdir()  # fails where anything stands; an empty folder can be renamed over
+    except FileExistsError as error:
+        raise InvalidInput(
+            "something stands there", where=path, expected="the path of a new folder"
+        ) from error
+    temporary.replace(path)
+    _sync_folder(path.parent)
