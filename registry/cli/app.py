@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from registry.cli import (
     artifacts,
+    bisect,
     checkpoints,
     collection,
     diffs,
@@ -26,6 +27,7 @@ from registry.cli import (
     runs,
     stats,
     streams,
+    usage,
     watch,
 )
 from registry.cli.failures import DEBUG, told
@@ -97,8 +99,10 @@ app.add_typer(releases.app, name="release")
 app.add_typer(artifacts.app, name="artifact")
 app.add_typer(streams.app, name="stream")
 app.command("watch")(watch.watch)
+app.command("bisect")(bisect.bisect)
 app.command("prune")(retention.prune)
 app.command("undo")(retention.undo)
+app.command("du")(usage.du)
 app.command("gc")(collection.gc)
 app.command("repack")(repacking.repack)
 app.command("verify")(maintenance.verify)

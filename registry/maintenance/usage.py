@@ -53,7 +53,7 @@ class RunUsage:
     Attributes:
         run: Its name.
         states: What it holds: its checkpoints in log order, then the rest.
-        own_bytes: What no other run needs; all of it can be freed once the run is dropped.
+        own_bytes: What no other run needs.
         shared_bytes: What it needs and another run needs too.
         log_bytes: Its log and snapshots, which stay when it is dropped.
     """
@@ -63,6 +63,11 @@ class RunUsage:
     own_bytes: int
     shared_bytes: int
     log_bytes: int
+
+    @property
+    def freed_bytes(self) -> int:
+        """What `gc` and `repack` can free once the run is dropped, pins and pool included."""
+        return self.own_bytes
 
 
 @dataclass(frozen=True, slots=True)

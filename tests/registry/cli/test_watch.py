@@ -13,7 +13,7 @@ import pytest
 
 import registry
 from registry.actions import Acknowledge, Claim
-from registry.cli import watch as module
+from registry.cli import executing as module
 from registry.run import Run
 from registry.spec import Phase, RunSpec
 from tests.registry.cli.conftest import Call

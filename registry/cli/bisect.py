@@ -1,0 +1,277 @@
+"""`bisect`: the first bad checkpoint between a good one and a bad one."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from registry.bisecting import Bisected, steps_left
+from registry.bisecting import bisect as search
+from registry.checkpoint import Checkpoint
+from registry.cli import describe, options, output
+from registry.cli.executing import Command, told
+from registry.cli.output import Column
+from registry.diff import TensorDiff, diff
+from registry.errors import InvalidInput, MissingObject, RegistryError
+from registry.registry import open  # noqa: A004
+from registry.run import Run
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_CONDITION = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<sign>[<>]=?|==|!=)\s*(?P<bound>\S+)\s*")
+#: A command's exit status that says neither good nor bad; from the next one on it gives up.
+_SKIP = 125
+_CHANGED = (Column("is"), Column("tensor", folds=True), Column("size", is_number=True))
+_SHOWN = 40
+
+#: Whether a checkpoint is bad, `None` where it cannot be told, and why.
+_Answer = tuple[bool | None, str]
+
+
+def bisect(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    registry: options.Registry,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD...", help="Fails where {ref} is bad.")
+    ] = None,
+    *,
+    good: Annotated[str, typer.Option("--good", metavar="REF", help="An earlier, good one.")],
+    bad: Annotated[str, typer.Option("--bad", metavar="REF", help="A later, bad one.")],
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="COND", help="Bad is where this holds: 'loss>2.5'."),
+    ] = None,
+    nonfinite: Annotated[
+        bool, typer.Option("--nonfinite", help="Bad is where weights hold NaN or infinity.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Find the first bad checkpoint between two of a run.
+
+    Tests the middle one, and half of what is left each time: by a command, by a metric that was
+    recorded, or by weights that are not finite. In the command {ref}, {id}, {run}, {step} and
+    {phase} stand for the checkpoint; it is run without a shell. Exit status 0 is good, 1 to 124
+    bad, 125 cannot be told, and any other one ends the search.
+    """
+    test = _test(command, metric, registry, nonfinite=nonfinite, json=json)
+    with open(registry, read_only=True) as opened:
+        searched = opened.run(run)
+        row = _row(searched, opened.checkpoint(good), opened.checkpoint(bad))
+        if nonfinite and not searched.spec.finite:
+            raise _unwatched(searched)
+        if not command:
+            _check_ends(row, test)
+        whys: dict[Checkpoint, str] = {}
+
+        def is_bad(checkpoint: Checkpoint) -> bool | None:
+            answer, whys[checkpoint] = _unless_evicted(searched, checkpoint, test)
+            if not json:
+                verdict = "skipped" if answer is None else "bad" if answer else "good"
+                output.line(f"{verdict:7}  {checkpoint.ref}  {whys[checkpoint]}")
+            return answer
+
+        if not json:
+            left = len(row) - 2
+            about = output.counted(steps_left(left), "step")
+            output.line(f"{output.counted(left, 'checkpoint')} between them, about {about}")
+        found = search(row, is_bad)
+        changed = _changed(found)
+    if json:
+        output.document(_found_json(run, found, whys, changed))
+    else:
+        _print_found(found, changed)
+
+
+def _test(
+    command: Sequence[str] | None,
+    metric: str | None,
+    registry: str,
+    *,
+    nonfinite: bool,
+    json: bool,
+) -> Callable[[Checkpoint], _Answer]:
+    """Return what tells good from bad.
+
+    Raises:
+        BadParameter: Nothing does, or several things do.
+    """
+    if bool(command) + (metric is not None) + nonfinite != 1:
+        raise typer.BadParameter("give one of -- CMD..., --metric and --nonfinite")
+    if metric is not None:
+        return _by_metric(metric)
+    if nonfinite:
+        return _by_weights
+    assert command
+    prepared = Command(command, where="--", as_shell="-- sh -c '...'")
+    # Standard output is the document's alone.
+    return lambda checkpoint: _by_command(prepared, checkpoint, registry, 2 if json else None)
+
+
+def _by_command(
+    command: Command, checkpoint: Checkpoint, registry: str, stdout: int | None
+) -> _Answer:
+    status = command.run(checkpoint, registry, stdout=stdout)
+    if status < 0 or status > _SKIP:
+        raise RegistryError(
+            "the command gave up, so the search ends",
+            where=checkpoint.ref,
+            expected="exit status 0 where it is good, 1 to 124 where bad, 125 where neither",
+            found=told(status),
+        )
+    return None if status == _SKIP else status != 0, told(status)
+
+
+def _by_metric(condition: str) -> Callable[[Checkpoint], _Answer]:
+    match = _CONDITION.fullmatch(condition)
+    try:
+        bound = float(match["bound"]) if match else math.nan
+    except ValueError:
+        bound = math.nan
+    if match is None or math.isnan(bound):
+        raise typer.BadParameter(f"--metric {condition!r} is not a condition such as 'loss>2.5'")
+    name, holds = match["metric"], _OPERATORS[match["sign"]]
+
+    def test(checkpoint: Checkpoint) -> _Answer:
+        value = checkpoint.metrics.get(name)
+        if value is None:
+            return None, f"no {name}"
+        return math.isnan(value) or holds(value, bound), f"{name}={output.number(value)}"
+
+    return test
+
+
+def _by_weights(checkpoint: Checkpoint) -> _Answer:
+    paths = checkpoint.nonfinite
+    return bool(paths), f"not finite: {', '.join(paths)}" if paths else "finite"
+
+
+def _unwatched(run: Run) -> InvalidInput:
+    return InvalidInput(
+        "this run does not look whether its weights are finite",
+        where=run.id,
+        expected="a preset with `finite = [...]`, patterns of paths",
+        hint="Give a metric or a command instead.",
+    )
+
+
+def _row(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
+    """Return the checkpoints of the current line from the good one to the bad one.
+
+    Raises:
+        InvalidInput: One of them is not on it, or the bad one does not come after the good one.
+    """
+    line = run.checkpoints()
+    for option, one in (("--good", good), ("--bad", bad)):
+        if one not in line:
+            raise InvalidInput(
+                "not a checkpoint of the run's current line of training",
+                where=f"{option} {one.ref}",
+                expected=f"one that `holdfast ls {run.id}` lists and that is not superseded",
+            )
+    first, last = line.index(good), line.index(bad)
+    if first >= last:
+        raise InvalidInput(
+            "the bad one does not come after the good one",
+            expected=f"after {good.ref}",
+            found=bad.ref,
+        )
+    return line[first : last + 1]
+
+
+def _check_ends(row: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]) -> None:
+    """Refuse a good one that is bad, and a bad one that is good: that costs nothing to know."""
+    for one, expected in ((row[0], False), (row[-1], True)):
+        answer, why = test(one)
+        if answer is (not expected):
+            raise InvalidInput(
+                f"this one is {'bad' if answer else 'good'} by what was given",
+                where=f"{'--bad' if expected else '--good'} {one.ref}",
+                found=why,
+            )
+
+
+def _unless_evicted(
+    run: Run, checkpoint: Checkpoint, test: Callable[[Checkpoint], _Answer]
+) -> _Answer:
+    """Test a checkpoint; one that retention let go meanwhile, or during it, cannot be told."""
+    if run.refresh().find(checkpoint.record.n).record.evicted is not None:
+        return None, "evicted meanwhile"
+    answer, why = test(checkpoint)
+    if answer and run.refresh().find(checkpoint.record.n).record.evicted is not None:
+        return None, f"{why}, evicted meanwhile"
+    return answer, why
+
+
+def _changed(found: Bisected[Checkpoint]) -> list[TensorDiff] | None:
+    """Return the tensors that differ between the last good one and the first bad one."""
+    try:
+        tensors = diff(found.good, found.bad).tensors
+    except MissingObject as error:
+        output.note(f"what changed cannot be told: {error}")
+        return None
+    return [tensor for tensor in tensors if tensor.kind != "same"]
+
+
+def _print_found(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> None:
+    output.line()
+    if found.undecided:
+        count = output.counted(len(found.undecided), "checkpoint")
+        output.line(f"cannot be narrowed further: {count} between these two could not be told")
+    bad = "first bad" if found.first_bad else "bad"
+    output.fields(
+        {
+            "last good": f"{found.good.ref}  {found.good.digest.short}",
+            bad: f"{found.bad.ref}  {found.bad.digest.short}",
+        }
+    )
+    if changed:
+        output.line()
+        rows = [(one.kind, one.path, output.size(one.nbytes)) for one in changed[:_SHOWN]]
+        output.table(_CHANGED, rows)
+    if changed and len(changed) > _SHOWN:
+        output.line(f"... and {len(changed) - _SHOWN:,} more; --json lists all")
+
+
+def _found_json(
+    run: str,
+    found: Bisected[Checkpoint],
+    whys: dict[Checkpoint, str],
+    changed: list[TensorDiff] | None,
+) -> dict[str, Any]:
+    return {
+        "run": run,
+        "good": _named(found.good),
+        "bad": _named(found.bad),
+        "first_bad": _named(found.first_bad) if found.first_bad else None,
+        "undecided": [_named(one) for one in found.undecided],
+        "steps": [
+            {**_named(step.one), "verdict": step.verdict, "why": whys[step.one]}
+            for step in found.steps
+        ],
+        "changed": None
+        if changed is None
+        else [
+            {
+                "kind": one.kind,
+                "path": one.path,
+                "before": one.before and describe.tensor_json(one.before),
+                "after": one.after and describe.tensor_json(one.after),
+            }
+            for one in changed
+        ],
+    }
+
+
+def _named(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"ref": checkpoint.ref, "id": checkpoint.digest}

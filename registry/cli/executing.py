@@ -1,0 +1,133 @@
+"""Commands that are run for a checkpoint: their placeholders, their environment, their end."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from registry.checkpoint import Checkpoint
+from registry.errors import InvalidInput
+from registry.suggest import near
+
+# What a command that is told to end may take to tidy up, before it is killed.
+_GRACE_S = 10
+# `${name}` is a shell's, where the command is one; `{{name}}` stands for `{name}` itself.
+_PLACE = re.compile(r"\{\{(?P<kept>[A-Za-z_]+)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]+)\}")
+_NAMES = ("ref", "id", "run", "step", "phase")
+
+
+class Command:
+    """A command in which {ref}, {id}, {run}, {step} and {phase} stand for a checkpoint.
+
+    Args:
+        words: The command and its arguments.
+        where: How it was given, for messages.
+        as_shell: How a shell is given in its place.
+
+    Raises:
+        InvalidInput: It names something else in braces, or there is no such command.
+    """
+
+    def __init__(self, words: Sequence[str], *, where: str, as_shell: str) -> None:
+        self._words = words
+        self._as_shell = as_shell
+        for place in _PLACE.finditer(" ".join(words)):
+            if place["name"] and place["name"] not in _NAMES:
+                raise _unknown(place["name"], where)
+        if not _PLACE.search(words[0]) and shutil.which(words[0]) is None:
+            raise self._not_startable(words[0], "no such command")
+
+    def run(self, checkpoint: Checkpoint, registry: str, *, stdout: int | None = None) -> int:
+        """Run it for a checkpoint to its end; whatever ends this process first ends it too.
+
+        Args:
+            checkpoint: What the placeholders stand for.
+            registry: URL of its registry.
+            stdout: File descriptor that it prints to in place of this process's.
+
+        Returns:
+            Its exit status, or the negative number of the signal that ended it.
+        """
+        values = _values(checkpoint)
+        arguments = [_filled(word, values) for word in self._words]
+        named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
+        environment = {**os.environ, **named, "HOLDFAST_REGISTRY": registry}
+        sys.stdout.flush()  # what was said before the command stands before what it says
+        try:
+            # A group of its own, so that what the command started can be ended with it.
+            child = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                process_group=0,
+            )
+        except (OSError, ValueError) as error:
+            raise self._not_startable(arguments[0], str(error)) from error
+        try:
+            return child.wait()
+        except BaseException:
+            _end(child)
+            raise
+
+    def _not_startable(self, name: str, why: str) -> InvalidInput:
+        return InvalidInput(
+            "the command cannot be started",
+            where=name,
+            found=why,
+            hint=f"It is run without a shell: write {self._as_shell} for one.",
+        )
+
+
+def told(status: int) -> str:
+    """Return how a command ended, in words."""
+    return f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
+
+
+def _unknown(name: str, where: str) -> InvalidInput:
+    known = ", ".join(f"{{{one}}}" for one in _NAMES)
+    meant = near(name, _NAMES)
+    return InvalidInput(
+        "no such placeholder",
+        where=f"{where} {{{name}}}",
+        expected=known,
+        hint=f"{f'{meant} ' if meant else ''}Write {{{{{name}}}}} for these very characters.",
+    )
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    return _PLACE.sub(
+        lambda one: f"{{{one['kept']}}}" if one["kept"] else values[one["name"]], word
+    )
+
+
+def _values(checkpoint: Checkpoint) -> dict[str, str]:
+    return {
+        "ref": checkpoint.ref,
+        "id": checkpoint.digest.hex(),
+        "run": checkpoint.run_id,
+        "step": str(checkpoint.step),
+        "phase": str(checkpoint.phase),
+    }
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a command and all of its group: asked first, killed if that takes too long."""
+    try:
+        _signal(child, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE_S)
+    finally:
+        _signal(child, signal.SIGKILL)
+        child.wait()
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)
