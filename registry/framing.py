@@ -41,7 +41,7 @@ def split_lines(data: bytes, *, where: str) -> list[bytes]:
             where=where,
             expected=closing[:12].decode("ascii", "replace") + "...",
             found=f"{found[:12].decode()}... over {len(body)} bytes",
-            hint="Run `holdfast verify`; a mirror can restore it.",
+            hint="Run `holdfast verify` to see what is affected; a backup of this store has it.",
         )
     return body[:-1].split(b"\n")
 

@@ -115,22 +115,23 @@ class RunLog:
             self.state = advance(self.state, slots)
             return self.state
 
-    def append(self, compose: Compose) -> RunManifest:
+    def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
         Args:
             compose: Gives the lines for a state, or raises where a precondition fails; called again
                 after each lost race with the state that the winner left.
+            races: How many may be lost in a row.
 
         Returns:
             The state at the slot that was put, or at the head when there was nothing to do.
 
         Raises:
-            Conflict: `MAX_LOST_RACES` in a row were lost.
+            Conflict: All of them were lost.
             StoreUnavailable: The store did not say whether the slot was put.
         """
         with self._lock:
-            for lost in range(MAX_LOST_RACES):
+            for lost in range(races):
                 lines = compose(self.state)
                 if lines is None:
                     return self.state
@@ -143,7 +144,7 @@ class RunLog:
                 before = self.state.next_slot
                 if lost > 1:
                     # Before reading on: what is composed now is put at once, or it is late again.
-                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2**lost)))
+                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2 ** min(lost, 9))))
                 self.refresh()
                 if self.state.next_slot == before:
                     raise Malformed(
@@ -151,7 +152,7 @@ class RunLog:
                         where=slot_key(self.run_id, before),
                     )
             raise Conflict(
-                f"lost {MAX_LOST_RACES} races for the next slot",
+                f"lost {races} races for the next slot",
                 where=self.run_id,
                 found=f"the last one went to {_author(self._get(self.state.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",

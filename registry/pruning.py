@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from registry.actions import Action, DropRun, Evict, Place, Recover
 from registry.committer import Committer, Stale
 from registry.digest import Digest
-from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
 from registry.placing import Written
 from registry.retention import RetentionPlan, has_policies, plan_retention
 from registry.spec import Retention
 from registry.state import CheckpointRecord, RunManifest
+from registry.store import Store
 
 
 def prune(
@@ -77,10 +78,13 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:
+            gone = [n for n in checkpoints if _is_collected(committer.store, state, n)]
+            named = ", ".join(state.by_n[n].manifest.short for n in gone)
             raise MissingObject(
-                "this checkpoint was evicted, and collected since",
-                where=error.where,
-                hint="A mirror that was synced before may still hold it.",
+                "evicted, and collected since",
+                where=f"{log.run_id}: {named}" if gone else error.where,
+                hint="Nothing was brought back. A mirror that was synced before may still hold it; "
+                "others can be brought back by name.",
             ) from error
 
     def compose(state: RunManifest) -> Sequence[Action]:
@@ -91,6 +95,20 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
 
     state = committer.commit(compose, plan)
     return [state.by_n[n] for n in checkpoints]
+
+
+def _is_collected(store: Store, state: RunManifest, n: int) -> bool:
+    """Return whether something is gone of what an evicted checkpoint held."""
+    record = _evicted(state, n)
+    try:
+        for digest in (record.manifest, *record.companions.values()):
+            place = _place(state, digest)
+            store.backend.stat(str(place.manifest_key))
+            for pack in store.placement(place.placement_key).packs:
+                store.backend.stat(str(pack.key))
+    except (MissingObject, ObjectNotFound):
+        return True
+    return False
 
 
 def _dead(state: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:

@@ -23,7 +23,8 @@ from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
 from registry.maintenance.findings import VerifyReport
-from registry.maintenance.gc import DAY_S, GcReport, collect
+from registry.maintenance.gc import DAY_S, collect
+from registry.maintenance.gc_report import GcReport
 from registry.maintenance.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
 from registry.maintenance.verify import Progress, verify

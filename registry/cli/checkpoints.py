@@ -56,8 +56,7 @@ def ls(
 ) -> None:
     """List checkpoints, newest last."""
     with open(registry, read_only=True) as opened:
-        names = opened.runs() if run is None else [run]
-        runs = [opened.run(name) for name in names]
+        runs = describe.all_runs(opened) if run is None else [opened.run(run)]
     listed = [(of, _listed(of, evicted=evicted)) for of in runs]
     gone = sum(len(of.manifest.checkpoints) - len(records) for of, records in listed)
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output, progress
-from registry.maintenance.gc import GcReport, Tally
+from registry.maintenance.gc_report import GcReport, Tally
 from registry.registry import open  # noqa: A004
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
@@ -83,7 +83,7 @@ def _print_report(report: GcReport) -> None:
             "would go": _told(report.condemned) if report.dry_run else None,
             "deleted": None if report.dry_run else f"{_told(report.deleted)}{sweep}",
             "spared": _some(report.spared, "a run took them up again meanwhile"),
-            "too recent": _some(report.recent, "--grace TIME says what is"),
+            "for now": _some(report.recent, "kept within the grace (--grace), so that undo works"),
             "leftovers": f"{output.size(leftovers)} of old snapshots and unfinished files"
             if leftovers
             else None,

@@ -7,7 +7,10 @@ from typing import Any
 
 from registry.actions import Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
+from registry.cli import output
+from registry.errors import NotFound
 from registry.plain import decode_plain
+from registry.registry import Registry
 from registry.releases import Release
 from registry.run import Run
 from registry.state import CheckpointRecord, Pin, RunManifest, StreamRecord
@@ -15,6 +18,17 @@ from registry.stored import Stored
 
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
+
+
+def all_runs(opened: Registry) -> list[Run]:
+    """Return every run; a stray folder among them is named on stderr and passed over."""
+    runs = []
+    for name in opened.runs():
+        try:
+            runs.append(opened.run(name))
+        except NotFound:
+            output.note(f"warning: {opened.url}: runs/{name} is no run; `holdfast verify` has more")
+    return runs
 
 
 def when(time_ms: int) -> datetime:

@@ -86,7 +86,7 @@ def create(
 def ls(registry: options.Registry, *, json: options.Json = False) -> None:
     """List the runs, by name."""
     with open(registry, read_only=True) as opened:
-        runs = [opened.run(name) for name in opened.runs()]
+        runs = describe.all_runs(opened)
         if json:
             forks = lineage.forks_among(runs)
             output.document([_shape(run, forks.get(run.id, [])) for run in runs])

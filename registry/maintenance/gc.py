@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,10 @@ from itertools import islice
 from typing import TypeVar
 
 from backends import ObjectInfo
-from registry.actions import Action, Line, Mark, Place, Recover
-from registry.digest import Digest
+from registry.actions import Line, Mark
 from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
+    Conflict,
     IntegrityError,
     InvalidInput,
     Malformed,
@@ -33,16 +33,18 @@ from registry.errors import (
 )
 from registry.keys import ObjectKey, epoch_key, snapshot_slot
 from registry.log import RunLog
+from registry.maintenance.gc_report import GcReport, Plan, Tally
 from registry.maintenance.live import (
     Lying,
     Needs,
     RunFiles,
+    fold_young,
     list_objects,
     list_run_files,
     list_run_ids,
 )
 from registry.pools import results
-from registry.state import RunManifest, Slot
+from registry.state import RunManifest
 from registry.store import Store
 
 DAY_S = 86_400.0
@@ -52,6 +54,8 @@ _LEFTOVER_S = 3600.0
 _RECENT_EPOCHS = 4
 #: Snapshots of a run that stay: the newest, and one in case it cannot be read.
 _SNAPSHOTS_KEPT = 2
+#: Races for a slot that a mark may lose: what it waits for is a busy run, never a stuck one.
+_RACES = 1000
 _PROBES = ".probe/"
 _DELETES_AT_ONCE = 4096
 _RUNS_AT_ONCE = 256
@@ -61,76 +65,6 @@ _Out = TypeVar("_Out")
 
 #: Called with the number of bytes that were deleted so far.
 Progress = Callable[[int], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """How many objects, and how much they take."""
-
-    objects: int = 0
-    size_bytes: int = 0
-
-    @classmethod
-    def of(cls, sizes: Iterable[int]) -> Tally:
-        """Return the tally of objects of these sizes."""
-        counted = list(sizes)
-        return cls(len(counted), sum(counted))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a collector would condemn.
-
-    Attributes:
-        candidates: Objects that no run needs and grace does not keep, with their sizes.
-        recent: Objects that no run needs and grace keeps.
-        objects: All objects.
-        runs: Runs looked at.
-        stale: Snapshots that newer ones have replaced, and files of dead probes.
-    """
-
-    candidates: Mapping[ObjectKey, int]
-    recent: Tally
-    objects: Tally
-    runs: int
-    stale: tuple[ObjectInfo, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GcReport:
-    """What a collection did, or in a dry run would have done.
-
-    Attributes:
-        dry_run: Nothing was written or deleted.
-        epoch: The sweep; `None` where there was nothing to condemn.
-        runs: Runs looked at.
-        objects: Objects that were there.
-        condemned: Those that no run needed and grace did not keep.
-        spared: Those of the condemned that a run turned out to need when it was marked.
-        recent: Those that no run needed and grace kept.
-        deleted: Those that were deleted; several collectors at once may each count an object.
-        stale: Snapshots that newer ones have replaced, and files of dead probes, deleted too.
-        unfinished_bytes: Bytes that writers which died had left unfinished.
-        keeps_versions: Whether the store keeps what was deleted as noncurrent versions; `None`
-            where it does not say.
-    """
-
-    dry_run: bool
-    epoch: int | None
-    runs: int
-    objects: Tally
-    condemned: Tally
-    spared: Tally
-    recent: Tally
-    deleted: Tally
-    stale: Tally
-    unfinished_bytes: int
-    keeps_versions: bool | None
-
-    @property
-    def freed_bytes(self) -> int:
-        """Bytes that the store does not list any more."""
-        return self.deleted.size_bytes + self.stale.size_bytes + self.unfinished_bytes
 
 
 def collect(
@@ -280,7 +214,7 @@ class Collector:
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
         log.fold(slots[:settled])
-        lately = _needed_lately(log, slots[settled:])
+        lately = fold_young(log, slots[settled:])
         return log, self._needed_by(log), self._needs.as_far_as_left(lately)
 
     def _needed_by(self, log: RunLog) -> set[ObjectKey]:
@@ -360,7 +294,7 @@ class Collector:
             return None if marked else [Mark(epoch=sweep.epoch)]
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.
-        log.append(compose)
+        log.append(compose, races=_RACES)
         return self._needed_by(log) & sweep.doomed.keys()
 
     # G5
@@ -424,34 +358,6 @@ class Collector:
             yield from results([self._store.pools.bulk.submit(work, item) for item in batch])
 
 
-def _needed_lately(log: RunLog, young: Sequence[Slot]) -> set[Place]:
-    """Fold in the slots within the grace; return the places of what was held within it.
-
-    That is what was held before, what was placed since, and what was named since although it stood
-    where it stands: by an undo, or by a save of the same state. Where nothing is young there is no
-    grace to speak of.
-    """
-    if not young:
-        return set()
-    before = log.state
-    needed = {place for place in before.places if place.manifest in before.held}
-    needed |= {line for slot in young for _, line in slot.lines if type(line) is Place}
-    now = log.fold(young)
-    actions = [a for slot in young for _, commit in slot.commits for a in commit.actions]
-    named = {manifest for action in actions for manifest in _named(now, action)}
-    return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
-
-
-def _named(state: RunManifest, action: Action) -> Iterator[Digest]:
-    """Yield the manifests that an action names; other digests that it says do no harm."""
-    if isinstance(action, Recover):
-        for record in map(state.by_n.__getitem__, action.checkpoints):
-            yield from (record.manifest, *record.companions.values())
-    for _, value in action:
-        values = value.values() if isinstance(value, Mapping) else (value,)
-        yield from (one for one in values if isinstance(one, Digest))
-
-
 def _stale(
     runs: Iterable[RunFiles], probes: Iterable[ObjectInfo], before_s: float
 ) -> Iterator[ObjectInfo]:
@@ -466,6 +372,9 @@ def _nothing_deleted() -> Iterator[None]:
     """Say with an error that it stopped the collection before anything was deleted."""
     try:
         yield
+    except Conflict as error:
+        error.hint = "Nothing was deleted; the next collection goes on from here."
+        raise
     except (IntegrityError, UnsupportedFormat) as error:
         error.hint = f"Nothing was deleted. {error.hint or ''}".rstrip()
         raise

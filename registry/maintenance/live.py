@@ -8,7 +8,7 @@ reference deletes what it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from itertools import groupby
 from math import inf
 
 from backends import ObjectInfo
-from registry.actions import Place
+from registry.actions import Action, Place, Recover
 from registry.digest import Digest
 from registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
 from registry.keys import (
@@ -29,8 +29,9 @@ from registry.keys import (
     slot_key,
     snapshot_slot,
 )
+from registry.log import RunLog
 from registry.placement import Placement
-from registry.state import RunManifest
+from registry.state import RunManifest, Slot
 from registry.store import Store, gaps
 
 _FOREIGN = (
@@ -239,3 +240,31 @@ def place_of(state: RunManifest, manifest: Digest) -> Place:
             where=f"{state.run_id}/{manifest.short}",
             hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
         ) from error
+
+
+def fold_young(log: RunLog, young: Sequence[Slot]) -> set[Place]:
+    """Fold in the slots within the grace; return the places of what was held within it.
+
+    That is what was held before, what was placed since, and what was named since although it stood
+    where it stands: by an undo, or by a save of the same state. Where nothing is young there is no
+    grace to speak of.
+    """
+    if not young:
+        return set()
+    before = log.state
+    needed = {place for place in before.places if place.manifest in before.held}
+    needed |= {line for slot in young for _, line in slot.lines if type(line) is Place}
+    now = log.fold(young)
+    actions = [a for slot in young for _, commit in slot.commits for a in commit.actions]
+    named = {manifest for action in actions for manifest in _named(now, action)}
+    return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
+
+
+def _named(state: RunManifest, action: Action) -> Iterator[Digest]:
+    """Yield the manifests that an action names; other digests that it says do no harm."""
+    if isinstance(action, Recover):
+        for record in map(state.by_n.__getitem__, action.checkpoints):
+            yield from (record.manifest, *record.companions.values())
+    for _, value in action:
+        values = value.values() if isinstance(value, Mapping) else (value,)
+        yield from (one for one in values if isinstance(one, Digest))

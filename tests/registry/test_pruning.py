@@ -140,7 +140,7 @@ def test_what_is_gone_stays_gone_and_says_so(reg, backend, open_registry):
     backend.delete(pack)
     before = [key for key in contents(backend) if "/log/" in key]
     fresh = open_registry(backend).run("run")
-    with pytest.raises(MissingObject, match="this checkpoint was evicted, and collected since"):
+    with pytest.raises(MissingObject, match="evicted, and collected since"):
         fresh.undo()
     assert [key for key in contents(backend) if "/log/" in key] == before
     assert steps(fresh) == [2]

@@ -1,0 +1,81 @@
+"""What a collection means to do, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from backends import ObjectInfo
+from registry.keys import ObjectKey
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many objects, and how much they take."""
+
+    objects: int = 0
+    size_bytes: int = 0
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Tally:
+        """Return the tally of objects of these sizes."""
+        counted = list(sizes)
+        return cls(len(counted), sum(counted))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a collector would condemn.
+
+    Attributes:
+        candidates: Objects that no run needs and grace does not keep, with their sizes.
+        recent: Objects that no run needs and grace keeps.
+        objects: All objects.
+        runs: Runs looked at.
+        stale: Snapshots that newer ones have replaced, and files of dead probes.
+    """
+
+    candidates: Mapping[ObjectKey, int]
+    recent: Tally
+    objects: Tally
+    runs: int
+    stale: tuple[ObjectInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What a collection did, or in a dry run would have done.
+
+    Attributes:
+        dry_run: Nothing was written or deleted.
+        epoch: The sweep; `None` where there was nothing to condemn.
+        runs: Runs looked at.
+        objects: Objects that were there.
+        condemned: Those that no run needed and grace did not keep.
+        spared: Those of the condemned that a run turned out to need when it was marked.
+        recent: Those that no run needed and grace kept.
+        deleted: Those that were deleted; several collectors at once may each count an object.
+        stale: Snapshots that newer ones have replaced, and files of dead probes, deleted too.
+        unfinished_bytes: Bytes that writers which died had left unfinished.
+        keeps_versions: Whether the store keeps what was deleted as noncurrent versions; `None`
+            where it does not say.
+    """
+
+    dry_run: bool
+    epoch: int | None
+    runs: int
+    objects: Tally
+    condemned: Tally
+    spared: Tally
+    recent: Tally
+    deleted: Tally
+    stale: Tally
+    unfinished_bytes: int
+    keeps_versions: bool | None
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that the store does not list any more; of a dry run none."""
+        if self.dry_run:
+            return 0
+        return self.deleted.size_bytes + self.stale.size_bytes + self.unfinished_bytes
