@@ -27,7 +27,7 @@ _MAGIC = b"HFPACK1\n"
 _TRAILER = struct.Struct("<Q32s8s")
 TRAILER_BYTES = _TRAILER.size
 #: The end of a pack that is read for its table; most tables are shorter.
-_TAIL_GUESS = 32 * 1024
+TAIL_GUESS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def read_table(
     Raises:
         Damaged: The table does not hash to `name`.
     """
-    begin = max(0, file_bytes - _TAIL_GUESS)
+    begin = max(0, file_bytes - TAIL_GUESS_BYTES)
     if file_bytes < TRAILER_BYTES:
         raise Damaged("damaged pack: too short", where=where, found=f"{file_bytes} bytes")
     tail = read(begin, file_bytes)

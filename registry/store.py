@@ -111,7 +111,7 @@ class Store:
         return kept
 
     def table(self, pack: PackRef) -> PackTable:
-        """Return a pack's verified table of contents.
+        """Return a pack's verified table of contents; kept, since chunks come by many.
 
         Raises:
             MissingObject: The pack is gone.
@@ -119,24 +119,33 @@ class Store:
         """
         kept = self._recall(self._tables, pack.key)
         if kept is None:
-            where = str(pack.key)
-
-            def read(start: int, stop: int) -> bytes:
-                return self.backend.get(where, ByteRange(start, stop))
-
-            try:
-                kept = read_table(read, pack.size_bytes, pack.key.digest, where=where)
-            except ObjectNotFound as error:
-                raise missing(pack.key) from error
-            except ObjectTruncated as error:
-                raise Damaged(
-                    "damaged pack: too short",
-                    where=where,
-                    expected=f"{pack.size_bytes} bytes",
-                    found=error.found,
-                ) from error
+            kept = self.read_table(pack)
             self._keep(self._tables, pack.key, kept)
         return kept
+
+    def read_table(self, pack: PackRef) -> PackTable:
+        """Read and verify a pack's table of contents, from its end alone.
+
+        Raises:
+            MissingObject: The pack is gone.
+            IntegrityError: The table is damaged.
+        """
+        where = str(pack.key)
+
+        def read(start: int, stop: int) -> bytes:
+            return self.backend.get(where, ByteRange(start, stop))
+
+        try:
+            return read_table(read, pack.size_bytes, pack.key.digest, where=where)
+        except ObjectNotFound as error:
+            raise missing(pack.key) from error
+        except ObjectTruncated as error:
+            raise Damaged(
+                "damaged pack: it ends too early",
+                where=where,
+                expected=f"{pack.size_bytes} bytes",
+                found=error.found,
+            ) from error
 
     def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
         """Keep what was just written, so that it need not be read back."""

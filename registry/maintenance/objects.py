@@ -6,16 +6,15 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
-from backends import ByteRange
 from registry.digest import Digest
-from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from registry.errors import Malformed
 from registry.fetching import verify_pack_chunks
 from registry.keys import ObjectKey
 from registry.loading import index_chunks, read_lists
 from registry.manifest import Manifest
-from registry.pack import TRAILER_BYTES, PackTable, open_pack, parse_trailer
+from registry.pack import PackTable, open_pack
 from registry.placement import ChunkPlace, PackRef, Placement
-from registry.store import Store, missing
+from registry.store import Store
 
 _ENTRY = struct.Struct("<32sI")
 
@@ -67,33 +66,8 @@ class Tables:
             IntegrityError: The table is damaged.
         """
         if pack.key not in self._kept:
-            self.keep(pack.key, self._read(pack))
+            self.keep(pack.key, self._store.read_table(pack))
         return dict(_unpacked(self._kept[pack.key]))
-
-    def _read(self, pack: PackRef) -> PackTable:
-        where, size = str(pack.key), pack.size_bytes
-        end = size - TRAILER_BYTES
-        if end <= 0:
-            raise Damaged("damaged pack: too short", where=where, found=f"{size} bytes")
-        try:
-            tail = self._store.backend.get(where, ByteRange(end, size))
-            table_bytes, _ = parse_trailer(tail, size, where=where)
-            data = self._store.backend.get(where, ByteRange(end - table_bytes, end))
-        except ObjectNotFound as error:
-            raise missing(pack.key) from error
-        except ObjectTruncated as error:
-            raise Damaged(
-                "damaged pack: it ends too early", where=where, expected=size, found=error.found
-            ) from error
-        found = Digest.of(data)
-        if found != pack.key.digest:
-            raise Damaged(
-                "damaged pack: table of contents",
-                where=where,
-                expected=pack.key.digest,
-                found=found,
-            )
-        return PackTable.decode(data, where=where)
 
 
 def _unpacked(packed: bytes) -> Iterator[tuple[Digest, tuple[int, int]]]:

@@ -12,21 +12,18 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from backends import ByteRange
 from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from registry.errors import Malformed
 from registry.keys import ObjectKey
 from registry.log import RunLog, list_runs
-from registry.pack import TRAILER_BYTES, PackEntry, PackTable, parse_trailer
+from registry.pack import PackEntry, PackTable
 from registry.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest
-from registry.store import Store, missing
+from registry.store import Store
 
-#: Bytes at the end of a pack among which its table is looked for first.
-_TAIL_BYTES = 64 * 2**10
 #: Placements and tables read at once.
 _READS_AT_ONCE = 64
 
@@ -121,7 +118,7 @@ class Survey:
         return frozenset(pack.key for pack in placement.packs)
 
     def _read_table(self, pack: PackRef) -> PackTable:
-        return read_table(self._store, pack)
+        return self._store.read_table(pack)
 
 
 def read_states(store: Store) -> Iterator[RunManifest]:
@@ -143,48 +140,6 @@ def _held_places(state: RunManifest) -> tuple[int, str, list[Place]]:
 def chunk_of(entry: PackEntry) -> Chunk:
     """Return what an entry of a table holds."""
     return Chunk(entry.digest, entry.codec, entry.base)
-
-
-def read_table(store: Store, pack: PackRef) -> PackTable:
-    """Read and verify the table of a pack, from its end alone.
-
-    Raises:
-        MissingObject: The pack is gone.
-        Damaged: It is not what it should be.
-    """
-    where = str(pack.key)
-    tail = _read_end(store, pack, min(_TAIL_BYTES, pack.size_bytes))
-    if len(tail) < TRAILER_BYTES:
-        raise Damaged("damaged pack: too short", where=where, found=f"{len(tail)} bytes")
-    table_bytes, digest = parse_trailer(tail[-TRAILER_BYTES:], pack.size_bytes, where=where)
-    if table_bytes + TRAILER_BYTES > len(tail):
-        tail = _read_end(store, pack, table_bytes + TRAILER_BYTES)
-    encoded = tail[len(tail) - TRAILER_BYTES - table_bytes : -TRAILER_BYTES]
-    found = Digest.of(encoded)
-    if not found == digest == pack.key.digest:
-        raise Damaged(
-            "damaged pack: table of contents",
-            where=where,
-            expected=pack.key.digest,
-            found=found,
-            hint="Run `holdfast verify --deep`; a mirror can restore it.",
-        )
-    return PackTable.decode(encoded, where=where)
-
-
-def _read_end(store: Store, pack: PackRef, nbytes: int) -> bytes:
-    wanted = ByteRange(pack.size_bytes - nbytes, pack.size_bytes)
-    try:
-        return store.backend.get(str(pack.key), wanted)
-    except ObjectNotFound as error:
-        raise missing(pack.key) from error
-    except ObjectTruncated as error:
-        raise Damaged(
-            "damaged pack: it ends too early",
-            where=pack.key,
-            expected=f"{pack.size_bytes} bytes",
-            found=error.found,
-        ) from error
 
 
 def in_batches(pool: Executor, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:

@@ -10,7 +10,6 @@ from registry import Retention
 from registry.errors import Damaged, Malformed, MissingObject, NotFound
 from registry.maintenance import repack_plan
 from registry.maintenance.repack_plan import plan_repack
-from registry.maintenance.repack_survey import read_table
 from registry.pack import PackTable, open_pack
 from tests.registry.conftest import (
     contents,
@@ -286,13 +285,11 @@ def test_neither_chunks_nor_manifests_are_read(run, backend, open_registry):
 
 @pytest.mark.parametrize("tail_bytes", [48, 100, 10_000])
 def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeypatch, tail_bytes):
-    from registry.maintenance import repack_survey
-
     with small_grid():
         run.save(state(1), step=1)
-    monkeypatch.setattr(repack_survey, "_TAIL_BYTES", tail_bytes)
+    monkeypatch.setattr("registry.pack.TAIL_GUESS_BYTES", tail_bytes)
     for pack in run.latest().placement.packs:
-        table = read_table(reg.store, pack)
+        table = reg.store.read_table(pack)
         assert isinstance(table, PackTable)
         assert table == open_pack(backend.get(str(pack.key)), pack.key.digest, where="test")
 

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered
-from registry import Retention
+from registry import Retention, codecs
 from registry.actions import Evict, Eviction
 from registry.errors import Damaged, MissingObject
 from registry.keys import ObjectKey
-from registry.maintenance.repack_survey import read_table
 from registry.maintenance.usage import StateUsage, Usage, measure
 from registry.placement import PackRef
 from registry.registry import Registry, open_on
-from tests.registry.conftest import contents, flip, new_backend, small_grid
+from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_grid
+from tests.registry.maintenance.test_repack import _as_delta
 
 PART = 1200
 
@@ -45,7 +45,7 @@ def chunk_bytes(reg: Registry) -> int:
         PackRef(ObjectKey.parse(info.key), info.size_bytes)
         for info in reg.store.backend.list("packs/")
     ]
-    return sum(e.stored_bytes for pack in packs for e in read_table(reg.store, pack).entries)
+    return sum(e.stored_bytes for pack in packs for e in reg.store.read_table(pack).entries)
 
 
 def of(usage: Usage, ref: str):
@@ -117,6 +117,47 @@ def test_what_lies_twice_counts_once(run, reg):
     a, b = of(usage, "run/artifacts/a"), of(usage, "run/artifacts/b")
     assert a.shared_bytes == b.shared_bytes == usage.shared_bytes == usage.dead_bytes == PART
     assert a.id is b.id is a.freed_bytes is b.freed_bytes is None
+
+
+def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
+    monkeypatch.setattr(codecs, "CODECS", ("raw", "xor"))
+    first, second = (
+        run.save({"w": np.full(200, n, np.uint8), "v": np.full(150, 10 + n, np.uint8)}, step=n)
+        for n in (1, 2)
+    )
+    _as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
+    run.refresh()
+    usage = measure(reg.store)
+    one, two = usage.runs[0].states
+    assert one.own_bytes == 150 + small_files(first)
+    assert two.own_bytes == len(b"few bytes") + 150 + small_files(second)
+    assert one.shared_bytes == two.shared_bytes == 200
+    assert usage.dead_bytes == 400  # what the delta replaced, and a copy of the base
+
+
+def test_bytes_are_counted_as_they_are_stored(run, reg):
+    saved = run.save({"w": np.zeros(2**18, np.uint8)}, step=1, compression="zstd")
+    stored = sum(row.stored_bytes for row in saved.placement.rows)
+    assert stored < 2**12
+    assert of(measure(reg.store), saved.ref).own_bytes == stored + small_files(saved)
+
+
+def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
+    writer = open_registry(backend)
+    run = writer.create_run("run", seed=1)
+    for step in (1, 2):
+        run.save(state(step), step=step)
+
+    def let_go() -> None:
+        run.prune(Retention(last=1))
+        writer.gc(grace_s=0)
+
+    store = Hooked(backend)
+    store.before = Once("placements/", let_go)
+    with open_on(store) as reg:
+        usage = measure(reg.store)
+    assert [one.ref for one in usage.runs[0].states] == ["run/main/step00000002"]
+    assert usage.total_bytes == total(backend)
 
 
 @pytest.mark.parametrize("pin", ["tag", "set_gate"])
