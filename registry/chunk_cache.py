@@ -26,9 +26,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from threading import Lock
 
-from registry.cache_folder import OPEN, PATIENCE_S, CacheFolder, busy, open_folder
+from registry.cache_folder import OPEN, CacheFolder, busy, open_folder
 from registry.digest import Digest
 from registry.errors import InvalidInput
 
@@ -40,7 +41,9 @@ DEFAULT_BYTES = 10 * 2**30
 _FOLDER = "chunks-v1"
 _TOUCH_S = 60.0
 #: After a failure nothing is kept for so long.
-_PAUSE_S = 60.0
+_PAUSE_S = 10.0
+#: Files made under the lock at once: others wait for it.
+_TURN_FILES = 128
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -114,7 +117,7 @@ class ChunkCache:
             pass  # somebody deleted the folder; the next one makes it anew
         except OSError as error:
             self._say(error)
-            self._paused_until = time.monotonic() + _PAUSE_S
+            self._pause()
 
     def _fill(self, folder: int, digest: Digest, view: memoryview) -> bool:
         name = digest.hex()
@@ -150,19 +153,24 @@ class ChunkCache:
         fd = open_folder(self._folder, make=True)
         try:
             folder = CacheFolder(fd, self.max_bytes)
-            with self._turn(folder):
-                batch = folder.reserve(chunks, scan=not self._scanned)
-                self._scanned = True
-            if batch is None:
-                return
-            try:
-                batch.write()
-                with self._turn(folder):
-                    batch.publish()
-            finally:
-                batch.close()
+            rest = iter(chunks.items())
+            while part := dict(islice(rest, _TURN_FILES)):
+                self._keep_part(folder, part)
         finally:
             os.close(fd)
+
+    def _keep_part(self, folder: CacheFolder, chunks: Mapping[Digest, memoryview]) -> None:
+        with self._turn(folder):
+            batch = folder.reserve(chunks, scan=not self._scanned)
+            self._scanned = True
+        if batch is None:
+            return
+        try:
+            batch.write()
+            with self._turn(folder):
+                batch.publish()
+        finally:
+            batch.close()
 
     @contextmanager
     def _turn(self, folder: CacheFolder) -> Iterator[None]:
@@ -170,14 +178,18 @@ class ChunkCache:
         if self._pid != os.getpid():
             # A fork copies the lock as it was, and nobody would ever release it here.
             self._pid, self._mutex = os.getpid(), Lock()
-        mutex = self._mutex
-        if not mutex.acquire(timeout=PATIENCE_S):
-            raise busy()
-        try:
-            with folder.locked():
-                yield
-        finally:
-            mutex.release()
+        with self._mutex:
+            if time.monotonic() < self._paused_until:
+                raise busy()  # a thread before this one has waited in vain
+            try:
+                with folder.locked():
+                    yield
+            except TimeoutError:
+                self._pause()
+                raise
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_S
 
     def _say(self, what: object) -> None:
         level = logging.DEBUG if self._said else logging.WARNING

@@ -194,6 +194,18 @@ def test_lazy_tensors_read_single_chunks_through_it(world):
         assert [len(call.byte_range) for call in world.packs_asked()] == [256]
 
 
+def test_the_zarr_view_reads_single_chunks_through_it(world):
+    pytest.importorskip("zarr")
+    with small_grid(list_threshold=2**20):
+        state = {"model": {"w": np.arange(64 * 100, dtype=np.int32).reshape(100, 64)}}
+        world.save(state)
+        for requests in (1, 0):
+            array = world.latest().zarr()["model/w"]
+            assert np.array_equal(array[10:11], state["model"]["w"][10:11])
+            assert len(world.packs_asked()) == requests
+    assert len(world.files()) == 1
+
+
 def test_digest_lists_are_kept_too(world):
     with small_grid():
         state = {"model": {"w": np.arange(64 * 100, dtype=np.int32)}}
