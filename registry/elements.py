@@ -301,8 +301,5 @@ def _differing(before: memoryview, after: memoryview, dtype: str) -> _Array:
 
 def _apart(old: _Array, new: _Array) -> _Array:
     """Return how far integers are apart, exactly: without a sign it always fits in 64 bits."""
-    return _wide(np.maximum(old, new)) - _wide(np.minimum(old, new))
-
-
-def _wide(found: _Array) -> _Array:
-    return found.astype("i8" if found.dtype.kind == "i" else "u8").view("u8")
+    apart: _Array = np.maximum(old, new).astype("u8") - np.minimum(old, new).astype("u8")
+    return apart

@@ -148,7 +148,10 @@ def read_bytes(backend: Any, patterns: list[str]) -> int:
     return sum(len(call.byte_range) for call in got)
 
 
-def test_equal_chunks_are_read_once_and_others_not(backend: Any, run: Any) -> None:
+def test_equal_chunks_are_read_once_and_others_not(
+    backend: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunkwise, "_BATCH_BYTES", 256)  # equal ones in several batches
     rows = np.repeat(np.arange(2, dtype=np.float32), 64)
     with small_grid(256, list_threshold=1000):
         run.save({"a": np.tile(rows, 8), "b": np.tile(rows, 3), "c": np.arange(600)}, step=1)
