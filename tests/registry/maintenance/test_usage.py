@@ -160,6 +160,13 @@ def test_what_goes_while_this_looks_is_no_error(backend, open_registry):
     assert usage.total_bytes == total(backend)
 
 
+def test_what_a_companion_has_in_common_with_its_checkpoint_is_its_own(run, reg):
+    saved = run.save(state(1, 2), step=1, companions={"ema": state(1)})
+    files = small_files(saved) + small_files(saved.companion("ema"))
+    found = of(measure(reg.store), saved.ref)
+    assert (found.own_bytes, found.shared_bytes) == (2 * PART + files, 0)
+
+
 @pytest.mark.parametrize("pin", ["tag", "set_gate"])
 def test_a_pin_keeps_what_it_names(run, reg, pin):
     saved = run.save(state(1), step=1, companions={"ema": state(2)})
