@@ -23,7 +23,10 @@ from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
 Status = Literal["ok", "warn", "fail"]
 
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
-_VARIABLES = ("HOLDFAST_RUN", ALLOW, "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION")
+_VARIABLES = (
+    *("HOLDFAST_RUN", "HOLDFAST_CACHE", "HOLDFAST_CACHE_BYTES", ALLOW),
+    *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
+)
 #: S3 refuses requests that are off by a quarter of an hour.
 _CLOCK_FAIL_S, _CLOCK_WARN_S = 900.0, 5.0
 _FILE_SYSTEMS = (
