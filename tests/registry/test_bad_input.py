@@ -467,7 +467,8 @@ def test_bad_input_40_arrays_of_other_types(run, backend, array):
 def test_bad_input_43_codec(backend):
     from registry.codecs import codec_name, codec_number
 
-    with refused(backend, Malformed, "the/key", "expected raw, blosc-zstd, blosc-lz4", "found python", exit_code=6):
+    known = "expected raw, blosc-zstd, blosc-lz4"
+    with refused(backend, Malformed, "the/key", known, "found python", exit_code=6):
         codec_number("python", where="the/key")
     with refused(backend, Malformed, "the/key", "expected 0..2", "found 7", exit_code=6):
         codec_name(7, where="the/key")
