@@ -24,18 +24,15 @@ FIRST = "the run of the evicted"
 OTHERS = tuple(name for name in REQUIRED if name != FIRST)
 #: One preemption in every run of the tests; of `MIXES` for the others one by hand.
 QUICK = (
-    "resumed from the evicted, something alike",
     "another run, something alike, opened before",
     "undo",
     "two collectors",
-    "promotion",
     "sync from here",
-    "reading under a repack",
 )
 #: Fewer schedules than these would mean that something is not interleaved any more.
 LEAST_OF_TWO, LEAST_OF_ONE = 30_000, 150
 #: Schedules at random: by hand, and in every run of the tests.
-RANDOM, SHARE = 20_000, 1_000
+RANDOM, SHARE = 20_000, 500
 
 
 def exhaust(name: str, preemptions: int, record: Record) -> list[Tally]:
