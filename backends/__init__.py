@@ -1,4 +1,4 @@
-"""Where bytes live: folders, buckets and memory behind one interface of seven methods.
+"""Where bytes live: folders, buckets and memory behind one interface of a few methods.
 
 This package knows nothing of checkpoints and never imports `registry`. Importing it loads no cloud
 SDK: `open_backend` imports one when a URL asks for it.

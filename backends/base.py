@@ -1,4 +1,4 @@
-"""What a backend is: seven methods and five promises.
+"""What a backend is: seven methods, two more that collection asks, and five promises.
 
 Two further methods, for collection, have answers that hold for most stores; a backend gives its own
 where they do not.

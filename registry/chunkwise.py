@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
-from registry import pytree
 from registry.digest import Digest
-from registry.fit import arrays_in
 from registry.lazy import Source
-from registry.manifest import Manifest, TensorEntry
 from registry.pools import results
 
 #: Memory of one thread for raw chunks. What is encoded, and bases of deltas, come on top of it
@@ -41,15 +38,6 @@ class Piece:
     digests: tuple[Digest, ...]
     dtype: str
     nbytes: int
-
-
-def tensor_entries(manifest: Manifest) -> dict[str, TensorEntry]:
-    """Return every tensor of a state by path, as it stands in the manifest."""
-    found = {}
-    for name, part in manifest.components.items():
-        paths = pytree.leaf_paths(name, part.skeleton)
-        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
-    return found
 
 
 def reduce_pieces(

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.chunkwise import Piece, reduce_pieces, tensor_entries
+from registry.chunkwise import Piece, reduce_pieces
+from registry.fit import tensors_by_path
 from registry.manifest import TensorEntry
 from registry.stored import Stored
 
@@ -61,7 +62,7 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
     """
     from registry import elements  # with numpy, which a comparison of manifests needs not
 
-    old, new = tensor_entries(before.manifest), tensor_entries(after.manifest)
+    old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
     pieces = {path: _pieces(before, old[path], after, new[path]) for path in paths}
     found = reduce_pieces(
         [before, after],

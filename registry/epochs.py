@@ -9,7 +9,7 @@ dense from 1, never deleted. Writers read them (`registry.writer`), collectors a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 from weakref import WeakKeyDictionary
 
@@ -61,7 +61,7 @@ def encode_upgrade(epoch: int, min_writer: int) -> bytes:
     return join_lines([EpochHeader(epoch=epoch, entry="upgrade", min_writer=min_writer).encode()])
 
 
-class Condemned:
+class CondemnedKeys:
     """The keys that one sweep condemned, kept as the lines that say so: a few bytes for each.
 
     Args:
@@ -75,11 +75,6 @@ class Condemned:
         # The lines are canonical JSON: a key stands there in one spelling, within quotes.
         return f'"{key}"'.encode() in self._shards.get(key.digest[:1].hex(), b"")
 
-    def __iter__(self) -> Iterator[ObjectKey]:
-        for line in self._shards.values():
-            shard = CondemnedShard.decode(line, where="epochs/")
-            yield from map(ObjectKey.parse, shard.keys)
-
 
 class Epochs:
     """What has been condemned so far.
@@ -90,7 +85,7 @@ class Epochs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._entries: dict[int, tuple[EpochHeader, Condemned]] = {}
+        self._entries: dict[int, tuple[EpochHeader, CondemnedKeys]] = {}
 
     @classmethod
     def of(cls, store: Store) -> Epochs:
@@ -125,7 +120,7 @@ class Epochs:
         """Return the least version that may write after an epoch."""
         return self.entry(epoch)[0].min_writer if epoch else 1
 
-    def entry(self, epoch: int) -> tuple[EpochHeader, Condemned]:
+    def entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         """Return an entry's header and, of a sweep, the keys that it condemns.
 
         Raises:
@@ -151,7 +146,7 @@ class Epochs:
             found |= {key for key in suspects if key.generation < epoch and key in listed}
         return found
 
-    def _read(self, epoch: int) -> tuple[EpochHeader, Condemned]:
+    def _read(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         where = epoch_key(epoch)
         try:
             data = self._store.backend.get(where)
@@ -170,7 +165,7 @@ _SHARED: WeakKeyDictionary[Store, Epochs] = WeakKeyDictionary()
 _SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
 
 
-def _condemned(lines: Iterable[bytes], *, where: str) -> Condemned:
+def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
     """Check the lines of condemned keys.
 
     By a pattern, since there may be a hundred thousand keys and parsing each takes its time.
@@ -184,4 +179,4 @@ def _condemned(lines: Iterable[bytes], *, where: str) -> Condemned:
         if match is None or not re.fullmatch(keys, match[1]) or shard.decode() in shards:
             raise Malformed("not a line of condemned keys", where=where, found=repr(line[:200]))
         shards[shard.decode()] = line
-    return Condemned(shards)
+    return CondemnedKeys(shards)

@@ -11,7 +11,7 @@ from registry.canonical import Json
 from registry.destinations import Destination
 from registry.errors import IncompatibleState
 from registry.loading import Target
-from registry.manifest import TensorEntry
+from registry.manifest import Component, TensorEntry
 
 _NAMED_AT_MOST = 8
 
@@ -29,6 +29,15 @@ class LoadReport:
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+
+
+def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+    """Return the tensors of components by path, as they stand in the manifest."""
+    found = {}
+    for name, part in parts.items():
+        paths = pytree.leaf_paths(name, part.skeleton)
+        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+    return found
 
 
 def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:

@@ -14,8 +14,9 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from registry.chunkwise import Piece, reduce_pieces, tensor_entries
+from registry.chunkwise import Piece, reduce_pieces
 from registry.errors import NotFound
+from registry.fit import tensors_by_path
 from registry.manifest import TensorEntry
 from registry.stored import Stored
 from registry.suggest import near
@@ -153,7 +154,7 @@ def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
 
 
 def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:
-    entries = tensor_entries(stored.manifest)
+    entries = tensors_by_path(stored.manifest.components)
     if not patterns:
         return entries
     for pattern in patterns:

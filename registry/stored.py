@@ -16,7 +16,14 @@ from registry.bursts import allocation_burst
 from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
-from registry.fit import LoadReport, arrays_in, check_fit, distinct, leaves_by_path
+from registry.fit import (
+    LoadReport,
+    arrays_in,
+    check_fit,
+    distinct,
+    leaves_by_path,
+    tensors_by_path,
+)
 from registry.integrations import open_zarr
 from registry.lazy import LazyTensor
 from registry.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
@@ -149,7 +156,7 @@ class Stored:
         manifest = self.manifest
         named = {component: target} if component is not None else target
         with allocation_burst():
-            sources = _tensors_by_path(self._select(manifest, component and [component]))
+            sources = tensors_by_path(self._select(manifest, component and [component]))
             leaves = leaves_by_path(named)
         report = LoadReport(
             loaded=tuple(path for path in sources if path in leaves),
@@ -172,7 +179,7 @@ class Stored:
         """Return every tensor by path, from the manifest alone."""
         return {
             path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
-            for path, entry in _tensors_by_path(self.manifest.components).items()
+            for path, entry in tensors_by_path(self.manifest.components).items()
         }
 
     def __getitem__(self, path: str) -> LazyTensor:
@@ -205,7 +212,7 @@ class Stored:
             InvalidInput: zarr is not installed.
             IncompatibleState: A tensor has a path that Zarr cannot name.
         """
-        tensors = _tensors_by_path(self.manifest.components)
+        tensors = tensors_by_path(self.manifest.components)
         return open_zarr(self, self.ref, self.digest, tensors)
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
@@ -388,14 +395,6 @@ def _allocate(
         arrays[name] = [value for value, _ in made]
         targets += zip(part.tensors, [view for _, view in made], strict=True)
     return arrays, targets
-
-
-def _tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
-    found = {}
-    for name, part in parts.items():
-        paths = pytree.leaf_paths(name, part.skeleton)
-        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
-    return found
 
 
 def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:

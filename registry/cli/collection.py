@@ -71,6 +71,7 @@ def _report_json(report: GcReport) -> dict[str, Any]:
         "unfinished_bytes": report.unfinished_bytes,
         "freed_bytes": report.freed_bytes,
         "keeps_versions": report.keeps_versions,
+        "noncurrent_bytes": report.noncurrent_bytes,
     }
 
 
@@ -89,14 +90,13 @@ def _print_report(report: GcReport) -> None:
             else None,
         }
     )
-    if report.keeps_versions is not False and (report.freed_bytes or report.condemned.objects):
-        whether = (
-            "keeps versions" if report.keeps_versions else "may keep versions (it did not say)"
-        )
+    if report.noncurrent_bytes:
         output.line(
-            f"The bucket {whether}: what is deleted then goes on taking space, as noncurrent "
-            "versions, until a lifecycle rule removes them."
+            f"{output.size(report.noncurrent_bytes)} remain in the bucket as noncurrent versions, "
+            "until a lifecycle rule removes them."
         )
+    elif report.noncurrent_bytes is None and report.freed_bytes:
+        output.line("The bucket does not say whether it keeps what was deleted as versions.")
 
 
 def _told(tally: Tally) -> str:

@@ -79,3 +79,12 @@ class GcReport:
         if self.dry_run:
             return 0
         return self.deleted.size_bytes + self.stale.size_bytes + self.unfinished_bytes
+
+    @property
+    def noncurrent_bytes(self) -> int | None:
+        """Bytes of them that remain as noncurrent versions; `None` where the store is silent."""
+        if self.keeps_versions is None:
+            return None
+        if not self.keeps_versions or self.dry_run:
+            return 0
+        return self.deleted.size_bytes + self.stale.size_bytes

@@ -45,6 +45,7 @@ def test_a_collector_collects(thinned: str, become: Become, world: World) -> Non
     with registry.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=0)
     assert (report.epoch, report.deleted.objects, report.keeps_versions) == (1, 3, False)
+    assert report.noncurrent_bytes == 0
     after = keys_of_world(world)
     written = {epoch_key(1), slot_key("a", 2)}  # a dropped run needs no mark
     assert set(after) - set(before) == written
@@ -97,6 +98,7 @@ def test_what_is_collected_stays_as_a_version(thinned: str, become: Become, worl
     with registry.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=0)
     assert report.keeps_versions is True
+    assert report.noncurrent_bytes == report.deleted.size_bytes > 0
     found = owner.list_object_versions(Bucket=world.bucket)["Versions"]
     stay = [version["Size"] for version in found if not version["IsLatest"]]
     assert (len(stay), sum(stay)) == (3, report.freed_bytes)

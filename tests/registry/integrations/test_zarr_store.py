@@ -9,8 +9,8 @@ import torch
 from zarr.core.buffer import cpu
 from zarr.testing.store import StoreTests
 
+from registry.fit import tensors_by_path
 from registry.integrations.zarr import CheckpointStore
-from registry.stored import _tensors_by_path
 
 
 def writes(name):
@@ -35,7 +35,7 @@ class TestCheckpointStore(StoreTests[CheckpointStore, cpu.Buffer]):
     @pytest.fixture
     def store_kwargs(self, run):
         held = run.save({"m": {"w": torch.arange(100)}}, step=1)
-        tensors = _tensors_by_path(held.manifest.components)
+        tensors = tensors_by_path(held.manifest.components)
         return {"source": held, "ref": held.ref, "digest": held.digest, "tensors": tensors}
 
     @pytest.fixture
