@@ -5,7 +5,9 @@ against the digest of its stored bytes, which the pack's table has, and then dec
 joined with its base, read the same way. Whatever it was, the raw bytes are hashed last. No more
 memory is taken than the manifest gives a chunk, whatever a pack or a placement claims.
 
-Where the store has a cache, it is asked first, and offered what was fetched and verified.
+Memory that may hold a chunk already is asked first: what the caller knows of, such as a model that
+is being brought up to date, then the store's cache, which is also offered what was fetched and
+verified. So a delta whose base is at hand moves the delta alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from backends import ByteRange
 from registry import codecs
@@ -67,6 +70,20 @@ class _Job:
         return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
 
 
+class Recall(Protocol):
+    """A place that may hold a chunk already; any number of threads ask it at once."""
+
+    def fill(self, wanted: Mapping[Digest, memoryview]) -> Sequence[Digest]:
+        """Fill memory with those chunks that are here, each verified by its digest.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+
+        Returns:
+            Those that are not here; their memory may have been written to.
+        """
+
+
 class Fetch:
     """Reads chunks of one placed manifest.
 
@@ -74,15 +91,27 @@ class Fetch:
         store: Where from.
         placement: Where its chunks lie.
         places: The same by digest, in the order of its rows, as `index_chunks` gives it.
+        recalls: What is asked before the store's cache and the store.
     """
 
     def __init__(
-        self, store: Store, placement: Placement, places: Mapping[Digest, ChunkPlace]
+        self,
+        store: Store,
+        placement: Placement,
+        places: Mapping[Digest, ChunkPlace],
+        recalls: Sequence[Recall] = (),
     ) -> None:
         self._store = store
         self._placement = placement
         self._places = places
+        self._recalls = (*recalls, *([] if store.cache is None else [store.cache]))
         self._digests: list[Digest] = []
+        self._moved: list[int] = []  # appended to by many threads
+
+    @property
+    def moved_bytes(self) -> int:
+        """Stored bytes of chunks that have come off the store so far, bases of deltas included."""
+        return sum(self._moved)
 
     def read(self, wanted: Mapping[Digest, memoryview]) -> None:
         """Fill memory with chunks, every byte verified.
@@ -101,17 +130,22 @@ class Fetch:
             results([self._store.pools.bulk.submit(self._read_job, job, 0) for job in jobs])
 
     def _recall(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
-        """Fill what the cache has; return the rest."""
-        cache = self._store.cache
-        if cache is None:
+        """Fill what need not come off the store; return the rest."""
+        if not self._recalls:
             return wanted
         batches = list(_batches(wanted))
         if len(batches) == 1:
-            lacking = [cache.fill(wanted)]
-        else:
-            bulk = self._store.pools.bulk
-            lacking = results([bulk.submit(cache.fill, batch) for batch in batches])
-        return {digest: wanted[digest] for batch in lacking for digest in batch}
+            return self._fill(wanted)
+        bulk = self._store.pools.bulk
+        lacking = results([bulk.submit(self._fill, batch) for batch in batches])
+        return {digest: view for batch in lacking for digest, view in batch.items()}
+
+    def _fill(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
+        for recall in self._recalls:
+            if not wanted:
+                break
+            wanted = {digest: wanted[digest] for digest in recall.fill(wanted)}
+        return wanted
 
     def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
         chunks = [_want(digest, self._places[digest], view) for digest, view in wanted.items()]
@@ -143,6 +177,7 @@ class Fetch:
                 expected=f"{job.pack.size_bytes} bytes",
                 found=error.found,
             ) from error
+        self._moved.append(len(job.byte_range))
         self._decode(job, depth)
         for chunk in job.chunks:
             verify_chunk(chunk.view, chunk.digest, key, chunk.place.offset)
@@ -191,7 +226,9 @@ class Fetch:
             )
         return base
 
-    def _bases(self, key: ObjectKey, chunks: Sequence[_Wanted], depth: int) -> dict[Digest, bytes]:
+    def _bases(
+        self, key: ObjectKey, chunks: Sequence[_Wanted], depth: int
+    ) -> dict[Digest, memoryview]:
         """Return the raw bytes of what deltas are against."""
         wanted: dict[Digest, memoryview] = {}
         for chunk in chunks:
@@ -200,11 +237,9 @@ class Fetch:
         if wanted and depth == MAX_DEPTH:
             raise Malformed("deltas on deltas without end", where=key, expected=f"{MAX_DEPTH}")
         # In this thread: the others of the pool may be waiting for the same.
-        cache = self._store.cache
-        lacking = wanted if cache is None else {key: wanted[key] for key in cache.fill(wanted)}
-        for job in self._jobs(lacking):
+        for job in self._jobs(self._fill(wanted)):
             self._read_job(job, depth + 1)
-        return {digest: bytes(view) for digest, view in wanted.items()}
+        return wanted
 
     def _digest_of(self, row: int) -> Digest:
         if not self._digests:

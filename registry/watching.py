@@ -36,6 +36,46 @@ def _now_ms() -> int:
 _LONGEST_S = 1e12
 
 
+class Patience:
+    """How long a follower waits between looks at a log, and for how long in all.
+
+    Args:
+        poll_s: Seconds after a look that found something; twice as long after each that did not.
+        longest_poll_s: At most so long.
+        timeout_s: Seconds in all; for ever without it.
+
+    Raises:
+        InvalidInput: One of them is not a time.
+    """
+
+    def __init__(self, poll_s: float, longest_poll_s: float, timeout_s: float | None) -> None:
+        self._poll_s = _seconds("poll_s", poll_s)
+        self._longest_poll_s = max(self._poll_s, _seconds("longest_poll_s", longest_poll_s))
+        self._timeout_s = math.inf if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to wait anew."""
+        self._deadline = _monotonic() + self._timeout_s
+        self.encourage()
+
+    def encourage(self) -> None:
+        """Look soon again: something was found, if not what was waited for."""
+        self._pause_s = self._poll_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self._deadline <= _monotonic()
+
+    def wait(self, longest_s: float = math.inf) -> None:
+        """Let some time pass, `longest_s` seconds at most."""
+        # Not all followers at once.
+        jittered_s = self._pause_s * random.uniform(0.5, 1)
+        _sleep(max(0.0, min(jittered_s, self._deadline - _monotonic(), longest_s)))
+        self._pause_s = min(self._longest_poll_s, 2 * self._pause_s)
+
+
 class Watch(Iterator[Checkpoint]):
     """The checkpoints of a run as they come; `Run.watch` explains the arguments.
 
@@ -65,9 +105,7 @@ class Watch(Iterator[Checkpoint]):
         self.group = check_name(group, "a group of followers")
         self.follower = check_name(follower or secrets.token_hex(8), "a follower")
         self._hold_ms = math.ceil(_seconds("hold_s", hold_s) * 1000)
-        self._poll_s = _seconds("poll_s", poll_s)
-        self._longest_poll_s = max(self._poll_s, _seconds("longest_poll_s", longest_poll_s))
-        self._timeout_s = math.inf if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self._patience = Patience(poll_s, longest_poll_s, timeout_s)
         self._follow = follow
         self._end: int | None = None
         self._held: int | None = None
@@ -79,7 +117,7 @@ class Watch(Iterator[Checkpoint]):
 
     def __next__(self) -> Checkpoint:
         """Acknowledge the last checkpoint, wait for the next one and claim it."""
-        deadline, pause_s = _monotonic() + self._timeout_s, self._poll_s
+        self._patience.begin()
         while True:
             before = self._log.state.next_slot
             state = self._log.refresh()
@@ -88,14 +126,11 @@ class Watch(Iterator[Checkpoint]):
             taken = self._take()
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
-            left_s = deadline - _monotonic()
-            if self._is_over() or left_s <= 0:
+            if self._is_over() or self._patience.is_over:
                 raise StopIteration
             if state.next_slot > before:
-                pause_s = self._poll_s
-            jittered_s = pause_s * random.uniform(0.5, 1)
-            _sleep(max(0.0, min(jittered_s, left_s, self._until_expiry_s())))
-            pause_s = min(self._longest_poll_s, 2 * pause_s)
+                self._patience.encourage()
+            self._patience.wait(self._until_expiry_s())
 
     def acknowledge(self) -> None:
         """Be done with the checkpoint that came last, before leaving the loop on purpose.
