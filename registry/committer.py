@@ -122,7 +122,11 @@ class Committer:
             )
 
     def write(
-        self, state: FlatState, bases: Sequence[Base], compression: Compression | None = None
+        self,
+        state: FlatState,
+        bases: Sequence[Base],
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
     ) -> Written:
         """Put a state on the store.
 
@@ -130,9 +134,13 @@ class Committer:
             state: The state.
             bases: States that hold chunks of it already.
             compression: `none`, `zstd` or `lz4`; the registry's own without it.
+            keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
+                has it without it. Deltas are compressed, by `zstd` where nothing else is said.
         """
-        codec = COMPRESSIONS[compression or self.store.config.compression or "none"]
-        return write_state(self.store, self.writer, state, bases, codec)
+        config = self.store.config
+        every = keyframe_every or config.keyframe_every or 1
+        codec = compression or config.compression or ("none" if every == 1 else "zstd")
+        return write_state(self.store, self.writer, state, bases, COMPRESSIONS[codec], every)
 
     def write_plain(self, state: object) -> Written:
         """Put a state on the store that is like none of the checkpoints."""

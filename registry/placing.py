@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from registry.actions import Place
 from registry.digest import Digest
+from registry.errors import Malformed
 from registry.keys import ObjectKey
 from registry.manifest import Manifest
 from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
@@ -169,13 +170,47 @@ def build_placement(
 
 
 def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
-    """Return where every chunk of stored states lies."""
+    """Return where every chunk of stored states lies, deltas with all that is below them.
+
+    Of several places of a chunk the one with the fewest differences below it counts, then the
+    first. So the chains of different states, however they cross, never join to a longer one.
+    """
     spots: dict[Digest, Spot] = {}
+    links: dict[Digest, int] = {}
     for base in bases:
         packs = base.placement.packs
         digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
-        for digest, row in zip(digests, base.placement.rows, strict=True):
+        rows = base.placement.rows
+        for number in _bases_first(rows):
+            row, digest = rows[number], digests[number]
             below = None if row.base == NO_BASE else digests[row.base]
-            spot = Spot(packs[row.pack], row.offset, row.stored_bytes, row.codec, below)
-            spots.setdefault(digest, spot)
+            count = 0 if below is None else links[below] + 1
+            if count < links.get(digest, count + 1):
+                spots[digest] = Spot(
+                    packs[row.pack], row.offset, row.stored_bytes, row.codec, below
+                )
+                links[digest] = count
     return spots
+
+
+def _bases_first(rows: Sequence[ChunkPlace]) -> Iterable[int]:
+    """Return the numbers of rows so that a delta comes after its base.
+
+    Raises:
+        Malformed: Deltas go round in a circle.
+    """
+    if all(row.base == NO_BASE for row in rows):
+        return range(len(rows))
+    depths: dict[int, int] = {}
+    for start in range(len(rows)):
+        chain, number = [], start
+        while number not in depths and rows[number].base != NO_BASE:
+            chain.append(number)
+            number = rows[number].base
+            if len(chain) > len(rows):
+                raise Malformed("deltas on deltas without end", where=f"row {start}")
+        depth = depths.setdefault(number, 0)
+        for above in reversed(chain):
+            depth += 1
+            depths[above] = depth
+    return sorted(depths, key=depths.__getitem__)

@@ -18,6 +18,7 @@ from registry.checkpoint import Checkpoint
 from registry.chunk_cache import ChunkCache, choose_cache
 from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
+from registry.deltas import check_keyframe_every
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
 from registry.keys import check_run_id
@@ -45,6 +46,7 @@ def init(
     url: str | os.PathLike[str],
     *,
     compression: Compression | None = None,
+    keyframe_every: int | None = None,
     skip_race_probe: bool = False,
 ) -> Registry:
     """Make a registry in a folder, a bucket or a prefix, and open it.
@@ -53,21 +55,28 @@ def init(
         url: Where; `docs/cli.md` lists the forms.
         compression: How chunks are stored unless a save says otherwise: `zstd`, or `lz4`, which is
             faster and gains less; as they are without it. No id depends on it.
+        keyframe_every: Store a chunk that changes from save to save as its difference to the one
+            before where that is clearly shorter, and whole at least each so many versions (2 to 8),
+            unless a save says otherwise. Deltas are compressed, by `zstd` where nothing else is
+            said. Saving then reads what it builds on; reading takes up to so many versions.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing dear; `registry.json` records it.
 
     Raises:
         Conflict: There is a registry already.
-        InvalidInput: There is no such compression.
+        InvalidInput: There is no such compression, or no such distance of keyframes.
         StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
     """
     chosen = check_compression(compression)
+    every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
     backend = open_backend(os.fspath(url))
     try:
         if not skip_race_probe:
             probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
         probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
-        config = create_config(backend, probed, None if chosen == "none" else chosen)
+        config = create_config(
+            backend, probed, None if chosen == "none" else chosen, None if every == 1 else every
+        )
     except BaseException:
         backend.close()
         raise

@@ -82,6 +82,9 @@ class Run(RunView):
                   and a resume from it goes on after them.
                 - `compression`: `none`, `zstd` or `lz4`, instead of the registry's own: how chunks
                   are stored that are not there yet; no id depends on it.
+                - `keyframe_every`: 1 to 8, instead of the registry's own: how often a chunk that
+                  changes from save to save is stored whole; in between it is stored as a difference
+                  where that is clearly shorter. 1 for no deltas.
                 - `allow_nonfinite`: let the checkpoint be latest although weights that the preset
                   watches hold NaN or infinity.
 

@@ -19,9 +19,10 @@ from registry.charge import Charge
 from registry.committer import Committer, Stale, preview
 from registry.digest import Digest
 from registry.errors import Conflict, IncompatibleState
-from registry.placing import Written, cut_state
+from registry.placing import Base, Written, cut_state
 from registry.plain import format_time
 from registry.pool.promotion import candidate_of, find_entry, pool_rules, promotion, rating_of
+from registry.pytree import FlatState
 from registry.retention import has_policies, plan_retention
 from registry.rules import inference_parts
 from registry.save_request import PreparedSave, SaveRequest
@@ -61,15 +62,14 @@ class SaveCommit:
         """Put everything that the commit names on the store."""
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
-        compression = self._save.request.compression
-        self._state = committer.write(self._save.state, bases, compression)
+        self._state = self._write(self._save.state, bases)
         if self._same_step(run) is not None:
             # What seems to be there may have been let go since this handle last looked.
             run = committer.log.refresh()
         known = self._same_step(run)
         self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
         self._companions = {
-            name: committer.write(flat, committer.choose_bases(_companions(run, name)), compression)
+            name: self._write(flat, committer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
         }
         if self._repeats:
@@ -89,6 +89,10 @@ class SaveCommit:
             *([self._model] if self._model else []),
             *(append.written for append in self._appends),
         ]
+
+    def _write(self, state: FlatState, bases: Sequence[Base]) -> Written:
+        request = self._request
+        return self._committer.write(state, bases, request.compression, request.keyframe_every)
 
     def actions(self, state: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""

@@ -10,6 +10,7 @@ from registry import pytree
 from registry.actions import CommitKeys
 from registry.bursts import allocation_burst
 from registry.codecs import Compression, check_compression
+from registry.deltas import check_keyframe_every
 from registry.environment import require_first_rank
 from registry.errors import InvalidInput, UnsupportedValue
 from registry.options import check_options
@@ -44,6 +45,7 @@ class SaveOptions(TypedDict, total=False):
     streams: Mapping[str, Iterable[Mapping[str, Any]]] | None
     allow_nonfinite: bool
     compression: Compression | None
+    keyframe_every: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class SaveRequest:
         allow_nonfinite: Whether it becomes latest even with NaN or infinity in its weights.
         takes_over: Whether who saves is then the run's one trainer; a push is not.
         compression: How its chunks are stored; as the registry has it where absent.
+        keyframe_every: How often a changing chunk is stored whole; the same.
     """
 
     phase: str | None
@@ -73,6 +76,7 @@ class SaveRequest:
     allow_nonfinite: bool = False
     takes_over: bool = True
     compression: Compression | None = None
+    keyframe_every: int | None = None
 
     @classmethod
     def check(
@@ -102,6 +106,9 @@ class SaveRequest:
             allow_nonfinite=bool(options.get("allow_nonfinite")),
             takes_over=takes_over,
             compression=check_compression(options.get("compression")),
+            keyframe_every=check_keyframe_every(
+                options.get("keyframe_every"), compresses=options.get("compression") != "none"
+            ),
         )
 
 

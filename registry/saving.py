@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from backends import Buffer
 from registry.bursts import allocation_burst
 from registry.chunking import INLINE_BYTES, grid
 from registry.codecs import RAW, codec_number
+from registry.deltas import Predecessors
 from registry.digest import Digest
-from registry.encoding import Encoding, chain_entries
+from registry.encoding import Encoded, Encoding, chain_entries
 from registry.keys import ObjectKey
 from registry.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
 from registry.pack import PACK_BYTES, TRAILER_BYTES, PackEntry, PackTable, raw_table, trailer
@@ -46,7 +47,12 @@ _T = TypeVar("_T")
 
 
 def write_state(
-    store: Store, writer: Writer, state: FlatState, bases: Sequence[Base], codec: str = RAW
+    store: Store,
+    writer: Writer,
+    state: FlatState,
+    bases: Sequence[Base],
+    codec: str = RAW,
+    keyframe_every: int = 1,
 ) -> Written:
     """Store what of a state is not stored yet.
 
@@ -56,8 +62,19 @@ def write_state(
         state: The state; its leaves' memory must not change until this returns.
         bases: Checkpoints of this registry whose chunks may be used again.
         codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
+        keyframe_every: So many versions of a chunk at most are read for the last of them: the
+            others are stored as differences where that wins. 1 for no differences.
     """
-    return _StateWriter(store, writer, bases, codec).write(state)
+    return _StateWriter(store, writer, bases, codec, keyframe_every).write(state)
+
+
+class _Chunk(NamedTuple):
+    """A chunk to be stored: of a tensor, or a list of digests."""
+
+    digest: Digest
+    view: memoryview
+    leaf: ArrayLeaf | None = None
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +82,7 @@ class _Piece:
     """One chunk of one leaf, on its way."""
 
     leaf: ArrayLeaf
+    number: int
     start: int
     stop: int
     view: memoryview | None = None
@@ -74,13 +92,23 @@ class _Piece:
 class _StateWriter:
     """One state being written."""
 
-    def __init__(self, store: Store, writer: Writer, bases: Sequence[Base], codec: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        bases: Sequence[Base],
+        codec: str,
+        keyframe_every: int,
+    ) -> None:
         self._store = store
         self._writer = writer
         self._codec = codec
         self._encoding = Encoding(codec)
         self._bases = [base for base in bases if not self._is_distrusted(base)]
         self._stored = spots_of(self._bases)
+        self._predecessors: Predecessors | None = None
+        if codec != RAW and keyframe_every > 1:
+            self._predecessors = Predecessors(store, self._bases, self._stored, keyframe_every)
         self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
@@ -95,7 +123,9 @@ class _StateWriter:
         try:
             packed = 0
             for group in self._hashed(_groups(self._cut(state))):
-                self._pack([(p.digest, p.view, p.leaf) for p in group if p.digest and p.view])
+                self._pack(
+                    _Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
+                )
                 _let_go(group)
                 packed += len(group)
                 self._assemble(state, packed)
@@ -143,19 +173,19 @@ class _StateWriter:
         self._under_way.append(future)
         return future
 
-    def _pack(self, chunks: Iterable[tuple[Digest, memoryview, ArrayLeaf | None]]) -> None:
+    def _pack(self, chunks: Iterable[_Chunk]) -> None:
         """Send those chunks that are stored nowhere yet as one pack."""
-        fresh: dict[Digest, tuple[memoryview, ArrayLeaf | None]] = {}
-        for digest, view, leaf in chunks:
-            if digest not in self._stored and digest not in self._fresh:
-                fresh.setdefault(digest, (view, leaf))
+        fresh: dict[Digest, _Chunk] = {}
+        for chunk in chunks:
+            if chunk.digest not in self._stored and chunk.digest not in self._fresh:
+                fresh.setdefault(chunk.digest, chunk)
         if not fresh:
             return
         # Encoded bytes take memory of their own, raw ones are the caller's.
         at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
-        entries, stored = self._encode(fresh)
+        entries, stored = self._encode(fresh.values())
         table = PackTable(entries)
         encoded = table.encode()
         name = Digest.of(encoded)
@@ -167,19 +197,26 @@ class _StateWriter:
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
-    def _encode(
-        self, fresh: Mapping[Digest, tuple[memoryview, ArrayLeaf | None]]
-    ) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
+    def _encode(self, fresh: Collection[_Chunk]) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
         """Return chunks as they are to be stored, with their entries in a pack's table."""
+        digests = [chunk.digest for chunk in fresh]
         if self._codec == RAW:
-            views: list[Buffer] = [view for view, _ in fresh.values()]
-            return raw_table(list(fresh), [len(view) for view in views]).entries, views
-        jobs = [
-            self._submit(self._store.pools.hashing, self._encoding.encode, view, leaf)
-            for view, leaf in fresh.values()
-        ]
-        made = results(jobs)
-        return chain_entries(fresh, made), [one.stored for one in made]
+            views: list[Buffer] = [chunk.view for chunk in fresh]
+            return raw_table(digests, [len(view) for view in views]).entries, views
+        # What differences are to has to be read first, and reading is waiting.
+        pools = self._store.pools
+        pool = pools.bulk if self._predecessors else pools.hashing
+        made = results([self._submit(pool, self._encode_one, chunk) for chunk in fresh])
+        return chain_entries(digests, made), [one.stored for one in made]
+
+    def _encode_one(self, chunk: _Chunk) -> Encoded:
+        below = None
+        if self._predecessors is not None and chunk.leaf is not None:
+            below = self._predecessors.below(chunk.leaf, chunk.number)
+            if self._store.cache is not None:
+                # The next save builds on it.
+                self._store.cache.offer({chunk.digest: chunk.view})
+        return self._encoding.encode(chunk.view, chunk.leaf, below)
 
     def _assemble(self, state: FlatState, packed: int) -> None:
         """Make the components of which every chunk is packed, while later ones are hashed."""
@@ -194,7 +231,7 @@ class _StateWriter:
         known = len(self._lists)
         component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
         lists = islice(self._lists.items(), known, None)
-        self._pack([(digest, memoryview(data), None) for digest, data in lists])
+        self._pack(_Chunk(digest, memoryview(data)) for digest, data in lists)
         return component
 
     def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
@@ -231,11 +268,11 @@ class _StateWriter:
 def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
     cut = grid(leaf.dtype, leaf.shape)
     if cut.count == 1:
-        return [_Piece(leaf, 0, cut.nbytes)]
+        return [_Piece(leaf, 0, 0, cut.nbytes)]
     leaf.buffer()  # where this copies, from another device, the threads below must not all do it
     pieces, start = [], 0
-    for size in cut.sizes():
-        pieces.append(_Piece(leaf, start, start + size))
+    for number, size in enumerate(cut.sizes()):
+        pieces.append(_Piece(leaf, number, start, start + size))
         start += size
     return pieces
 

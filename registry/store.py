@@ -52,6 +52,8 @@ class RegistryConfig(Record):
         race_probe: Whether `init` raced the store's put-if-absent, or was told to skip that.
         min_writer: Least writer version.
         compression: How chunks are stored unless a save says otherwise; raw without it.
+        keyframe_every: How often a chunk that goes on changing is stored whole, unless a save says
+            otherwise; always without it.
     """
 
     format: Literal["holdfast.registry/1"] = REGISTRY_FORMAT
@@ -60,6 +62,7 @@ class RegistryConfig(Record):
     race_probe: Literal["passed", "skipped"]
     min_writer: Annotated[int, Field(ge=1)] = 1
     compression: Literal["zstd", "lz4"] | None = None
+    keyframe_every: Annotated[int, Field(ge=2, le=8)] | None = None
 
 
 class Store:
@@ -220,6 +223,7 @@ def create_config(
     backend: Backend,
     race_probe: Literal["passed", "skipped"],
     compression: Literal["zstd", "lz4"] | None = None,
+    keyframe_every: int | None = None,
 ) -> RegistryConfig:
     """Write `registry.json`; return the one that stands there afterwards.
 
@@ -231,6 +235,7 @@ def create_config(
         created_ms=int(time.time() * 1000),
         race_probe=race_probe,
         compression=compression,
+        keyframe_every=keyframe_every,
     )
     data = join_lines([config.encode()])
     if not backend.put_if_absent(CONFIG, data) and backend.get(CONFIG) != data:
