@@ -125,9 +125,9 @@ class Fetch:
         """
         jobs = self._jobs(self._recall(wanted))
         if len(jobs) == 1:
-            self._read_job(jobs[0], 0)
+            self._read_job(jobs[0])
         else:
-            results([self._store.pools.bulk.submit(self._read_job, job, 0) for job in jobs])
+            results([self._store.pools.bulk.submit(self._read_job, job) for job in jobs])
 
     def _recall(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
         """Fill what need not come off the store; return the rest."""
@@ -162,7 +162,51 @@ class Fetch:
             size += len(chunk.view)
         return jobs
 
-    def _read_job(self, job: _Job, depth: int) -> None:
+    def _read_job(self, job: _Job) -> None:
+        views = {chunk.digest: chunk.view for chunk in job.chunks}
+        deltas: dict[Digest, list[memoryview]] = {}
+        for digest, base in self._decode(job).items():
+            deltas.setdefault(base, []).append(views[digest])
+        for _ in range(MAX_DEPTH):
+            if not deltas:
+                break
+            deltas = self._join(deltas)
+        if deltas:
+            raise Malformed(
+                "deltas on deltas without end", where=job.pack.key, expected=f"{MAX_DEPTH}"
+            )
+        for chunk in job.chunks:
+            verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
+        if self._store.cache is not None:
+            self._store.cache.offer(views)
+
+    def _join(self, deltas: Mapping[Digest, list[memoryview]]) -> dict[Digest, list[memoryview]]:
+        """Join differences with what they are to; return what they are differences to then.
+
+        Of a chain only the sum is wanted: what lies between its ends is never made, nor hashed. The
+        end is held against its digest, and before that each link against that of its stored bytes.
+
+        Args:
+            deltas: By the chunk that they are differences to.
+        """
+        bases = {digest: memoryview(bytearray(len(of[0]))) for digest, of in deltas.items()}
+        further: dict[Digest, list[memoryview]] = {}
+        # In this thread: the others of the pool may be waiting for the same.
+        for job in self._jobs(self._fill(bases)):
+            below = self._decode(job)
+            for chunk in job.chunks:
+                if chunk.digest in below:
+                    further.setdefault(below[chunk.digest], []).extend(deltas[chunk.digest])
+                elif self._store.cache is not None:  # many others may build on it
+                    verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
+                    self._store.cache.offer({chunk.digest: chunk.view})
+        for digest, of in deltas.items():
+            for view in of:
+                codecs.join(view, bases[digest])
+        return further
+
+    def _decode(self, job: _Job) -> dict[Digest, Digest]:
+        """Read and decode a job's chunks, not verified yet; return what is a difference to what."""
         key = job.pack.key
         try:
             self._store.backend.get(
@@ -178,25 +222,17 @@ class Fetch:
                 found=error.found,
             ) from error
         self._moved.append(len(job.byte_range))
-        self._decode(job, depth)
+        below: dict[Digest, Digest] = {}
         for chunk in job.chunks:
-            verify_chunk(chunk.view, chunk.digest, key, chunk.place.offset)
-        if self._store.cache is not None:
-            self._store.cache.offer({chunk.digest: chunk.view for chunk in job.chunks})
-
-    def _decode(self, job: _Job, depth: int) -> None:
-        encoded = [chunk for chunk in job.chunks if not chunk.is_raw]
-        if not encoded:
-            return
-        table = self._store.table(job.pack)
-        bases = self._bases(job.pack.key, encoded, depth)
-        for chunk in encoded:
-            where = f"{job.pack.key} at offset {chunk.place.offset}"
-            base = self._check_entry(table, chunk, where)
+            if chunk.is_raw:
+                continue
+            where = f"{key} at offset {chunk.place.offset}"
+            base = self._check_entry(self._store.table(job.pack), chunk, where)
             name = codec_name(chunk.place.codec, where=where)
             codecs.decode(chunk.stored, name, chunk.view, where=where)
             if base is not None:
-                codecs.join(chunk.view, bases[base])
+                below[chunk.digest] = base
+        return below
 
     def _check_entry(self, table: PackTable, chunk: _Wanted, where: str) -> Digest | None:
         """Hold stored bytes against what the pack's table says; return the base of a delta.
@@ -225,21 +261,6 @@ class Fetch:
                 hint=_MEND,
             )
         return base
-
-    def _bases(
-        self, key: ObjectKey, chunks: Sequence[_Wanted], depth: int
-    ) -> dict[Digest, memoryview]:
-        """Return the raw bytes of what deltas are against."""
-        wanted: dict[Digest, memoryview] = {}
-        for chunk in chunks:
-            if chunk.place.base != NO_BASE:
-                wanted[self._digest_of(chunk.place.base)] = memoryview(bytearray(len(chunk.view)))
-        if wanted and depth == MAX_DEPTH:
-            raise Malformed("deltas on deltas without end", where=key, expected=f"{MAX_DEPTH}")
-        # In this thread: the others of the pool may be waiting for the same.
-        for job in self._jobs(self._fill(wanted)):
-            self._read_job(job, depth + 1)
-        return wanted
 
     def _digest_of(self, row: int) -> Digest:
         if not self._digests:
