@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import islice
@@ -68,8 +68,39 @@ def write_state(
     return _StateWriter(store, writer, bases, codec, keyframe_every).write(state)
 
 
-class _Chunk(NamedTuple):
-    """A chunk to be stored: of a tensor, or a list of digests."""
+def write_stream(
+    store: Store,
+    writer: Writer,
+    groups: Iterable[list[Chunk]],
+    finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
+    *,
+    bases: Sequence[Base],
+    spots: Mapping[Digest, Spot],
+    codec: str = RAW,
+) -> Written:
+    """Store a state whose chunks are made as they are wanted; one group is in memory at a time.
+
+    Args:
+        store: Where to.
+        writer: Chooses the keys.
+        groups: Chunks that one pack may hold; each list is emptied once its pack is on the store.
+        finish: Gives the manifest and its digest lists, after the last group.
+        bases: Checkpoints of the run that cover chunks.
+        spots: Where chunks lie that need not be stored again; each may be named.
+        codec: As for `write_state`.
+    """
+    return _StateWriter(store, writer, bases, codec, 1).write_stream(groups, finish, spots)
+
+
+class Chunk(NamedTuple):
+    """A chunk to be stored: of a tensor, or a list of digests.
+
+    Attributes:
+        digest: Its id.
+        view: Its raw bytes.
+        leaf: The tensor; `None` of a list.
+        number: Its place in the tensor's grid.
+    """
 
     digest: Digest
     view: memoryview
@@ -122,9 +153,9 @@ class _StateWriter:
         _ = self._writer.epoch  # observed once, before any key is chosen
         try:
             packed = 0
-            for group in self._hashed(_groups(self._cut(state))):
+            for group in self._hashed(cut_groups(self._cut(state))):
                 self._pack(
-                    _Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
+                    Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
                 )
                 _let_go(group)
                 packed += len(group)
@@ -134,15 +165,34 @@ class _StateWriter:
         finally:
             abandon(self._under_way)
 
+    def write_stream(
+        self,
+        groups: Iterable[list[Chunk]],
+        finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
+        spots: Mapping[Digest, Spot],
+    ) -> Written:
+        self._stored = dict(spots)
+        try:
+            for group in groups:
+                self._pack(group)
+                group.clear()
+                while self._in_flight:
+                    self._in_flight.popleft().result()
+                self._under_way.clear()  # what is done holds the bytes that it made
+            manifest, lists = finish()
+            self._lists.update(lists)
+            return self._place(manifest)
+        finally:
+            abandon(self._under_way)
+
     def _is_distrusted(self, base: Base) -> bool:
         return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
 
-    def _cut(self, state: FlatState) -> Iterator[tuple[str, _Piece]]:
-        """Yield every chunk with the name of the pack group that it belongs to."""
+    def _cut(self, state: FlatState) -> Iterator[tuple[str, int, _Piece]]:
+        """Yield every chunk with the name of the pack group that it belongs to and its length."""
         cut = 0
         for component in state.components:
-            # Bare tensors at the top level share packs; a component never shares one.
-            group = "" if component.is_bare else component.name
+            group = group_name(component)
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
@@ -150,7 +200,7 @@ class _StateWriter:
                 self._pieces[id(leaf)] = pieces
                 cut += len(pieces)
                 for piece in pieces:
-                    yield group, piece
+                    yield group, piece.stop - piece.start, piece
             self._cut_until.append(cut)
 
     def _hashed(self, groups: Iterable[list[_Piece]]) -> Iterator[list[_Piece]]:
@@ -173,9 +223,9 @@ class _StateWriter:
         self._under_way.append(future)
         return future
 
-    def _pack(self, chunks: Iterable[_Chunk]) -> None:
+    def _pack(self, chunks: Iterable[Chunk]) -> None:
         """Send those chunks that are stored nowhere yet as one pack."""
-        fresh: dict[Digest, _Chunk] = {}
+        fresh: dict[Digest, Chunk] = {}
         for chunk in chunks:
             if chunk.digest not in self._stored and chunk.digest not in self._fresh:
                 fresh.setdefault(chunk.digest, chunk)
@@ -197,7 +247,7 @@ class _StateWriter:
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
-    def _encode(self, fresh: Collection[_Chunk]) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
+    def _encode(self, fresh: Collection[Chunk]) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
         """Return chunks as they are to be stored, with their entries in a pack's table."""
         digests = [chunk.digest for chunk in fresh]
         if self._codec == RAW:
@@ -206,10 +256,11 @@ class _StateWriter:
         # What differences are to has to be read first, and reading is waiting.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing
-        made = results([self._submit(pool, self._encode_one, chunk) for chunk in fresh])
+        # Not remembered as under way: each result holds its bytes.
+        made = results([pool.submit(self._encode_one, chunk) for chunk in fresh])
         return chain_entries(digests, made), [one.stored for one in made]
 
-    def _encode_one(self, chunk: _Chunk) -> Encoded:
+    def _encode_one(self, chunk: Chunk) -> Encoded:
         below = None
         if self._predecessors is not None and chunk.leaf is not None:
             below = self._predecessors.below(chunk.leaf, chunk.number)
@@ -231,7 +282,7 @@ class _StateWriter:
         known = len(self._lists)
         component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
         lists = islice(self._lists.items(), known, None)
-        self._pack(_Chunk(digest, memoryview(data)) for digest, data in lists)
+        self._pack(Chunk(digest, memoryview(data)) for digest, data in lists)
         return component
 
     def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
@@ -239,12 +290,7 @@ class _StateWriter:
         if pieces is None:
             return TensorEntry(leaf.dtype, leaf.shape, inline=bytes(leaf.buffer()))
         chunks = tuple(piece.digest for piece in pieces if piece.digest is not None)
-        if len(chunks) <= LIST_THRESHOLD:
-            return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
-        data = b"".join(chunks)
-        digest = Digest.of(data)
-        self._lists[digest] = data
-        return TensorEntry(leaf.dtype, leaf.shape, chunk_list=digest)
+        return chunked_entry(leaf, chunks, self._lists)
 
     def _place(self, manifest: Manifest) -> Written:
         """Put manifest and placement once every pack is there; neither where a base is the same."""
@@ -277,21 +323,40 @@ def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
     return pieces
 
 
-def _groups(pieces: Iterable[tuple[str, _Piece]]) -> Iterator[list[_Piece]]:
-    """Split the chunks, in manifest order, into what one pack may hold.
+def chunked_entry(
+    leaf: ArrayLeaf, chunks: tuple[Digest, ...], lists: dict[Digest, bytes]
+) -> TensorEntry:
+    """Return a tensor as it stands in a manifest; a long list of digests is added to `lists`."""
+    if len(chunks) <= LIST_THRESHOLD:
+        return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
+    data = b"".join(chunks)
+    digest = Digest.of(data)
+    lists[digest] = data
+    return TensorEntry(leaf.dtype, leaf.shape, chunk_list=digest)
+
+
+def group_name(component: FlatComponent) -> str:
+    """Return what packs of a component are called: bare tensors share them, others never do."""
+    return "" if component.is_bare else component.name
+
+
+def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
+    """Split chunks, in manifest order, into what one pack may hold.
 
     Depends on the state alone, not on what is stored already, so that whole components of equal
     content make equal packs in any run.
+
+    Args:
+        pieces: Each with the name of its group and its length.
     """
-    group: list[_Piece] = []
+    group: list[_T] = []
     name, size = "", 0
-    for group_name, piece in pieces:
-        length = piece.stop - piece.start
-        if group and (group_name != name or size + length > PACK_BYTES):
+    for of, length, piece in pieces:
+        if group and (of != name or size + length > PACK_BYTES):
             yield group
             group, size = [], 0
         group.append(piece)
-        name, size = group_name, size + length
+        name, size = of, size + length
     if group:
         yield group
 
