@@ -151,7 +151,7 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     """
     spec = run.spec
     with allocation_burst():
-        flat = pytree.flatten(state)
+        flat = state if isinstance(state, FlatState) else pytree.flatten(state)
         companions = {name: pytree.flatten(value) for name, value in request.companions.items()}
     pytree.await_devices(flat)
     for companion in companions.values():
