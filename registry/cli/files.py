@@ -43,7 +43,7 @@ def push(
 ) -> None:
     """Store a file as a checkpoint.
 
-    .pt, .pth, .ckpt and .safetensors are taken apart; any other file is kept byte for byte, unread.
+    .pt, .pth, .ckpt, .safetensors and Zarr folders are taken apart; any other file is kept unread.
     """
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
     found = formats.read(file)

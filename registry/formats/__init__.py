@@ -4,7 +4,7 @@
 |---|---|---|
 | `.pt`, `.pth`, `.ckpt` | `torch.load(weights_only=True)` | `torch.save` of the state |
 | `.safetensors` | tensors as component `model`, the file's metadata as `metadata` | one component |
-| `.zarr` | an opaque file | a folder, Zarr v3: the tensors without the plain values |
+| `.zarr` | a folder: Zarr v3 or v2, any hierarchy of numbers | a folder: Zarr v3 |
 | any other | an opaque file: its bytes, unread | an opaque file comes back under any name |
 
 The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Modules of
@@ -41,7 +41,7 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 
 def read(path: str | os.PathLike[str]) -> FileState:
-    """Read a file as a state for `Run.save`. Nothing in it is ever run.
+    """Read a file, or a folder of Zarr, as a state for `Run.save`. Nothing in it is ever run.
 
     Raises:
         InvalidInput: There is no such file, it breaks its format, or it changed meanwhile.
@@ -56,6 +56,10 @@ def read(path: str | os.PathLike[str]) -> FileState:
             from registry.formats import safetensors
 
             return safetensors.read(path)
+        case "zarr" if path.is_dir():
+            from registry.formats import zarr_reading
+
+            return zarr_reading.read(path)
         case "opaque" | "zarr":
             from registry.formats import opaque
 

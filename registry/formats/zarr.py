@@ -1,27 +1,30 @@
 """Zarr v3 folders: the tensors of a state as the hierarchy that `ck.zarr()` shows, written out.
 
 The same nodes, metadata and chunks (section 31 of the specification), one file each, so that any
-reader of Zarr v3 finds what the view has. Plain values have no place in one and are left out. No
-more than 16 MiB of chunks are held at once.
+reader of Zarr v3 finds what the view has. Plain values have no place in a hierarchy: an attribute
+of the root keeps them, and long strings are arrays of bytes, so that the folder comes back as the
+same checkpoint by `registry.formats.zarr_reading`. No more than 16 MiB of chunks are held at once.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from registry import pytree
+from registry.canonical import Json
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, NotFound
 from registry.fit import arrays_in
 from registry.formats.state_file import WrittenFile
 from registry.formats.target import fail
-from registry.integrations.zarr_layout import ArrayLayout, Layout
-from registry.manifest import TensorEntry
+from registry.integrations.zarr_layout import STATE_ATTRIBUTE, ArrayLayout, Layout
+from registry.manifest import Component, TensorEntry
 from registry.suggest import near
 
 #: Chunks are fetched together up to so many bytes.
@@ -38,8 +41,10 @@ def write(path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None) -> 
         IntegrityError: Something in the registry is damaged.
         StoreFull: The disk is full.
     """
-    layout = Layout(checkpoint.ref, checkpoint.digest, _tensors(checkpoint, only))
-    if not layout.arrays:
+    parts = _parts(checkpoint, only)
+    attributes = {STATE_ATTRIBUTE: _described(checkpoint, parts, whole=only is None)}
+    layout = Layout(checkpoint.ref, checkpoint.digest, _leaves(parts), attributes)
+    if not any(arrays_in(part.skeleton) for part in parts.values()):
         raise IncompatibleState("there is no tensor to write", where=checkpoint.ref)
     temporary = path.with_name(f".{path.name[:100]}.{token_hex(6)}.part")
     size = 0
@@ -59,10 +64,10 @@ def write(path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None) -> 
     return WrittenFile(path, "zarr", size)
 
 
-def _tensors(checkpoint: Checkpoint, only: Iterable[str] | None) -> dict[str, TensorEntry]:
+def _parts(checkpoint: Checkpoint, only: Iterable[str] | None) -> dict[str, Component]:
     parts = checkpoint.manifest.components
-    found = {}
-    for name in parts if only is None else only:
+    wanted = list(parts if only is None else only)
+    for name in wanted:
         if name not in parts:
             raise NotFound(
                 "no such component",
@@ -70,9 +75,32 @@ def _tensors(checkpoint: Checkpoint, only: Iterable[str] | None) -> dict[str, Te
                 expected=", ".join(parts),
                 hint=near(name, parts),
             )
-        part = parts[name]
+    return {name: part for name, part in parts.items() if name in wanted}
+
+
+def _described(
+    checkpoint: Checkpoint, parts: Mapping[str, Component], *, whole: bool
+) -> dict[str, Any]:
+    """Return kind and skeletons, with the keys that the commit keeps where they stood."""
+    nodes: dict[str, Json] = {name: part.skeleton for name, part in parts.items()}
+    order = list(nodes)
+    kept = checkpoint.commit_keys()
+    if kept is not None and whole:
+        values: Any = kept.values
+        nodes.update(values["d"])
+        order = list(kept.order)
+    return {
+        "kind": checkpoint.manifest.kind,
+        "components": [[name, nodes[name]] for name in order],
+    }
+
+
+def _leaves(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+    """Return tensors and arrays by path, and the bytes of long strings too."""
+    found = {}
+    for name, part in parts.items():
         paths = pytree.leaf_paths(name, part.skeleton)
-        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+        found.update({paths[index]: entry for index, entry in enumerate(part.tensors)})
     return found
 
 

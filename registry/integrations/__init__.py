@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from registry.digest import Digest
 from registry.errors import InvalidInput
+from registry.integrations.zarr_nodes import ArrayNode
 from registry.lazy import Source
 from registry.manifest import TensorEntry
 
-__all__ = ["open_zarr"]
+__all__ = ["open_zarr", "read_zarr_array"]
 
 
 def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> Any:
@@ -29,9 +30,33 @@ def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, Te
     try:
         from registry.integrations.zarr import open_group
     except ImportError as error:
-        raise InvalidInput(
-            "zarr cannot be imported",
-            found=error,
-            hint="Install the extra: pip install 'holdfast[zarr]'.",
-        ) from error
+        raise _not_installed(error) from error
     return open_group(source, ref, digest, tensors)
+
+
+def read_zarr_array(
+    node: ArrayNode, read: Callable[[str, slice], bytes | None], into: memoryview
+) -> None:
+    """Fill memory with a foreign array of Zarr.
+
+    Args:
+        node: Its metadata, checked.
+        read: Returns a part of one of its chunks by key, or None where there is no such chunk.
+        into: Flat writable bytes of its size; C order, little-endian.
+
+    Raises:
+        InvalidInput: zarr is not installed, or cannot decode a chunk.
+    """
+    try:
+        from registry.integrations.zarr import read_array
+    except ImportError as error:
+        raise _not_installed(error) from error
+    read_array(node, read, into)
+
+
+def _not_installed(error: ImportError) -> InvalidInput:
+    return InvalidInput(
+        "zarr cannot be imported",
+        found=error,
+        hint="Install the extra: pip install 'holdfast[zarr]'.",
+    )

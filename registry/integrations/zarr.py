@@ -2,7 +2,8 @@
 
 Owns what zarr asks of a store. A chunk is fetched and verified as a whole before a byte of it is
 handed out, whatever part of it was asked for; nothing can be written. How a state is laid out as a
-hierarchy is the business of `registry.integrations.zarr_layout`.
+hierarchy is the business of `registry.integrations.zarr_layout`. Foreign arrays are decoded by zarr
+through another store, which shows it nothing but one array's checked metadata and its chunks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
 
+import numpy as np
 import zarr
 from zarr.abc.store import (
     ByteRequest,
@@ -21,16 +23,19 @@ from zarr.abc.store import (
     Store,
     SuffixByteRequest,
 )
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from registry.digest import Digest
-from registry.errors import InvalidInput, UnsupportedValue
+from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
 from registry.integrations.zarr_layout import ArrayLayout, Layout
+from registry.integrations.zarr_nodes import ArrayNode
 from registry.lazy import Source
 from registry.manifest import TensorEntry
 
 #: Chunks kept decoded in a store, at most.
 _KEPT_BYTES = 64 * 2**20
+#: Names of metadata, of either version.
+_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 
 
 def open_group(
@@ -49,6 +54,117 @@ def open_group(
     """
     store = CheckpointStore(source, ref, digest, tensors)
     return zarr.open_group(store, mode="r", zarr_format=3)
+
+
+def read_array(
+    node: ArrayNode, read: Callable[[str, slice], bytes | None], into: memoryview
+) -> None:
+    """Fill memory with a foreign array; a chunk that is not there is the fill value.
+
+    Args:
+        node: Its metadata, checked.
+        read: Returns a part of one of its chunks by key, or None where there is no such chunk.
+        into: Flat writable bytes of its size; C order, little-endian.
+
+    Raises:
+        InvalidInput: zarr refuses the metadata, or cannot decode a chunk.
+        IncompatibleState: Memory ran out.
+    """
+    target = np.frombuffer(into, node.shown).reshape(node.shape)
+    try:
+        array = zarr.open_array(_ArrayStore(node, read), mode="r", zarr_format=node.version)
+        if array.shape != node.shape or array.dtype.newbyteorder("=") != target.dtype:
+            raise ValueError(f"zarr reads it as {array.dtype}{list(array.shape)}")
+        array.get_basic_selection(
+            ..., out=default_buffer_prototype().nd_buffer.from_numpy_array(target)
+        )
+    except RegistryError:
+        raise
+    except MemoryError as error:
+        raise IncompatibleState(
+            "the array does not fit into memory", where=node.where, found=error
+        ) from error
+    except Exception as error:  # Foreign bytes: whatever a codec dislikes is a bad array.
+        raise InvalidInput("zarr cannot read the array", where=node.where, found=error) from error
+
+
+class _ArrayStore(Store):
+    """The metadata and the chunks of one foreign array, to read only, as zarr asks for them."""
+
+    supports_writes: bool = False
+    supports_deletes: bool = False
+    supports_listing: bool = False
+
+    def __init__(self, node: ArrayNode, read: Callable[[str, slice], bytes | None]) -> None:
+        super().__init__(read_only=True)
+        self._node = node
+        self._read = read
+
+    def __str__(self) -> str:
+        return self._node.where
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return a value or a part of it; None if there is none."""
+        part = _slice(byte_range)
+        if key in self._node.documents:
+            return prototype.buffer.from_bytes(self._node.documents[key][part])
+        if key.rpartition("/")[2] in _DOCUMENTS:
+            return None  # zarr looks for what it might be besides
+        data = await asyncio.to_thread(self._read, key, part)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Return several parts, each as `get` does."""
+        parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+        return list(await asyncio.gather(*parts))
+
+    async def exists(self, key: str) -> bool:
+        """Return whether there is such a value."""
+        return key in self._node.documents or self._read(key, slice(0, 0)) is not None
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield the metadata."""
+        for key in self._node.documents:
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the metadata that begins with a prefix."""
+        for key in self._node.documents:
+            if key.startswith(prefix):
+                yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the metadata: an array has nothing below it."""
+        async for key in self.list_prefix(prefix):
+            yield key
+
+    async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
+        """Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        self._check_writable()
+
+    async def delete(self, key: str) -> None:  # noqa: ARG002
+        """Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        self._check_writable()
 
 
 class CheckpointStore(Store):

@@ -32,6 +32,8 @@ BITS = {
 }
 #: The attribute of an array that names its true element type.
 DTYPE_ATTRIBUTE = "holdfast_dtype"
+#: The attribute of the root that says how a written state is put together again.
+STATE_ATTRIBUTE = "holdfast_state"
 #: Longest decimal number that can be a position.
 _DIGITS = 19
 
@@ -118,6 +120,7 @@ class Layout:
         ref: A name that finds the state again.
         digest: Its id.
         tensors: Its tensors by path.
+        attributes: What the root says besides `ref` and `id`.
 
     Attributes:
         documents: The metadata of every node by its key, encoded once.
@@ -128,11 +131,17 @@ class Layout:
         Malformed: A tensor stands within another.
     """
 
-    def __init__(self, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> None:
+    def __init__(
+        self,
+        ref: str,
+        digest: Digest,
+        tensors: Mapping[str, TensorEntry],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.documents: dict[str, bytes] = {}
         self.arrays: dict[str, ArrayLayout] = {}
         self._children: dict[str, dict[str, None]] = {"": {}}
-        self._add(DOCUMENT, _group({"ref": ref, "id": str(digest)}))
+        self._add(DOCUMENT, _group({"ref": ref, "id": str(digest), **(attributes or {})}))
         for path, entry in tensors.items():
             _check_path(ref, path)
             self._hang(path)
@@ -191,7 +200,7 @@ class Layout:
         self.documents[key] = json.dumps(document).encode()
 
 
-def _group(attributes: Mapping[str, str]) -> dict[str, Any]:
+def _group(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 

@@ -1,0 +1,299 @@
+"""Zarr folders as states: any hierarchy of numbers, and what Holdfast wrote as it was.
+
+Groups become dicts and arrays NumPy arrays, names in order of their characters. A folder that
+`registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back with the
+same id. Decoding is left to zarr, behind the checks of `registry.integrations.zarr_nodes`; links
+and anything but files are refused, since a folder may come from anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from registry import pytree
+from registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
+from registry.formats.source import read_exactly, stable
+from registry.formats.state_file import FileState
+from registry.integrations import read_zarr_array
+from registry.integrations.zarr_layout import BITS, DOCUMENT, STATE_ATTRIBUTE
+from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3
+
+#: The component that an array without a group becomes.
+ALONE = "array"
+#: Longest metadata of one node, in bytes.
+_MAX_DOCUMENT_BYTES = 100_000_000
+_HINT = "The folder itself must be a Zarr node: it holds zarr.json, or .zgroup or .zarray."
+
+#: Path within the folder -> what tells a file from a changed one: its size comes first.
+_Files = dict[str, tuple[int, ...]]
+
+
+def read(path: Path) -> FileState:
+    """Read a folder whole. Nothing that is named in it is imported or run.
+
+    Raises:
+        InvalidInput: It is no Zarr hierarchy, holds what has no place in a state, or changed.
+        IncompatibleState: It does not fit into memory, or zarr is not installed.
+    """
+    folder = _Folder(path)
+    arrays, groups, attributes = folder.nodes()
+    _check_memory(arrays)
+    if STATE_ATTRIBUTE in attributes:
+        state = _restored(folder, arrays, attributes[STATE_ATTRIBUTE])
+    elif not arrays:
+        raise InvalidInput("the hierarchy holds no array", where=path)
+    else:
+        state = _nested(folder, arrays, groups)
+    folder.check_unchanged()
+    return FileState(state, "zarr", sum(identity[0] for identity in folder.files.values()))
+
+
+class _Folder:
+    """The files of a folder as they were at the first look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = dict(_files(path))
+
+    def check_unchanged(self) -> None:
+        if dict(_files(self.path)) != self.files:
+            raise InvalidInput(
+                "the folder changed while it was read",
+                where=self.path,
+                hint="Nothing was stored. Push it again once its writer is done.",
+            )
+
+    def nodes(self) -> tuple[dict[str, ArrayNode], set[str], dict[str, Any]]:
+        """Return the arrays by path, the paths of the groups, and the attributes of the root."""
+        arrays: dict[str, ArrayNode] = {}
+        groups: set[str] = set()
+        root: dict[str, Any] | None = None
+        for name in sorted(self.files):
+            above, _, last = name.rpartition("/")
+            is_v3 = last == DOCUMENT
+            if not is_v3 and (last not in (".zarray", ".zgroup") or f"{above}/{DOCUMENT}" in self):
+                continue
+            node, attributes = self._node(above, last)
+            if node is None:
+                groups.add(above)
+            else:
+                arrays[above] = node
+            if not above:
+                root = attributes
+        if root is None:
+            raise InvalidInput("not a Zarr folder", where=self.path, hint=_HINT)
+        for path in (*arrays, *groups):
+            for outer in _above(path):
+                if outer in arrays:
+                    raise InvalidInput("a node stands within an array", where=self.where(path))
+        return arrays, groups, root
+
+    def __contains__(self, name: str) -> bool:
+        return name.lstrip("/") in self.files
+
+    def _node(self, path: str, name: str) -> tuple[ArrayNode | None, dict[str, Any]]:
+        """Return the array that a document describes, or None for a group; and its attributes."""
+        prefix = f"{path}/" if path else ""
+        document = self._document(prefix + name)
+        if name == DOCUMENT:
+            attributes = document.get("attributes")
+            found = None
+            if document.get("node_type") != "group":
+                found = array_v3(self.where(path), document)
+        else:
+            beside = f"{prefix}.zattrs"
+            attributes = self._document(beside) if beside in self else None
+            found = array_v2(self.where(path), document, attributes) if name == ".zarray" else None
+        return found, attributes if isinstance(attributes, dict) else {}
+
+    def _document(self, name: str) -> dict[str, Any]:
+        if self.files[name][0] > _MAX_DOCUMENT_BYTES:
+            raise InvalidInput(
+                "metadata of a Zarr node is too long",
+                where=self.where(name),
+                expected=f"at most {_MAX_DOCUMENT_BYTES} bytes",
+                found=self.files[name][0],
+            )
+        try:
+            document = json.loads(self.read(name, slice(None)))
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(
+                "metadata of a Zarr node is no JSON", where=self.where(name), found=error
+            ) from error
+        if not isinstance(document, dict):
+            raise InvalidInput("metadata of a Zarr node is no object", where=self.where(name))
+        return document
+
+    def read(self, name: str, part: slice) -> bytes:
+        """Return a part of a file."""
+        with stable(self.path / name) as file:
+            start, stop, _ = part.indices(self.files[name][0])
+            data = bytearray(max(0, stop - start))
+            file.seek(start)
+            read_exactly(file, memoryview(data), self.path / name)
+        return bytes(data)
+
+    def load(self, path: str, node: ArrayNode, into: memoryview) -> None:
+        """Fill memory with an array."""
+        prefix = f"{path}/" if path else ""
+
+        def read(key: str, part: slice) -> bytes | None:
+            name = prefix + key
+            return self.read(name, part) if name in self.files else None
+
+        if node.nbytes:
+            read_zarr_array(node, read, into)
+
+    def where(self, path: str) -> str:
+        """Name a place in the folder, for a message."""
+        return f"{self.path}: {path}" if path else str(self.path)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield every file below a folder; refuse what is neither file nor folder."""
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        try:
+            with os.scandir(folder / above) as entries:
+                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        except OSError as error:
+            raise StorageError("the folder cannot be read", where=folder / above) from error
+        for last, seen in found:
+            name = f"{above}/{last}" if above else last
+            if stat.S_ISDIR(seen.st_mode):
+                waiting.append(name)
+            elif stat.S_ISREG(seen.st_mode):
+                yield name, (seen.st_size, seen.st_mtime_ns, seen.st_ino, seen.st_dev)
+            else:
+                kind = "a link" if stat.S_ISLNK(seen.st_mode) else "neither file nor folder"
+                raise InvalidInput(
+                    "a Zarr folder holds more than files", where=folder / name, found=kind
+                )
+
+
+def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
+    """Refuse what does not fit, before memory is taken: a few bytes can declare any shape."""
+    wanted, available = sum(node.nbytes for node in arrays.values()), _available_bytes()
+    widest = max((node.chunk_bytes for node in arrays.values()), default=0)
+    if wanted + widest <= available:
+        return
+    largest = max(arrays, key=lambda name: arrays[name].nbytes + arrays[name].chunk_bytes)
+    raise IncompatibleState(
+        "the arrays do not fit into memory",
+        where=arrays[largest].where,
+        expected=f"at most {available} bytes",
+        found=f"{wanted} bytes, and {widest} for a chunk; of that array {arrays[largest].nbytes}",
+    )
+
+
+def _available_bytes() -> int:
+    """Return the memory that can be taken without swapping, as the system sees it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "MemAvailable":
+                return int(value.removesuffix("kB")) * 1024
+    except (OSError, ValueError):
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# Foreign hierarchies
+
+
+def _nested(folder: _Folder, arrays: dict[str, ArrayNode], groups: set[str]) -> dict[str, Any]:
+    if "" in arrays:
+        return {ALONE: _loaded(folder, "", arrays[""])}
+    state: dict[str, Any] = {}
+    for path in sorted({*arrays, *groups} - {""}, key=lambda path: path.split("/")):
+        *outer, last = path.split("/")
+        _check_text(folder, path)
+        inside = state
+        for step in outer:
+            inside = inside.setdefault(step, {})
+        if path in arrays:
+            inside[last] = _loaded(folder, path, arrays[path])
+        else:
+            inside.setdefault(last, {})
+    return state
+
+
+def _loaded(folder: _Folder, path: str, node: ArrayNode) -> Any:
+    # What NumPy has no name for is a tensor: most who read it have no ml_dtypes.
+    value, view = _allocated(node, "torch" if node.dtype in BITS else "numpy")
+    folder.load(path, node, view)
+    return value
+
+
+def _allocated(node: ArrayNode, kind: str) -> tuple[Any, memoryview]:
+    try:
+        return pytree.allocate(node.dtype, node.shape, kind)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise IncompatibleState(
+            "an array does not fit into memory", where=node.where, found=error
+        ) from error
+
+
+def _check_text(folder: _Folder, path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            "a node's name is not Unicode", where=folder.where(repr(path))
+        ) from error
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the paths of the nodes above one, the root first."""
+    steps = path.split("/") if path else []
+    for count in range(len(steps)):
+        yield "/".join(steps[:count])
+
+
+# What Holdfast wrote
+
+
+def _restored(folder: _Folder, arrays: Mapping[str, ArrayNode], described: Any) -> dict[str, Any]:
+    """Put a state together as its root says; every array has to have its place in it."""
+    try:
+        kind, components = described["kind"], list(described["components"])
+        used: set[str] = set()
+        parts = []
+        for name, skeleton in components:
+            if type(name) is not str:
+                raise TypeError(f"a component named {name!r}")
+            kinds = pytree.leaf_kinds(skeleton)
+            paths = pytree.leaf_paths(name, skeleton)
+            used.update(paths.values())
+            parts.append((name, skeleton, [(paths[index], kinds[index]) for index in kinds]))
+        if set(arrays) != used:
+            odd = sorted(set(arrays) ^ used)
+            raise KeyError(f"{odd[0]} is not on both sides")
+        loaded = [
+            (name, skeleton, [_filled(folder, path, arrays[path], kind) for path, kind in leaves])
+            for name, skeleton, leaves in parts
+        ]
+        return pytree.unflatten(kind, loaded)
+    except (Malformed, TypeError, KeyError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(
+            f"the attribute {STATE_ATTRIBUTE!r} does not describe the arrays",
+            where=folder.path,
+            found=error,
+            hint="Remove it from zarr.json to read the hierarchy as it is.",
+        ) from error
+
+
+def _filled(folder: _Folder, path: str, node: ArrayNode, kind: str) -> Any:
+    value, view = _allocated(node, kind)
+    folder.load(path, node, view)
+    return value

@@ -1,0 +1,271 @@
+"""Metadata of foreign Zarr arrays, checked before zarr sees it: element types, shapes, codecs.
+
+Owns which arrays can become tensors, and what zarr may be asked to decode. Codecs are a closed
+list: those of zarr and numcodecs that turn numbers into numbers. Without it, metadata could name a
+codec that unpickles (`pickle` of version 2), or any that an installed package announces. Nothing
+here reads a file or needs zarr; section 31 of the specification has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from registry.dtypes import ITEM_SIZES
+from registry.errors import InvalidInput
+from registry.integrations.zarr_layout import BITS, DOCUMENT, DTYPE_ATTRIBUTE
+
+#: Chunks of an array, those within shards counted too, at most: zarr lists them all at once.
+MAX_CHUNKS = 2**20
+#: Axes of an array, at most: what NumPy has.
+_MAX_AXES = 64
+_SHARDING = "sharding_indexed"
+#: Shards within shards, at most.
+_MAX_SHARDS = 4
+#: Codecs of version 3 itself.
+_CODECS = frozenset({"bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", _SHARDING})
+#: Codecs of numcodecs: by these ids in version 2, as `numcodecs.ID` in version 3.
+_NUMCODECS = frozenset(
+    {
+        *("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "pcodec", "zfpy"),
+        *("astype", "bitround", "delta", "fixedscaleoffset", "packbits", "quantize", "shuffle"),
+        *("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"),
+    }
+)
+#: Fields of codecs that name an element type; none may be one of objects.
+_DTYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[biufc][0-9]{1,2}|u?int[0-9]{1,2}|float[0-9]{2}|bool")
+#: Element types that zarr reads, under the same names.
+_NATIVE = frozenset(ITEM_SIZES) - frozenset(BITS)
+#: NumPy's letters of version 2 -> our names.
+_LETTERS = {
+    "b1": "bool",
+    **{f"{kind[0]}{n}": f"{kind}{8 * n}" for kind in ("int", "uint") for n in (1, 2, 4, 8)},
+    **{f"f{n}": f"float{8 * n}" for n in (2, 4, 8)},
+    **{f"c{n}": f"complex{8 * n}" for n in (8, 16)},
+}
+_V2_DTYPE = re.compile(r"[<>|]([biufc][0-9]{1,2})")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]{1,16}")
+_HINT = "Nothing was stored. Convert the array, or leave it out of the folder."
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNode:
+    """A foreign array.
+
+    Attributes:
+        where: The folder and the path in it, for messages.
+        version: Of the format: 2 or 3.
+        documents: Its metadata by the name of the file, as zarr is to see it.
+        dtype: What its elements are.
+        shown: What zarr takes them for: unsigned integers where it has no name for them.
+        shape: Axis lengths.
+        chunk_shape: Axis lengths of a chunk, or of a shard; every one at least 1.
+    """
+
+    where: str
+    version: Literal[2, 3]
+    documents: Mapping[str, bytes]
+    dtype: str
+    shown: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the array in bytes."""
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of a whole chunk in bytes, those at the edges too."""
+        return math.prod(self.chunk_shape) * ITEM_SIZES[self.dtype]
+
+
+def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
+    """Check the metadata of an array of version 3.
+
+    Args:
+        where: The folder and the path in it, for messages.
+        document: Its `zarr.json`.
+
+    Raises:
+        InvalidInput: It has no place in a state, or zarr is not to decode it.
+    """
+    shape = _lengths(where, "shape", document.get("shape"), least=0)
+    chunk = _lengths(where, "chunk_shape", _chunk_shape(where, document), least=1)
+    name = document.get("data_type")
+    if not isinstance(name, str) or name not in ITEM_SIZES:
+        _refuse_dtype(where, name)
+    shown = BITS.get(name, name)
+    inner = _check_codecs(where, document.get("codecs"), chunk)
+    _check_chunks(where, shape, chunk, inner)
+    fill = document.get("fill_value")
+    if shown != name:
+        fill = _fill_bits(where, name, fill)
+    seen = {**document, "data_type": shown, "fill_value": fill, "attributes": {}}
+    seen.pop("dimension_names", None)
+    documents = {DOCUMENT: json.dumps(seen).encode()}
+    dtype = _true_dtype(where, name, shown, document.get("attributes"))
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk)
+
+
+def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
+    """Check the metadata of an array of version 2.
+
+    Args:
+        where: The folder and the path in it, for messages.
+        document: Its `.zarray`.
+        attributes: Its `.zattrs`, or None.
+
+    Raises:
+        InvalidInput: It has no place in a state, or zarr is not to decode it.
+    """
+    shape = _lengths(where, "shape", document.get("shape"), least=0)
+    chunk = _lengths(where, "chunks", document.get("chunks"), least=1)
+    letters = document.get("dtype")
+    found = _V2_DTYPE.fullmatch(letters) if isinstance(letters, str) else None
+    if found is None or found[1] not in _LETTERS:
+        _refuse_dtype(where, letters)
+    name = _LETTERS[found[1]]
+    filters = document.get("filters") or []
+    if not isinstance(filters, list):
+        _broken(where, "filters are no list", "a list or null", filters)
+    for codec in (*filters, document.get("compressor")):
+        if codec is not None:
+            _check_codec(where, codec, "id", _NUMCODECS)
+    _check_chunks(where, shape, chunk, (1,) * len(chunk))
+    documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
+    return ArrayNode(
+        where, 2, documents, _true_dtype(where, name, name, attributes), name, shape, chunk
+    )
+
+
+def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
+    if document.get("node_type") != "array":
+        _broken(where, "a node is neither array nor group", "array", document.get("node_type"))
+    match document.get("chunk_key_encoding"):
+        case {"name": "default" | "v2"}:
+            pass
+        case other:
+            _broken(where, "another naming of chunks", "default or v2", other)
+    match document.get("chunk_grid"):
+        case {"name": "regular", "configuration": {"chunk_shape": shape}}:
+            return shape
+        case other:
+            return _broken(where, "another grid of chunks", "regular", other)
+
+
+def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or len(value) > _MAX_AXES
+        or any(type(n) is not int or not least <= n < 2**63 for n in value)
+    ):
+        _broken(where, f"a bad {what}", f"whole numbers from {least} to 2^63", value)
+    return tuple(value)
+
+
+def _check_codecs(
+    where: str, codecs: object, chunk: tuple[int, ...], depth: int = 0
+) -> tuple[int, ...]:
+    """Check a chain of codecs; return how many chunks a shard has along each axis."""
+    if not isinstance(codecs, list) or depth > _MAX_SHARDS:
+        _broken(where, "codecs are no list, or nest too deeply", "a list", codecs)
+    inner = (1,) * len(chunk)
+    for codec in codecs:
+        name, configuration = _check_codec(where, codec, "name", _CODECS)
+        if name != _SHARDING:
+            continue
+        part = _lengths(where, "shape within a shard", configuration.get("chunk_shape"), least=1)
+        if len(part) != len(chunk):
+            _broken(where, "another number of axes within a shard", len(chunk), len(part))
+        _check_codecs(where, configuration.get("index_codecs", []), (), depth + 1)
+        below = _check_codecs(where, configuration.get("codecs"), part, depth + 1)
+        counts = zip(chunk, part, below, strict=True)
+        inner = tuple(-(-whole // size) * more for whole, size, more in counts)
+    return inner
+
+
+def _check_codec(
+    where: str, codec: object, key: str, known: frozenset[str]
+) -> tuple[str, Mapping[str, Any]]:
+    """Check that a codec is of the closed list; return its name and configuration."""
+    if not isinstance(codec, dict) or not isinstance(codec.get(key), str):
+        _broken(where, "a codec without a name", f"an object with {key!r}", codec)
+    name = codec[key]
+    configuration = codec.get("configuration") or {} if key == "name" else codec
+    is_known = name in known or (key == "name" and name.removeprefix("numcodecs.") in _NUMCODECS)
+    if not is_known or not isinstance(configuration, dict):
+        raise InvalidInput(
+            "an array is encoded in a way that is not decoded here",
+            where=where,
+            expected=", ".join(sorted(known)),
+            found=_short(codec),
+            hint=_HINT,
+        )
+    for field in _DTYPE_FIELDS:
+        value = configuration.get(field)
+        if value is not None and not (isinstance(value, str) and _PLAIN_DTYPE.fullmatch(value)):
+            _broken(where, f"codec {name!r} works on other things than numbers", "numbers", value)
+    return name, configuration
+
+
+def _check_chunks(
+    where: str, shape: tuple[int, ...], chunk: tuple[int, ...], inner: tuple[int, ...]
+) -> None:
+    if len(shape) != len(chunk):
+        _broken(where, "chunks have another number of axes", len(shape), len(chunk))
+    count = math.prod(-(-n // m) * k for n, m, k in zip(shape, chunk, inner, strict=True))
+    if count > MAX_CHUNKS:
+        _broken(where, "too many chunks in one array", f"at most {MAX_CHUNKS}", count)
+
+
+def _true_dtype(where: str, name: str, shown: str, attributes: object) -> str:
+    """Return what the attribute names, which must be as zarr shows the array, or what it is."""
+    named = attributes.get(DTYPE_ATTRIBUTE) if isinstance(attributes, dict) else None
+    if named is None:
+        return name
+    if not isinstance(named, str) or BITS.get(named, named) != shown or name not in (named, shown):
+        _broken(where, f"attribute {DTYPE_ATTRIBUTE!r} does not fit the array", name, named)
+    return named
+
+
+def _fill_bits(where: str, name: str, fill: object) -> int:
+    """Return the bits of a fill value of a type that is read as unsigned integers."""
+    if fill in (None, 0):
+        return 0
+    if isinstance(fill, str) and _HEXADECIMAL.fullmatch(fill):
+        bits = int(fill, 16)
+        if bits < 256 ** ITEM_SIZES[name]:
+            return bits
+    return _broken(where, f"a fill value of {name} that is not read here", "0 or 0x...", fill)
+
+
+def _refuse_dtype(where: str, found: object) -> NoReturn:
+    raise InvalidInput(
+        "an array has an element type that cannot be stored",
+        where=where,
+        expected=", ".join(ITEM_SIZES),
+        found=_short(found),
+        hint=_HINT,
+    )
+
+
+def _broken(where: str, what: str, expected: object, found: object) -> NoReturn:
+    raise InvalidInput(
+        f"not a Zarr array that can be read: {what}",
+        where=where,
+        expected=expected,
+        found=_short(found),
+        hint=_HINT,
+    )
+
+
+def _short(found: object) -> str:
+    text = str(found)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,433 @@
+"""Zarr folders as states: what was written comes back, others are read, hostile ones refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import warnings
+from collections import OrderedDict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import torch
+import zarr
+from typer.testing import CliRunner
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
+
+import registry
+from registry import Run, formats
+from registry.cli import app
+from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
+from tests.registry.conftest import same, small_grid
+
+STATE: dict[Any, Any] = {
+    "model": OrderedDict(
+        w=torch.arange(1025).reshape(41, 25).float(),
+        half=torch.arange(300).bfloat16(),
+        tiny=torch.arange(8).to(torch.float8_e4m3fn),
+    ),
+    "optimizer": {
+        0: {"a/b": np.arange(7), "step": torch.tensor(7.0)},
+        "lr": 0.1,
+        "none": torch.zeros(0, 5),
+        "tuple": (1, None, {"x"}, -(2**80)),
+        "text": "q" * 100_000,
+        "bytes": b"z" * 5000,
+        "days": np.array(["2020-01-01"], "datetime64[D]"),
+    },
+    "step": 5,
+    "config": {"made": datetime(2020, 1, 1)},
+}
+
+
+def written(run: Run, state: Any, path: Path, **options: Any) -> Any:
+    with small_grid(256, list_threshold=8):
+        checkpoint = run.save(state, step=1, **options)
+        formats.write(path, checkpoint)
+    return checkpoint
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Change fields of a document; None takes one away."""
+    document = json.loads(path.read_text()) | fields
+    kept = {name: value for name, value in document.items() if value is not None}
+    path.write_text(json.dumps(kept))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """A folder of one array `g/a`, of 10 x 100 float32."""
+    group = zarr.open_group(tmp_path / "one.zarr", mode="w")
+    group.create_array("g/a", data=np.ones((10, 100), "f4"), chunks=(3, 7))
+    return tmp_path / "one.zarr"
+
+
+# What Holdfast wrote
+
+
+def test_what_was_written_comes_back_as_the_same_checkpoint(run: Run, tmp_path: Path) -> None:
+    checkpoint = written(run, STATE, tmp_path / "x.zarr")
+    found = formats.read(tmp_path / "x.zarr")
+    files = [path for path in (tmp_path / "x.zarr").rglob("*") if path.is_file()]
+    assert found.format == "zarr"
+    assert found.size_bytes == sum(path.stat().st_size for path in files)
+    assert list(found.state) == list(STATE)
+    with small_grid(256, list_threshold=8):
+        assert run.push(found.state, step=2).digest == checkpoint.digest
+
+
+def test_the_type_of_the_state_comes_back(run: Run, tmp_path: Path) -> None:
+    checkpoint = written(run, OrderedDict(b=torch.ones(3), a=1), tmp_path / "x.zarr")
+    found = formats.read(tmp_path / "x.zarr").state
+    assert type(found) is OrderedDict
+    assert run.push(found, step=2).digest == checkpoint.digest
+
+
+def test_keys_that_the_commit_keeps_come_back(tmp_path: Path) -> None:
+    preset = tmp_path / "kept.toml"
+    preset.write_text(
+        'format = "holdfast.preset/1"\nname = "kept"\ncommit_keys = ["metadata", "metrics"]\n'
+        '[[phases]]\nname = "main"\n'
+    )
+    with registry.init(tmp_path / "registry", skip_race_probe=True) as opened:
+        run = opened.create_run("run", seed=0, preset=str(preset))
+        state = {"metadata": {"a": 7}, "model": {"w": np.arange(9)}, "metrics": {"loss": 0.5}}
+        checkpoint = run.push(state, step=1)
+        assert set(checkpoint.manifest.components) == {"model"}
+        formats.write(tmp_path / "x.zarr", checkpoint)
+        formats.write(tmp_path / "y.zarr", checkpoint, only=["model"])
+    found = formats.read(tmp_path / "x.zarr").state
+    assert list(found) == list(state)
+    assert same(found, state)
+    assert same(formats.read(tmp_path / "y.zarr").state, {"model": state["model"]})
+
+
+def test_a_true_element_type_counts_without_the_rest(run: Run, tmp_path: Path) -> None:
+    written(run, STATE, tmp_path / "x.zarr")
+    edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
+    found = formats.read(tmp_path / "x.zarr").state
+    assert torch.equal(found["model"]["half"], STATE["model"]["half"])
+    assert found["model"]["tiny"].dtype == torch.float8_e4m3fn
+    assert found["optimizer"]["0"]['"a']['b"'].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        7,
+        {"kind": "dict"},
+        {"kind": "dict", "components": 3},
+        {"kind": "dict", "components": [["g"]]},
+        {"kind": "dict", "components": [[3, {"n": 0}]]},
+        {"kind": "dict", "components": []},
+        {"kind": "dict", "components": [["g", {"d": [["b", {"n": 0}]]}]]},
+        {"kind": "dict", "components": [["g", {"d": [["a", {"n": 1}]]}]]},
+        {"kind": "dict", "components": [["g", {"d": [["a", {"S": 0}]]}]]},
+        {"kind": "dict", "components": [["g", {"d": [["a", {"n": 0}], ["x", {"f": 1.5}]]}]]},
+        {"kind": "dict", "components": [["g", {"d": [["a", {"n": 0}]]}]] * 2},
+        {"kind": "list", "components": [["g", {"d": [["a", {"n": 0}]]}]]},
+        {"kind": ["dict"], "components": [["g", {"d": [["a", {"n": 0}]]}]]},
+        {"kind": "dict", "components": [["g", {"d": [["a", {"n": 0}]], "x": 1}]]},
+        {"kind": "dict", "components": [["g", {"eval": ["a", {"n": 0}]}]]},
+    ],
+)
+def test_a_state_that_does_not_describe_the_arrays_is_refused(described: Any, one: Path) -> None:
+    edit(one / "zarr.json", attributes={"holdfast_state": described})
+    with pytest.raises(InvalidInput):
+        formats.read(one)
+
+
+# Other hierarchies
+
+
+def test_any_hierarchy_is_read(one: Path, run: Run) -> None:
+    group = zarr.open_group(one, mode="a")
+    deep = np.arange(1000, dtype="i4").reshape(10, 100)
+    group.create_array("n/sharded", data=deep, chunks=(2, 10), shards=(4, 20))
+    group.create_array("n/2/scalar", data=np.float16(3))
+    group.create_array("filled", shape=(5, 5), dtype="f8", fill_value=7.5)
+    group.create_array("partly", shape=(10,), dtype="u1", chunks=(3,), fill_value=9)[4] = 1
+    big = group.create_array(
+        "big", shape=(5,), dtype="f4", serializer=BytesCodec(endian="big"), compressors=None
+    )
+    big[:] = np.arange(5)
+    group.create_array(
+        "turned",
+        data=np.arange(60, dtype="u2").reshape(3, 4, 5),
+        filters=[TransposeCodec(order=(2, 0, 1))],
+        compressors=[GzipCodec(), Crc32cCodec()],
+    )
+    group.create_array("blosc", data=np.ones((50, 50), "f2"), compressors=BloscCodec())
+    group.create_array("zstd", data=np.ones((50, 50), "i8"), compressors=ZstdCodec())
+    group.create_array("complex", data=np.ones(3, "c16"))
+    group.create_array("flags", data=np.ones(3, "?"))
+    group.create_array("empty", shape=(0, 4), dtype="i2", chunks=(1, 4))
+    group.create_group("nothing")
+    state = formats.read(one).state
+    assert list(state) == sorted(state)
+    for path, array in group.arrays():
+        assert state[path].tobytes() == array[...].tobytes(), path
+        assert (state[path].dtype, state[path].shape) == (array.dtype, array.shape), path
+    assert np.array_equal(state["n"]["sharded"], deep)
+    assert state["n"]["2"]["scalar"] == 3
+    assert state["g"]["a"].dtype == np.float32
+    assert state["nothing"] == {}
+    assert run.push(state, step=1).digest == run.push(formats.read(one).state, step=2).digest
+
+
+def test_one_array_is_a_component(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "x.zarr", data=np.arange(9))
+    assert formats.read(tmp_path / "x.zarr").state["array"].tolist() == list(range(9))
+
+
+def test_version_2_is_read(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=2)
+        rows = np.arange(1000, dtype=">f4").reshape(10, 100)
+        group.create_array("rows", data=rows, chunks=(3, 7), order="F")
+        group.create_array(
+            "n/deltas",
+            data=np.arange(1000, dtype="<i8"),
+            chunks=(30,),
+            filters=[numcodecs.Delta(dtype="<i8")],
+            compressors=numcodecs.LZ4(),
+        )
+        group.create_array("scalar", data=np.float64(3))
+    state = formats.read(tmp_path / "x.zarr").state
+    assert state["rows"].dtype == np.float32
+    assert np.array_equal(state["rows"], rows)
+    assert state["n"]["deltas"].tolist() == list(range(1000))
+    assert state["scalar"] == 3
+
+
+def test_bfloat16_of_other_programs(one: Path) -> None:
+    shutil.rmtree(one / "g" / "a" / "c")
+    for fill, value in ((0.0, 0.0), ("0x3fc0", 1.5)):
+        edit(one / "g" / "a" / "zarr.json", data_type="bfloat16", fill_value=fill)
+        found = formats.read(one).state["g"]["a"]
+        assert found.dtype == torch.bfloat16
+        assert torch.all(found == value)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"data_type": "string"}, "element type"),
+        ({"data_type": "int4"}, "element type"),
+        ({"data_type": {"name": "numpy.datetime64", "configuration": {}}}, "element type"),
+        ({"shape": [2**60, 100], "chunk_grid": [2**59, 100]}, "fit into memory"),
+        ({"shape": [2**45, 100], "chunk_grid": [2**44, 100]}, "fit into memory"),
+        ({"chunk_grid": [2**44, 100]}, "fit into memory"),
+        ({"shape": [2**60, 100]}, "too many chunks"),
+        ({"shape": [2**64, 100]}, "bad shape"),
+        ({"shape": [-1, 100]}, "bad shape"),
+        ({"shape": [True, 100]}, "bad shape"),
+        ({"shape": "10"}, "bad shape"),
+        ({"shape": [1] * 65}, "bad shape"),
+        ({"shape": [10]}, "number of axes"),
+        ({"chunk_grid": [0, 7]}, "bad chunk_shape"),
+        ({"chunk_grid": None}, "grid"),
+        ({"chunk_key_encoding": {"name": "mine"}}, "naming of chunks"),
+        ({"node_type": "thing"}, "neither array nor group"),
+        ({"codecs": [{"name": "pickle"}]}, "not decoded here"),
+        ({"codecs": [{"name": "numcodecs.pickle"}]}, "not decoded here"),
+        ({"codecs": [{"name": "numcodecs.json2"}]}, "not decoded here"),
+        ({"codecs": [{"name": "vlen-utf8"}]}, "not decoded here"),
+        ({"codecs": [{"name": "os.system"}]}, "not decoded here"),
+        ({"codecs": ["bytes"]}, "without a name"),
+        ({"codecs": "bytes"}, "no list"),
+        ({"codecs": [{"name": "numcodecs.astype", "configuration": {"decode_dtype": "O"}}]}, "num"),
+        ({"attributes": {"holdfast_dtype": "bfloat16"}}, "holdfast_dtype"),
+        ({"attributes": {"holdfast_dtype": 3}}, "holdfast_dtype"),
+        ({"codecs": []}, "zarr cannot read"),
+        ({"storage_transformers": [{"name": "x"}]}, "zarr cannot read"),
+        ({"fill_value": "no number"}, "zarr cannot read"),
+        ({"data_type": "bfloat16", "fill_value": "0x123456"}, "fill value"),
+    ],
+)
+def test_hostile_metadata_is_refused_by_name(fields: dict, match: str, one: Path) -> None:
+    if isinstance(shape := fields.get("chunk_grid"), list):
+        fields["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": shape}}
+    edit(one / "g" / "a" / "zarr.json", **fields)
+    with pytest.raises(InvalidInput, match=match) as caught:
+        formats.read(one)
+    assert "one.zarr: g/a" in str(caught.value)
+
+
+def sharded(codecs: object, chunk: object) -> dict:
+    return {
+        "name": "sharding_indexed",
+        "configuration": {"chunk_shape": chunk, "codecs": codecs, "index_codecs": []},
+    }
+
+
+def test_shards_are_looked_into(one: Path) -> None:
+    nest: Any = [{"name": "bytes"}]
+    for _ in range(300):
+        nest = [sharded(nest, [1, 1])]
+    for codecs, match in (
+        ([sharded([{"name": "pickle"}], [1, 1])], "not decoded here"),
+        ([sharded([{"name": "bytes"}], [0, 1])], "within a shard"),
+        ([sharded([{"name": "bytes"}], [1])], "within a shard"),
+        (nest, "nest too deeply"),
+    ):
+        edit(one / "g" / "a" / "zarr.json", codecs=codecs)
+        with pytest.raises(InvalidInput, match=match):
+            formats.read(one)
+    edit(
+        one / "g" / "a" / "zarr.json",
+        codecs=[sharded([{"name": "bytes"}], [1, 1])],
+        shape=[4096, 4096],
+        chunk_grid={"name": "regular", "configuration": {"chunk_shape": [4096, 4096]}},
+    )
+    with pytest.raises(InvalidInput, match="too many chunks"):
+        formats.read(one)
+
+
+class Planted:
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return (setattr, (Planted, "ran", True))
+
+
+@pytest.mark.parametrize("codec", ["pickle", "json2", "msgpack2", "vlen-utf8", "categorize"])
+@pytest.mark.parametrize("place", ["compressor", "filters"])
+def test_objects_of_version_2_are_refused(codec: str, place: str, tmp_path: Path) -> None:
+    folder = tmp_path / "x.zarr"
+    folder.mkdir()
+    named = {"id": codec}
+    document = {
+        "zarr_format": 2,
+        "shape": [1],
+        "chunks": [1],
+        "dtype": "|O",
+        "fill_value": 0,
+        "order": "C",
+        "compressor": named if place == "compressor" else None,
+        "filters": [named] if place == "filters" else None,
+    }
+    (folder / "0").write_bytes(pickle.dumps(Planted()))
+    for dtype, match in (("|O", "element type"), ("<f4", "not decoded here")):
+        (folder / ".zarray").write_text(json.dumps({**document, "dtype": dtype}))
+        with pytest.raises(InvalidInput, match=match):
+            formats.read(folder)
+    assert not Planted.ran
+
+
+@pytest.mark.parametrize("dtype", ["|S5", "<U3", "<M8[s]", "|V4", "<f16", [["a", "<f4"]], None])
+def test_other_types_of_version_2_are_refused(dtype: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.zarr").mkdir()
+    document = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": dtype}
+    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match="element type"):
+        formats.read(tmp_path / "x.zarr")
+
+
+def test_a_chunk_that_is_broken_is_refused(one: Path) -> None:
+    chunk = one / "g" / "a" / "c" / "1" / "1"
+    for data in (b"", b"x", chunk.read_bytes()[:-3]):
+        chunk.write_bytes(data)
+        with pytest.raises(InvalidInput, match="zarr cannot read the array"):
+            formats.read(one)
+    chunk.unlink()
+    assert formats.read(one).state["g"]["a"][4].tolist() == [1.0] * 7 + [0.0] * 7 + [1.0] * 86
+
+
+def test_only_files_are_read(one: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"mine")
+    chunk = one / "g" / "a" / "c" / "1" / "1"
+    chunk.unlink()
+    chunk.symlink_to(tmp_path / "secret")
+    with pytest.raises(InvalidInput, match="more than files"):
+        formats.read(one)
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(InvalidInput, match="more than files"):
+        formats.read(one)
+    chunk.unlink()
+    (one / "g" / "b").symlink_to(one / "g" / "a")
+    with pytest.raises(InvalidInput, match="more than files"):
+        formats.read(one)
+
+
+def test_a_folder_that_changes_is_refused(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def also_written(*_: object) -> None:
+        (one / "g" / "new").write_bytes(b"")
+
+    monkeypatch.setattr("registry.formats.zarr_reading.read_zarr_array", also_written)
+    with pytest.raises(InvalidInput, match="changed while it was read"):
+        formats.read(one)
+
+
+def test_what_is_no_hierarchy_is_refused(one: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.zarr").mkdir()
+    with pytest.raises(InvalidInput, match="not a Zarr folder"):
+        formats.read(tmp_path / "x.zarr")
+    for text in ("{", "[]", '"x"', "[" * 100_000, '{"zarr_format": 3}'):
+        (tmp_path / "x.zarr" / "zarr.json").write_text(text)
+        with pytest.raises(InvalidInput):
+            formats.read(tmp_path / "x.zarr")
+    zarr.open_group(tmp_path / "y.zarr", mode="w").create_group("a")
+    with pytest.raises(InvalidInput, match="holds no array"):
+        formats.read(tmp_path / "y.zarr")
+    (one / "g" / "a" / "b").mkdir()
+    (one / "g" / "a" / "b" / "zarr.json").write_text((one / "zarr.json").read_text())
+    with pytest.raises(InvalidInput, match="within an array"):
+        formats.read(one)
+
+
+def test_a_folder_that_may_not_be_read(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("registry.formats.zarr_reading.os.scandir", refuse)
+    with pytest.raises(StorageError):
+        formats.read(one)
+
+
+def test_memory_is_asked_first(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    with pytest.raises(IncompatibleState, match="fit into memory"):
+        formats.read(one)
+    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    assert formats.read(one).state["g"]["a"].nbytes == 4000
+
+
+def test_a_file_of_that_name_stays_opaque(tmp_path: Path) -> None:
+    (tmp_path / "x.zarr").write_bytes(b"abc")
+    assert formats.read(tmp_path / "x.zarr").format == "opaque"
+
+
+def test_the_command_takes_a_folder(one: Path, tmp_path: Path) -> None:
+    url = str(tmp_path / "reg")
+    with registry.init(url, skip_race_probe=True):
+        pass
+    arguments = ["push", str(one), "new", "--create", "--step", "1", "--registry", url]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "opaque" not in result.output
+    with registry.open(url) as opened:
+        found = opened.checkpoint("new/latest").load()
+    assert same(found, formats.read(one).state)
+    result = CliRunner().invoke(app, ["push", str(tmp_path), *arguments[2:]])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, (SystemExit, RegistryError))
