@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.actions import CommitKeys, Line, ReportMetrics
+from registry.allocating import LoadPrecision
 from registry.charge import check_not_dropped
 from registry.errors import NotFound
 from registry.fit import LoadReport
@@ -136,6 +137,7 @@ class Checkpoint(Stored):
         *,
         only: str | Iterable[str] | None = None,
         map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
         version: int | str | None = None,
     ) -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
@@ -146,6 +148,8 @@ class Checkpoint(Stored):
         Args:
             only: The component that is wanted, or several; all without it. Never migrated.
             map_location: Device for the tensors, as `torch.device` or its name.
+            precision: Of tensors that the save stored with less precision: as they are stored, or
+                in the type that they had (`original`); the bits that were lost stay lost.
             version: Schema version that is wanted; the specification's without it.
 
         Raises:
@@ -154,7 +158,7 @@ class Checkpoint(Stored):
                 from its schema version to the wanted one.
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
-        state = super().load(only=only, map_location=map_location)
+        state = super().load(only=only, map_location=map_location, precision=precision)
         if only is not None:
             return state
         spec, where = self._log.state.spec, self.ref

@@ -7,16 +7,24 @@ from ctypes import addressof, c_char
 from typing import Any
 
 from registry import pytree
+from registry.precision import stored_view
 
 
 class Destination:
     """The bytes of one existing tensor or array.
 
+    Args:
+        target: The tensor or array.
+        stored_dtype: The narrower element type that is read in place of the target's own, to be
+            widened where it lies; its own without.
+
     Attributes:
         view: Flat writable bytes to read into.
+        widening: The target's whole memory, what is read and what it is to become; `None` where
+            nothing is widened.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, stored_dtype: str | None = None) -> None:
         self._target = target
         self._staged: Any = None
         view = pytree.view_of(target)
@@ -26,12 +34,23 @@ class Destination:
             # torch tensors know `detach`, NumPy arrays do not.
             kind = "torch" if hasattr(target, "detach") else "numpy"
             self._staged, view = pytree.allocate(dtype, shape, kind)
+        self._memory = view
         self.view: memoryview = view
+        self.widening: tuple[memoryview, str, str] | None = None
+        if stored_dtype is not None:
+            dtype, _ = pytree.describe(target)
+            self.view = stored_view(view, stored_dtype, dtype)
+            self.widening = view, stored_dtype, dtype
 
     @property
     def address(self) -> int:
-        """Where the bytes begin in memory; 0 for none."""
-        return addressof(c_char.from_buffer(self.view)) if self.view.nbytes else 0
+        """Where the target's bytes begin in memory; 0 for none."""
+        return addressof(c_char.from_buffer(self._memory)) if self._memory.nbytes else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the target in bytes."""
+        return self._memory.nbytes
 
     def settle(self) -> None:
         """Move staged bytes into the target."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from registry.destinations import Destination
 from registry.errors import IncompatibleState
 from registry.loading import Target
 from registry.manifest import Component, TensorEntry
+from registry.precision import widen_all
 
 _NAMED_AT_MOST = 8
 
@@ -29,6 +31,11 @@ class LoadReport:
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+
+
+class _Leaf(Protocol):
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
@@ -61,12 +68,12 @@ def distinct(
     last, begin, end = "", -1, -1
     for path in sorted(into, key=lambda path: into[path].address):
         destination = into[path]
-        if destination.address >= end or not destination.view.nbytes:
+        if destination.address >= end or not destination.nbytes:
             targets.append((sources[path], destination.view))
             last, begin = path, destination.address
-            end = begin + destination.view.nbytes
+            end = begin + destination.nbytes
             continue
-        same_place = (destination.address, destination.view.nbytes) == (begin, end - begin)
+        same_place = (destination.address, destination.nbytes) == (begin, end - begin)
         if not same_place or sources[path].content != sources[last].content:
             raise IncompatibleState(
                 "two tensors of the target share memory and differ in the checkpoint",
@@ -76,15 +83,30 @@ def distinct(
     return targets
 
 
+def widened_paths(
+    sources: Mapping[str, TensorEntry], leaves: Mapping[str, _Leaf]
+) -> frozenset[str]:
+    """Return the paths at which the target has the type that a tensor was given in at its save."""
+    return frozenset(
+        path
+        for path, leaf in leaves.items()
+        if path in sources and sources[path].original == leaf.dtype
+    )
+
+
+def settle(into: Mapping[str, Destination], pool: Executor) -> None:
+    """Finish tensors that have been read: widened where they lie, moved where they were staged."""
+    # Tensors that share their memory are widened once.
+    distinct_ones = {one.address: one for one in into.values()}
+    widen_all((one.widening for one in distinct_ones.values() if one.widening), pool)
+    for destination in into.values():
+        destination.settle()
+
+
 def arrays_in(skeleton: Json) -> list[int]:
     """Return the numbers of the leaves that are tensors or arrays, not long strings."""
     kinds = pytree.leaf_kinds(skeleton)
     return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
-
-
-class _Leaf(Protocol):
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def check_fit(
@@ -94,8 +116,17 @@ def check_fit(
     leaves: Mapping[str, _Leaf],
     *,
     strict: bool,
+    widened: Collection[str] = (),
 ) -> None:
     """Refuse a state that does not fit.
+
+    Args:
+        ref: The state.
+        report: Which paths are on which side.
+        sources: Its tensors.
+        leaves: Those of the target.
+        strict: Whether a path that only one side has is an error.
+        widened: Paths whose tensors are given back the type that they had before their save.
 
     Raises:
         IncompatibleState: Paths, shapes or dtypes differ.
@@ -103,7 +134,8 @@ def check_fit(
     wrong = []
     for path in report.loaded:
         have, want = sources[path], leaves[path]
-        if (have.dtype, have.shape) != (want.dtype, want.shape):
+        dtype = have.original if path in widened else have.dtype
+        if (dtype, have.shape) != (want.dtype, want.shape):
             wrong.append(
                 f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
             )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from registry import canonical
 from registry.chunking import GRID, INLINE_BYTES, Grid, grid
@@ -28,6 +28,26 @@ FORMAT = "holdfast.checkpoint/1"
 LIST_THRESHOLD = 256
 _DIGEST_BYTES = 32
 _MAX_AXES = 64
+#: What a tensor may have been before it was stored with less precision, and what it is then.
+ORIGINAL_DTYPES = frozenset({"float32", "float64"})
+NARROW_DTYPES = frozenset({"float16", "bfloat16"})
+
+
+class NarrowedDtype(str):
+    """Name of the element type that a tensor is stored in, in place of a wider one.
+
+    Attributes:
+        original: The wider one, which the tensor's entry records.
+    """
+
+    __slots__ = ("original",)
+    original: str
+
+    def __new__(cls, dtype: str, original: str) -> Self:
+        """Return the name with what it stands for."""
+        made = super().__new__(cls, dtype)
+        made.original = original
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +55,13 @@ class TensorEntry:
     """One tensor of a component; one of `inline`, `chunks` and `chunk_list` tells its bytes.
 
     Attributes:
-        dtype: Name in `registry.dtypes`.
+        dtype: Name in `registry.dtypes`; a `NarrowedDtype` says `original` too.
         shape: Axis lengths.
         inline: The bytes themselves, for at most `INLINE_BYTES`.
         chunks: Digests of the chunks of `grid`, in order.
         chunk_list: Digest of a stored chunk that holds the digests, 32 bytes each.
+        original: The wider element type that it was given in, where it is stored with less
+            precision; `None` where it is stored as it was.
     """
 
     dtype: str
@@ -47,6 +69,12 @@ class TensorEntry:
     inline: bytes | None = None
     chunks: tuple[Digest, ...] = ()
     chunk_list: Digest | None = None
+    original: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, NarrowedDtype):
+            object.__setattr__(self, "original", self.dtype.original)
+            object.__setattr__(self, "dtype", str(self.dtype))
 
     @property
     def grid(self) -> Grid:
@@ -60,12 +88,16 @@ class TensorEntry:
 
     @property
     def content(self) -> Digest:
-        """Identity of dtype, shape and bytes together."""
-        return Digest.of(canonical.encode(self.to_json()))
+        """Identity of dtype, shape and bytes together, whatever the tensor was before."""
+        entry = self.to_json()
+        entry.pop("original", None)
+        return Digest.of(canonical.encode(entry))
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as it stands in the manifest."""
         entry: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
+        if self.original is not None:
+            entry["original"] = self.original
         if self.inline is not None:
             entry["data"] = base64.b64encode(self.inline).decode("ascii")
         elif self.chunk_list is not None:
@@ -255,23 +287,34 @@ def _tensor(entry: Any) -> TensorEntry:
     cut = grid(dtype, shape)
     if cut.nbytes >= 2**63:
         raise ValueError(f"shape {shape} is beyond 2^63 bytes")
-    fields = set(entry) - {"dtype", "shape"}
+    original = _original(entry, cut.nbytes) if "original" in entry else None
+    fields = set(entry) - {"dtype", "shape", "original"}
     if fields == {"data"}:
         inline = _inline(entry["data"])
         if len(inline) != cut.nbytes or len(inline) > INLINE_BYTES:
             raise ValueError(f"{len(inline)} inline bytes for shape {shape} of {dtype}")
-        return TensorEntry(dtype, shape, inline=inline)
+        return TensorEntry(dtype, shape, inline=inline, original=original)
     if fields == {"list"}:
         if cut.count <= LIST_THRESHOLD:
             raise ValueError(f"a digest list for only {cut.count} chunks")
-        return TensorEntry(dtype, shape, chunk_list=Digest.from_hex(entry["list"]))
+        listed = Digest.from_hex(entry["list"])
+        return TensorEntry(dtype, shape, chunk_list=listed, original=original)
     if fields != {"chunks"}:
         raise ValueError(f"a tensor has keys {sorted(entry)}")
     if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
         raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
-    return TensorEntry(
-        dtype, shape, chunks=tuple(Digest.from_hex(text) for text in entry["chunks"])
-    )
+    chunks = tuple(Digest.from_hex(text) for text in entry["chunks"])
+    return TensorEntry(dtype, shape, chunks=chunks, original=original)
+
+
+def _original(entry: Any, nbytes: int) -> str:
+    """Return the element type that a tensor was given in; room for it must be thinkable."""
+    original, dtype = entry["original"], entry["dtype"]
+    if original not in ORIGINAL_DTYPES or dtype not in NARROW_DTYPES:
+        raise ValueError(f"{dtype} cannot stand for {original!r}")
+    if nbytes // ITEM_SIZES[dtype] * ITEM_SIZES[original] >= 2**63:
+        raise ValueError(f"shape {entry['shape']} of {original} is beyond 2^63 bytes")
+    return str(original)
 
 
 def _inline(text: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypedDict, Unpack
 
 from registry import pytree
@@ -12,7 +13,7 @@ from registry.bursts import allocation_burst
 from registry.codecs import Compression, check_compression
 from registry.deltas import check_keyframe_every
 from registry.environment import require_first_rank
-from registry.errors import InvalidInput, UnsupportedValue
+from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from registry.options import check_options
 from registry.plain import (
     check_metrics,
@@ -22,6 +23,13 @@ from registry.plain import (
     decode_plain,
     encode_plain,
     join_plain,
+)
+from registry.precision import (
+    Narrowing,
+    Precision,
+    PrecisionPolicy,
+    narrow_state,
+    stored_dtypes,
 )
 from registry.pytree import FlatState
 from registry.rules import check_dtypes, check_keys, check_phase_is_declared, flat_dtypes
@@ -46,6 +54,8 @@ class SaveOptions(TypedDict, total=False):
     allow_nonfinite: bool
     compression: Compression | None
     keyframe_every: int | None
+    precision: PrecisionPolicy | None
+    allow_lossy_optimizer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,7 @@ class SaveRequest:
         takes_over: Whether who saves is then the run's one trainer; a push is not.
         compression: How its chunks are stored; as the registry has it where absent.
         keyframe_every: How often a changing chunk is stored whole; the same.
+        precision: Which tensors are stored in fewer bits; none where absent.
     """
 
     phase: str | None
@@ -77,6 +88,7 @@ class SaveRequest:
     takes_over: bool = True
     compression: Compression | None = None
     keyframe_every: int | None = None
+    precision: Precision | None = None
 
     @classmethod
     def check(
@@ -109,17 +121,22 @@ class SaveRequest:
             keyframe_every=check_keyframe_every(
                 options.get("keyframe_every"), compresses=options.get("compression") != "none"
             ),
+            precision=Precision.check(
+                options.get("precision"),
+                allow_optimizer=bool(options.get("allow_lossy_optimizer")),
+            ),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PreparedSave:
     """A save whose states are taken apart and found to be what the run demands.
 
     Attributes:
         request: What it says.
         phase: The phase that it is of.
-        state: The state, without the keys that its commit keeps.
+        given: The state as it was given, without the keys that its commit keeps.
+        narrowing: Which of its leaves are stored in fewer bits.
         commit_keys: Those.
         companions: The states beside it.
         counters: Values of the counters that the tiers of the phase name.
@@ -127,16 +144,29 @@ class PreparedSave:
 
     request: SaveRequest
     phase: str
-    state: FlatState
+    given: FlatState
+    narrowing: Narrowing | None
     commit_keys: CommitKeys | None
     companions: Mapping[str, FlatState]
     counters: Mapping[str, int]
+
+    @cached_property
+    def state(self) -> FlatState:
+        """The state as it is to be stored.
+
+        Looked for here and not before, so that a save in the background looks there and at its
+        copy: numbers that the narrower type of a tensor cannot hold.
+
+        Raises:
+            UnsupportedValue: There is one.
+        """
+        return narrow_state(self.given, self.narrowing) if self.narrowing else self.given
 
     def copied(self, copy: Callable[[str, FlatState], FlatState]) -> PreparedSave:
         """Return the same with every state copied, each under a name of its own."""
         return replace(
             self,
-            state=copy("", self.state),
+            given=copy("", self.given),
             companions={name: copy(name, flat) for name, flat in self.companions.items()},
         )
 
@@ -146,7 +176,8 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
 
     Raises:
         UnsupportedValue: Something in it cannot be stored; the message names its path.
-        InvalidInput: The run has no such phase or tier, or a counter of a tier is nowhere.
+        InvalidInput: The run has no such phase or tier, or a counter of a tier is nowhere; or the
+            precision decides about nothing, or about optimizer state.
         IncompatibleState: Required keys are missing, or tensors have another dtype than demanded.
     """
     spec = run.spec
@@ -163,8 +194,28 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     check_dtypes(spec, flat_dtypes(flat), where=where)
     _check_tier(spec.phase(phase), request.tier, where)
     kept, commit_keys = _split(flat, spec)
+    narrowing = _narrowing(kept, request, spec, where)
     counters = _counters(spec.phase(phase), request, flat)
-    return PreparedSave(request, phase, kept, commit_keys, companions, counters)
+    return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, counters)
+
+
+def _narrowing(
+    state: FlatState, request: SaveRequest, spec: RunSpec, where: str
+) -> Narrowing | None:
+    """Choose which leaves are stored in fewer bits; the run's rules hold for what is stored too."""
+    if request.precision is None:
+        return None
+    narrowing = request.precision.choose(state, where=where)
+    try:
+        check_dtypes(spec, stored_dtypes(state, narrowing), where=where)
+    except IncompatibleState as error:
+        raise IncompatibleState(
+            "tensors would be stored in another dtype than the run demands",
+            where=f"{where}, precision",
+            found=error.found,
+            hint="Say 'keep' for them, before the other patterns; or mend the preset.",
+        ) from error
+    return narrowing
 
 
 def _split(state: FlatState, spec: RunSpec) -> tuple[FlatState, CommitKeys | None]:

@@ -12,17 +12,20 @@ from typing import Any, TypeVar
 
 from registry import pytree
 from registry.actions import CommitKeys, Place
+from registry.allocating import LoadPrecision, allocate, check_load_precision
 from registry.bursts import allocation_burst
 from registry.destinations import Destination, to_device
 from registry.digest import Digest
-from registry.errors import IncompatibleState, MissingObject, NotFound
+from registry.errors import MissingObject, NotFound
 from registry.fit import (
     LoadReport,
     arrays_in,
     check_fit,
     distinct,
     leaves_by_path,
+    settle,
     tensors_by_path,
+    widened_paths,
 )
 from registry.integrations import open_zarr
 from registry.lazy import LazyTensor
@@ -32,6 +35,7 @@ from registry.manifest import Component, Manifest, TensorEntry, parse_list
 from registry.placement import ChunkPlace, Placement
 from registry.placing import Base
 from registry.plain import decode_plain
+from registry.precision import widen_all
 from registry.store import Store
 from registry.suggest import near
 
@@ -49,6 +53,8 @@ class TensorInfo:
         shape: Axis lengths.
         nbytes: Size in bytes.
         content: Its bytes' identity: equal for equal dtype, shape and bytes, and only then.
+        original: The wider element type that it had when it was saved, where the save stored it
+            with less precision; `None` where it is stored as it was.
     """
 
     path: str
@@ -56,6 +62,7 @@ class TensorInfo:
     shape: tuple[int, ...]
     nbytes: int
     content: Digest
+    original: str | None = None
 
 
 class Stored:
@@ -109,26 +116,39 @@ class Stored:
         """Where its chunks lie in this registry."""
         return self._relocated(lambda place: self._store.placement(place.placement_key))
 
-    def load(self, *, only: str | Iterable[str] | None = None, map_location: object = "cpu") -> Any:
+    def load(
+        self,
+        *,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+    ) -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
 
         Args:
             only: The component that is wanted, or several; all without it.
             map_location: Device for the tensors, as `torch.device` or its name.
+            precision: Of tensors that the save stored with less precision: as they are stored, or
+                in the type that they had (`original`). That widens them exactly; the bits that
+                were lost stay lost.
 
         Raises:
+            InvalidInput: There is no such precision.
             NotFound: A component in `only` does not exist.
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
+        check_load_precision(precision)
         manifest = self.manifest
         aside = self._aside()
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
         with allocation_burst():
-            arrays, targets = _allocate(self.ref, wanted)
-        self._read(manifest, targets)
+            made = allocate(self.ref, wanted, precision)
+        self._read(manifest, made.targets)
+        widen_all(made.widenings, self._store.pools.hashing)
+        arrays = made.arrays
         if str(map_location) != "cpu":
-            arrays = {name: to_device(made, map_location) for name, made in arrays.items()}
+            arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
         with allocation_burst():
             parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
             state = pytree.unflatten(manifest.kind, parts)
@@ -140,7 +160,9 @@ class Stored:
         """Fill the tensors of a module, or of a nest of dicts and lists, in place.
 
         Bytes go straight into the target's memory where it is contiguous and on the CPU, and
-        through one staging tensor otherwise. Plain values of the checkpoint are left alone.
+        through one staging tensor otherwise. Plain values of the checkpoint are left alone. A
+        tensor that was saved with less precision fits a target of the type that it is stored in,
+        and of the one that it had before, where it is widened exactly.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
@@ -163,12 +185,17 @@ class Stored:
             missing=tuple(path for path in leaves if path not in sources),
             unexpected=tuple(path for path in sources if path not in leaves),
         )
-        check_fit(self.ref, report, sources, leaves, strict=strict)
+        widened = widened_paths(sources, leaves)
+        check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
         with allocation_burst():
-            into = {path: Destination(leaves[path].source) for path in report.loaded}
+            into = {
+                path: Destination(
+                    leaves[path].source, sources[path].dtype if path in widened else None
+                )
+                for path in report.loaded
+            }
         self._read(manifest, distinct(self.ref, sources, into))
-        for destination in into.values():
-            destination.settle()
+        settle(into, self._store.pools.hashing)
         return report
 
     def lazily(self) -> LazyState:
@@ -178,7 +205,9 @@ class Stored:
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
         return {
-            path: TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content)
+            path: TensorInfo(
+                path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
+            )
             for path, entry in tensors_by_path(self.manifest.components).items()
         }
 
@@ -370,31 +399,6 @@ class LazyState(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _allocate(
-    ref: str, parts: Mapping[str, Component]
-) -> tuple[dict[str, list[object]], list[Target]]:
-    """Return fresh arrays for components, and what is to be read into them."""
-    arrays: dict[str, list[object]] = {}
-    targets: list[Target] = []
-    for name, part in parts.items():
-        kinds = pytree.leaf_kinds(part.skeleton)
-        try:
-            made = [
-                pytree.allocate(tensor.dtype, tensor.shape, kinds.get(index, "bytes"))
-                for index, tensor in enumerate(part.tensors)
-            ]
-        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
-            raise IncompatibleState(
-                "the component does not fit into memory",
-                where=f"{ref}: {name}",
-                found=f"{part.nbytes} bytes",
-                hint="Load fewer components with only=[...].",
-            ) from error
-        arrays[name] = [value for value, _ in made]
-        targets += zip(part.tensors, [view for _, view in made], strict=True)
-    return arrays, targets
 
 
 def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:

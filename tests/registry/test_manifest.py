@@ -13,7 +13,15 @@ from registry.chunking import INLINE_BYTES, grid
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, UnsupportedFormat
 from registry.framing import unwrap_frame, wrap_frame
-from registry.manifest import Component, Manifest, TensorEntry, parse_list
+from registry.manifest import (
+    NARROW_DTYPES,
+    ORIGINAL_DTYPES,
+    Component,
+    Manifest,
+    NarrowedDtype,
+    TensorEntry,
+    parse_list,
+)
 from tests.registry.conftest import small_grid
 from tests.strategies import digests, dtypes, json_values, quick, shapes, texts
 
@@ -22,11 +30,14 @@ from tests.strategies import digests, dtypes, json_values, quick, shapes, texts
 def entries(draw):
     dtype, shape = draw(dtypes), draw(shapes)
     cut = grid(dtype, shape)
+    original = None
+    if dtype in NARROW_DTYPES:
+        original = draw(st.none() | st.sampled_from(sorted(ORIGINAL_DTYPES)))
     if cut.nbytes <= INLINE_BYTES:
-        return TensorEntry(
-            dtype, shape, inline=draw(st.binary(min_size=cut.nbytes, max_size=cut.nbytes))
-        )
-    return TensorEntry(dtype, shape, chunks=tuple(draw(digests) for _ in range(cut.count)))
+        data = draw(st.binary(min_size=cut.nbytes, max_size=cut.nbytes))
+        return TensorEntry(dtype, shape, inline=data, original=original)
+    chunks = tuple(draw(digests) for _ in range(cut.count))
+    return TensorEntry(dtype, shape, chunks=chunks, original=original)
 
 
 components = st.builds(Component.build, json_values, st.lists(entries(), max_size=3))
@@ -87,6 +98,26 @@ def test_the_content_of_a_tensor_is_dtype_shape_and_bytes():
         TensorEntry("int8", (2,), inline=b"ab").content,
     }
     assert len(contents) == 5
+
+
+def test_what_a_tensor_was_before_is_in_the_id_and_not_in_its_content():
+    plain = TensorEntry("bfloat16", (100,), chunks=(CHUNK,))
+    once = TensorEntry(NarrowedDtype("bfloat16", "float32"), (100,), chunks=(CHUNK,))
+    assert (once.dtype, once.original) == ("bfloat16", "float32")
+    assert type(once.dtype) is str
+    assert once == TensorEntry("bfloat16", (100,), chunks=(CHUNK,), original="float32")
+    assert "original" not in plain.to_json()
+    assert once.to_json() == {**plain.to_json(), "original": "float32"}
+    assert plain.content == once.content
+    assert Component.build(0, [plain]).digest != Component.build(0, [once]).digest
+
+
+def test_a_tensor_with_a_digest_list_keeps_what_it_was_before():
+    entry = TensorEntry("float16", (250,), chunk_list=CHUNK, original="float64")
+    with small_grid(100, list_threshold=2):
+        manifest = Manifest("dict", {"m": Component.build(0, [entry])})
+        read = Manifest.decode(manifest.encode(), manifest.digest, where="x")
+    assert read.components["m"].tensors == (entry,)
 
 
 def test_direct_chunks_are_distinct_and_in_order_with_their_raw_lengths():
@@ -201,6 +232,22 @@ BROKEN = {
     "bytes twice": _tensor(data=DATA),
     "no bytes": _tensor(chunks=None),
     "unknown tensor key": _tensor(more=1),
+    "original unknown": _tensor(dtype="bfloat16", original="object"),
+    "original no string": _tensor(dtype="bfloat16", original=[]),
+    "original null": BODY
+    | {
+        "components": [
+            ["m", PART | {"tensors": [CHUNKED | {"dtype": "bfloat16", "original": None}]}]
+        ]
+    },
+    "original not wider": _tensor(dtype="bfloat16", original="float16"),
+    "original the same": _tensor(dtype="bfloat16", original="bfloat16"),
+    "original no float": _tensor(dtype="bfloat16", original="int32"),
+    "original of an integer": _tensor(original="float32"),
+    "original of what was never narrowed": _tensor(dtype="float32", original="float64"),
+    "original beyond 2^63": _tensor(
+        dtype="bfloat16", shape=[2**30, 2**31], chunks=None, list=CHUNK.hex(), original="float64"
+    ),
 }
 
 
