@@ -10,6 +10,7 @@ from registry.actions import Commit, RunStatus
 from registry.checkpoint import Checkpoint, phase_value
 from registry.committer import Committer
 from registry.errors import InvalidInput, NotFound
+from registry.following import Following
 from registry.monitors import Monitor
 from registry.plain import check_phase, decode_plain
 from registry.pool.league import OpponentPool
@@ -260,4 +261,76 @@ class RunView:
             timeout_s=timeout_s,
             follow=follow,
             follower=follower,
+        )
+
+    def follow_into(
+        self,
+        model: object,
+        *,
+        component: str | None = None,
+        phase: int | str | None = None,
+        strict: bool = True,
+        latest_only: bool = True,
+        rehash: bool | None = None,
+        poll_s: float = 1.0,
+        longest_poll_s: float = 30.0,
+        timeout_s: float | None = None,
+        follow: bool = True,
+    ) -> Following:
+        """Keep a model at the run's newest weights: `for ck in run.follow_into(model): ...`.
+
+        Each checkpoint comes when its weights are in the model: in the same tensors, in the memory
+        where they were. Only chunks that differ from what the model holds are fetched; of those
+        that are stored as deltas only the delta, its base being taken out of the model. All are
+        verified aside before the first is copied into the model, so that an error leaves the model
+        as it was; this takes as much host memory as the chunks that changed have bytes.
+
+        Followers know nothing of each other: every one gets the newest checkpoint, nothing is
+        claimed or acknowledged, and access to read is enough. Waiting costs one request a poll;
+        `poll()` on what this returns takes newer weights, if there are any, without waiting. A
+        checkpoint that is let go and collected while it is read is passed over for a newer one.
+        After an error the same object can be gone on with: it tries again.
+
+        What the model was given is remembered: from the second checkpoint on only chunks that are
+        bases of deltas are hashed, and tensors that were written to meanwhile. torch counts what is
+        done in place to a tensor or a view of it; where nothing counts, in arrays of NumPy and
+        tensors made in inference mode, everything is hashed each time. What is done by way of
+        `.data` or foreign kernels is not counted either: it is mended where the weights change, and
+        elsewhere only with `rehash=True`.
+
+        Args:
+            model: An object with `state_dict()`, or a dict of tensors or arrays, on any device.
+            component: The component that the model stands for; without it its top-level keys are
+                components. Of others nothing is read.
+            phase: Only checkpoints of this phase.
+            strict: Whether a path that only one side has is an error.
+            latest_only: Go straight to the newest checkpoint; the model is then at what `latest`
+                gives, also when training goes back. `False`: every checkpoint that is kept, in log
+                order.
+            rehash: Which weights to hash before each checkpoint although nothing says that they
+                were written to: all (`True`), none (`False`), or those in which nothing would.
+            poll_s: Seconds between looks at the log; twice as long after each look that finds
+                nothing new.
+            longest_poll_s: At most so long.
+            timeout_s: End the loop after so many seconds without a checkpoint; never without it.
+            follow: Whether to wait for more; `False` gives what is there now.
+
+        Raises:
+            InvalidInput: The run has no such phase, or a time is not legal. By the loop:
+            IncompatibleState: The weights do not fit the model.
+            NotFound: There is no such component.
+            IntegrityError: Something is damaged or gone.
+        """
+        return Following(
+            self.committer,
+            model,
+            component=component,
+            phase=phase,
+            strict=strict,
+            latest_only=latest_only,
+            rehash=rehash,
+            poll_s=poll_s,
+            longest_poll_s=longest_poll_s,
+            timeout_s=timeout_s,
+            follow=follow,
         )

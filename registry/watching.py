@@ -22,7 +22,8 @@ from registry.plain import check_name, check_phase
 from registry.rules import check_phase_is_declared
 from registry.state import CheckpointRecord, RunManifest
 
-_OVER = ("completed", "failed")
+#: Statuses after which nothing comes any more.
+OVER = ("completed", "failed")
 # How a follower waits and what it takes for the time; tests put other ones here.
 _sleep = time.sleep
 _monotonic = time.monotonic
@@ -219,7 +220,7 @@ class Watch(Iterator[Checkpoint]):
         if not self._follow or state.dropped is not None:
             return True
         # What others hold may become free again: they may die over it.
-        return state.status in _OVER and next(self._open(state), None) is None
+        return state.status in OVER and next(self._open(state), None) is None
 
     def _until_expiry_s(self) -> float:
         """Return in how many seconds the first of the others' holds ends."""
