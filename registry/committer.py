@@ -17,6 +17,7 @@ from registry.adopting import adopt
 from registry.bursts import allocation_burst
 from registry.charge import check_not_dropped
 from registry.codecs import COMPRESSIONS, Compression
+from registry.deltas import Trials
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, MissingObject
 from registry.loading import read_lists
@@ -61,6 +62,7 @@ class Committer:
         self.log = log
         self.writer = Writer(store, log)
         self._bases: dict[Digest, Base] = {}
+        self._trials = Trials()
         self._lock = RLock()
 
     def commit(self, compose: Compose, plan: Plan = tuple) -> RunManifest:
@@ -140,7 +142,9 @@ class Committer:
         config = self.store.config
         every = keyframe_every or config.keyframe_every or 1
         codec = compression or config.compression or ("none" if every == 1 else "zstd")
-        return write_state(self.store, self.writer, state, bases, COMPRESSIONS[codec], every)
+        return write_state(
+            self.store, self.writer, state, bases, COMPRESSIONS[codec], every, self._trials
+        )
 
     def write_plain(self, state: object) -> Written:
         """Put a state on the store that is like none of the checkpoints."""

@@ -23,6 +23,26 @@ from registry.pytree import ArrayLeaf
 from registry.store import Store
 
 
+class Trials:
+    """Which tensors gain nothing by differences, so that not every save reads their bases in vain.
+
+    They rest for as many saves as a chain may have links. Any thread may tell.
+    """
+
+    def __init__(self) -> None:
+        self._resting: dict[str, int] = {}
+
+    def resting(self) -> frozenset[str]:
+        """Begin a save; return the paths of the tensors that it is not to try."""
+        resting = self._resting
+        self._resting = {path: left - 1 for path, left in resting.items() if left > 1}
+        return frozenset(resting)
+
+    def rest(self, path: str, saves: int) -> None:
+        """Remember that a tensor has gained nothing: so many saves are not to try it."""
+        self._resting[path] = saves
+
+
 class _Origin(NamedTuple):
     """A tensor of a base, its chunks, and the base."""
 
@@ -68,28 +88,41 @@ class Predecessors:
         bases: States of the run, the nearest first.
         spots: Where the chunks of the bases lie.
         keyframe_every: So many versions of a chunk at most are read for the last of them.
+        trials: What earlier saves have found.
     """
 
     def __init__(
-        self, store: Store, bases: Sequence[Base], spots: Mapping[Digest, Spot], keyframe_every: int
+        self,
+        store: Store,
+        bases: Sequence[Base],
+        spots: Mapping[Digest, Spot],
+        keyframe_every: int,
+        trials: Trials,
     ) -> None:
         self._store = store
         self._bases = bases
         self._spots = spots
         self._keyframe_every = keyframe_every
+        self._trials = trials
+        self._resting = trials.resting()  # what this save finds is for the next ones
         self._fetches: dict[Digest, Fetch] = {}
 
     def below(self, leaf: ArrayLeaf, number: int) -> Below | None:
         """Return what chunk `number` of a tensor can be stored as the difference to."""
-        if self._keyframe_every == 1:
-            return None
-        origin = self._origins.get(leaf.path)
+        path = leaf.path
+        origin = self._origins.get(path)
         if origin is None or (origin.entry.dtype, origin.entry.shape) != (leaf.dtype, leaf.shape):
+            return None
+        if path in self._resting:
             return None
         digest, size = origin.digests[number], origin.entry.grid.sizes()[number]
         if self._links(digest) + 1 >= self._keyframe_every:
             return None
-        return Below(digest, lambda: self._read(origin.base, digest, size))
+        return Below(
+            digest,
+            read=lambda: self._read(origin.base, digest, size),
+            gains_nothing=lambda: self._trials.rest(path, self._keyframe_every),
+        )
 
     def _links(self, digest: Digest) -> int:
         links = 0

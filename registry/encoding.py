@@ -24,7 +24,7 @@ _SAMPLE_BYTES = 128 * 1024
 #: A sample that keeps more of its length than this is not worth decoding later.
 WORTH = 0.95
 #: A difference that keeps more than this of what compression leaves is not worth reading two for.
-DELTA_WORTH = 0.9
+DELTA_WORTH = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,14 @@ class Below:
 
     Attributes:
         digest: That chunk.
-        read: Gives its bytes, verified; `None` where nothing can be built on it.
+        read: Gives its bytes, verified, in memory of their own; `None` where nothing can be built
+            on it.
+        gains_nothing: Is told that it was read in vain.
     """
 
     digest: Digest
     read: Callable[[], memoryview | None]
+    gains_nothing: Callable[[], None] = lambda: None
 
 
 class Encoding:
@@ -133,11 +136,12 @@ class Encoding:
         if base is None:
             return None
         item = item_size(leaf.dtype)
-        codecs.join(base, view)  # the copy of the base becomes the difference
-        if len(view) > _SAMPLE_BYTES and id(leaf) not in self._gains_by_deltas:
+        codecs.join(base, view)  # the base's memory becomes the difference
+        if id(leaf) not in self._gains_by_deltas:
             gains = self._ratio(base, item) * len(view) <= most_bytes
             self._gains_by_deltas[id(leaf)] = gains
             if not gains:
+                below.gains_nothing()
                 return None
         stored = codecs.encode(base, item, self._codec)
         if len(stored) > most_bytes:

@@ -20,7 +20,7 @@ from backends import Buffer
 from registry.bursts import allocation_burst
 from registry.chunking import INLINE_BYTES, grid
 from registry.codecs import RAW, codec_number
-from registry.deltas import Predecessors
+from registry.deltas import Predecessors, Trials
 from registry.digest import Digest
 from registry.encoding import Encoded, Encoding, chain_entries
 from registry.keys import ObjectKey
@@ -53,6 +53,7 @@ def write_state(
     bases: Sequence[Base],
     codec: str = RAW,
     keyframe_every: int = 1,
+    trials: Trials | None = None,
 ) -> Written:
     """Store what of a state is not stored yet.
 
@@ -64,8 +65,10 @@ def write_state(
         codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
         keyframe_every: So many versions of a chunk at most are read for the last of them: the
             others are stored as differences where that wins. 1 for no differences.
+        trials: What earlier saves have found out about differences.
     """
-    return _StateWriter(store, writer, bases, codec, keyframe_every).write(state)
+    made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
+    return made.write(state)
 
 
 def write_stream(
@@ -89,7 +92,8 @@ def write_stream(
         spots: Where chunks lie that need not be stored again; each may be named.
         codec: As for `write_state`.
     """
-    return _StateWriter(store, writer, bases, codec, 1).write_stream(groups, finish, spots)
+    made = _StateWriter(store, writer, bases, codec, 1, Trials())
+    return made.write_stream(groups, finish, spots)
 
 
 class Chunk(NamedTuple):
@@ -130,6 +134,7 @@ class _StateWriter:
         bases: Sequence[Base],
         codec: str,
         keyframe_every: int,
+        trials: Trials,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -139,7 +144,9 @@ class _StateWriter:
         self._stored = spots_of(self._bases)
         self._predecessors: Predecessors | None = None
         if codec != RAW and keyframe_every > 1:
-            self._predecessors = Predecessors(store, self._bases, self._stored, keyframe_every)
+            self._predecessors = Predecessors(
+                store, self._bases, self._stored, keyframe_every, trials
+            )
         self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
