@@ -19,7 +19,7 @@ from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import IncompatibleState, MissingObject, NotFound
 from registry.fetching import Fetch
-from registry.fit import LoadReport, arrays_in, check_fit, tensors_by_path
+from registry.fit import LoadReport, arrays_in, check_fit, tensors_by_path, widened_paths
 from registry.loading import index_chunks
 from registry.manifest import Component, Manifest, TensorEntry, parse_list
 from registry.placing import Base
@@ -225,9 +225,9 @@ class Following(Iterator[Checkpoint]):
 
     def _write(self, plan: _Plan, aside: Mapping[Digest, memoryview]) -> None:
         self._known = {}  # until all of it is there
-        changed: dict[str, int] = {}
+        pool, changed = self._store.pools.hashing, dict[str, int]()
         for path, number, size, digest in plan.stale():
-            plan.residents[path].write(number, aside[digest])
+            plan.residents[path].write(number, aside[digest], pool)
             changed[path] = changed.get(path, 0) + size
         self._known = {
             path: _Known(resident, resident.mark(), plan.wanted[path])
@@ -249,12 +249,14 @@ class Following(Iterator[Checkpoint]):
             missing=tuple(path for path in leaves if path not in sources),
             unexpected=tuple(path for path in sources if path not in leaves),
         )
-        check_fit(checkpoint.ref, report, sources, leaves, strict=self._strict)
+        widened = widened_paths(sources, leaves)
+        check_fit(checkpoint.ref, report, sources, leaves, strict=self._strict, widened=widened)
         plan = _Plan()
         first: dict[object, str] = {}
         for path in report.loaded:
             entry, leaf = sources[path], leaves[path]
-            resident = Resident(leaf.source, leaf.dtype, leaf.shape)
+            stored_dtype = entry.dtype if path in widened else None
+            resident = Resident(leaf.source, leaf.dtype, leaf.shape, stored_dtype)
             resident.check_writable(f"{checkpoint.ref}: {path}")
             if not resident.grid.nbytes:
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 from registry import pytree
@@ -16,6 +17,7 @@ from registry.chunking import grid
 from registry.destinations import Destination
 from registry.digest import Digest
 from registry.errors import IncompatibleState
+from registry.precision import widen_all
 
 
 class Resident:
@@ -27,19 +29,23 @@ class Resident:
         source: The tensor or array.
         dtype: Its element type, a name of `registry.dtypes`.
         shape: Its axis lengths.
+        stored_dtype: The narrower type that chunks have, to be widened here; its own without.
 
     Attributes:
         grid: How a checkpoint cuts it.
     """
 
-    def __init__(self, source: Any, dtype: str, shape: tuple[int, ...]) -> None:
-        self.grid = grid(dtype, shape)
+    def __init__(
+        self, source: Any, dtype: str, shape: tuple[int, ...], stored_dtype: str | None = None
+    ) -> None:
+        self.grid = grid(stored_dtype or dtype, shape)
         self._dtype = dtype
+        self._stored_dtype = stored_dtype
         self._shape = shape
         # torch tensors know `detach`, NumPy arrays do not.
         self._is_torch = hasattr(source, "detach")
         self._plain = source.detach() if self._is_torch else source
-        self._view = pytree.view_of(self._plain)
+        self._view = pytree.view_of(self._plain) if stored_dtype is None else None
 
     def sizes(self) -> tuple[int, ...]:
         """Return the length of every chunk, in order."""
@@ -53,22 +59,30 @@ class Resident:
             return
         part = self._plain[self._index(number)]
         kind = "torch" if self._is_torch else "numpy"
-        staged, view = pytree.allocate(self._dtype, tuple(part.shape), kind)
-        into_staged: Any = staged
+        made, view = pytree.allocate(self._stored_dtype or self._dtype, tuple(part.shape), kind)
+        staged: Any = made
         if self._is_torch:
-            into_staged.copy_(part)
+            staged.copy_(part)  # a widened number comes back as it was stored
         else:
-            into_staged[...] = part
+            staged[...] = part
         into[:] = view
 
-    def write(self, number: int, data: memoryview) -> None:
-        """Copy a chunk's bytes into the tensor."""
+    def write(self, number: int, data: memoryview, pool: Executor) -> None:
+        """Copy a chunk's bytes into the tensor.
+
+        Args:
+            number: The chunk.
+            data: Its bytes.
+            pool: Threads to widen it with, where it is stored in a narrower type.
+        """
         if self._view is not None:
             start = self._start(number)
             self._view[start : start + len(data)] = data
             return
-        destination = Destination(self._plain[self._index(number)])
+        destination = Destination(self._plain[self._index(number)], self._stored_dtype)
         destination.view[:] = data
+        if destination.widening is not None:
+            widen_all([destination.widening], pool)
         destination.settle()
 
     def digest(self, number: int, size: int) -> Digest:
@@ -94,7 +108,8 @@ class Resident:
             device, address, whole = str(plain.device), plain.data_ptr(), plain.is_contiguous()
         else:
             device, address, whole = "cpu", plain.ctypes.data, plain.flags.c_contiguous
-        return (device, address, address + self.grid.nbytes) if whole else None
+        end = address + grid(self._dtype, self._shape).nbytes
+        return (device, address, end) if whole else None
 
     @property
     def is_counted(self) -> bool:

@@ -178,6 +178,29 @@ def test_any_dtype_and_memory(world: World, dtype: torch.dtype, strided: bool) -
     assert following.changed_bytes < one.nbytes or one.nbytes <= CHUNK
 
 
+@pytest.mark.parametrize("policy", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["torch", "strided", "numpy"])
+def test_what_was_stored_with_less_precision_is_widened(
+    world: World, policy: str, kind: str
+) -> None:
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[policy]
+    target = torch.zeros(100, 50).T if kind == "strided" else torch.zeros(50, 100)
+    model = {"w": target.numpy() if kind == "numpy" else target, "tiny": torch.zeros(3)}
+    following = world.follow(model, component="m")
+    w = weights().reshape(50, 100)
+    for step in range(3):
+        given = {"w": w, "tiny": torch.full((3,), step + 0.1)}
+        how = {"precision": {"m/*": policy}, **DELTAS}
+        world.run.save({"m": given}, step=step, **how)
+        following.poll()
+        assert torch.equal(target, w.to(narrow).float())
+        assert torch.equal(model["tiny"], given["tiny"].to(narrow).float())
+        w = w.clone()
+        w[30, 7] *= 1.1
+    assert following.changed_bytes == CHUNK + 6
+    assert following.moved_bytes < 100  # a delta, against what the model's own numbers narrow to
+
+
 def test_empty_scalar_and_tiny_tensors(world: World) -> None:
     def made(value: float) -> dict:
         return {"e": torch.zeros(0, 3), "s": torch.tensor(value), "t": torch.full((5,), value)}

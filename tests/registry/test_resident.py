@@ -58,7 +58,7 @@ def test_a_chunk_is_written_in_its_place(kind: str, shape: tuple[int, ...]) -> N
             start = sum(sizes[:number])
             data = bytes(sizes[number])
             expected[start : start + len(data)] = data
-            found.write(number, memoryview(data))
+            found.write(number, memoryview(data), None)
         assert np.ascontiguousarray(np.asarray(source)).tobytes() == expected
 
 
