@@ -16,10 +16,13 @@ from registry.digest import Digest
 from registry.lazy import Source
 from registry.pools import results
 
-#: Memory of one thread for raw chunks. What is encoded, and bases of deltas, come on top of it
-#: while they are read: four times that for each thread, at worst ...
+#: Raw chunks that one thread reads together.
 _BATCH_BYTES = 8 * 2**20
-#: ... and this many threads stay below 256 MiB.
+#: What is encoded, and bases of deltas, come on top of a source's chunks while they are read: so
+#: many times their size at worst.
+_READING = 4
+#: So much memory the threads take together, at worst.
+BUDGET_BYTES = 240 * 2**20
 _MAX_THREADS = 6
 
 _T = TypeVar("_T")
@@ -44,6 +47,8 @@ def reduce_pieces(
     sources: Sequence[Source],
     pieces: Iterable[Piece],
     reduce: Callable[[Piece, Sequence[memoryview]], _T],
+    *,
+    budget_bytes: int = BUDGET_BYTES,
 ) -> dict[Piece, _T]:
     """Read chunks and return what each piece is reduced to; equal pieces are read once.
 
@@ -52,6 +57,7 @@ def reduce_pieces(
         pieces: What to look at.
         reduce: Given a piece and its chunks' raw bytes, which are only its own until it returns;
             called in several threads.
+        budget_bytes: Memory that reading may take; what one thread needs is taken in any case.
 
     Raises:
         IntegrityError: A chunk is damaged or gone.
@@ -61,8 +67,10 @@ def reduce_pieces(
         return {}
     for source in sources:
         source.read_chunks({})  # it indexes its chunks once, not in every thread
-    threads = min(os.cpu_count() or 1, _MAX_THREADS, len(batches))
     size = max(sum(map(_held, batch)) for batch in batches)
+    # Sources are read one after another.
+    most = budget_bytes // (size + _READING * -(-size // len(sources)))
+    threads = max(1, min(os.cpu_count() or 1, _MAX_THREADS, len(batches), most))
     # Memory is used again: fresh pages cost more than what is done with them.
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):

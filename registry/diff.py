@@ -19,6 +19,7 @@ from registry.checkpoint import Checkpoint, TensorInfo
 from registry.digest import Digest
 from registry.distances import Distance, distances
 from registry.errors import RegistryError
+from registry.manifest import Component
 from registry.plain import decode_plain
 from registry.pytree import leaf_kinds
 from registry.pytree.paths import component, segment
@@ -136,7 +137,9 @@ def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff
     tensors = compare_tensors(before.tensors(), after.tensors())
     if values:
         tensors = _with_distances(before, after, tensors)
-    plain = compare_values(_values(before), _values(after))
+    plain = compare_values(
+        plain_values(before.manifest.components), plain_values(after.manifest.components)
+    )
     old, new = before.components, after.components
     names = [*new, *(name for name in old if name not in new)]
     owned: dict[str, list[TensorDiff]] = {name: [] for name in names}
@@ -230,10 +233,10 @@ def _owner(path: str) -> str:
 # Plain values
 
 
-def _values(checkpoint: Checkpoint) -> dict[str, Json]:
-    """Return every plain value by path, as it stands in the manifest."""
+def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
+    """Return every plain value of components by path, as it stands in the manifest."""
     found: dict[str, Json] = {}
-    for name, part in checkpoint.manifest.components.items():
+    for name, part in parts.items():
         _collect(component(name), part.skeleton, found)
     return found
 

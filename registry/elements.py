@@ -32,7 +32,7 @@ _FLOAT8 = {
     "float8_e5m2fnuz": (2, 16),
 }
 #: Of a complex type that of its parts.
-_PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 _Array = np.ndarray[Any, Any]
 
@@ -91,9 +91,9 @@ class Change:
 def summarise(data: memoryview, dtype: str) -> Summary:
     """Sum up elements."""
     number = _summarise_integers if _is_integer(dtype) else _summarise_floats
-    number = _summarise_complex if dtype in _PARTS else number
+    number = _summarise_complex if dtype in PARTS else number
     with np.errstate(all="ignore"):
-        return join([number(_numbers(block, dtype)) for (block,) in _blocks(dtype, data)])
+        return join([number(_numbers(block, dtype)) for (block,) in blocks(dtype, data)])
 
 
 def join(parts: Iterable[Summary]) -> Summary:
@@ -116,7 +116,7 @@ def compare(before: memoryview, after: memoryview, dtype: str) -> Change:
     """Compare as many elements, one by one."""
     with np.errstate(all="ignore"):
         return join_changes(
-            [_compare(old, new, dtype) for old, new in _blocks(dtype, before, after)]
+            [_compare(old, new, dtype) for old, new in blocks(dtype, before, after)]
         )
 
 
@@ -136,10 +136,11 @@ def join_changes(parts: Iterable[Change]) -> Change:
 
 
 def _is_integer(dtype: str) -> bool:
-    return dtype not in FLOATING and dtype not in _PARTS
+    return dtype not in FLOATING and dtype not in PARTS
 
 
-def _blocks(dtype: str, *data: memoryview) -> Iterator[tuple[memoryview, ...]]:
+def blocks(dtype: str, *data: memoryview) -> Iterator[tuple[memoryview, ...]]:
+    """Yield the same elements of each, so many that they fit the processor's cache."""
     size = _BLOCK * item_size(dtype)
     for start in range(0, len(data[0]), size):
         yield tuple(one[start : start + size] for one in data)
@@ -147,8 +148,8 @@ def _blocks(dtype: str, *data: memoryview) -> Iterator[tuple[memoryview, ...]]:
 
 def _numbers(data: memoryview, dtype: str) -> _Array:
     """Return elements: integers as they are, bools as 0 and 1, complex ones as rows of two."""
-    if dtype in _PARTS:
-        return _numbers(data, _PARTS[dtype]).reshape(-1, 2)
+    if dtype in PARTS:
+        return _numbers(data, PARTS[dtype]).reshape(-1, 2)
     found: _Array
     if dtype == "bool":
         found = (np.frombuffer(data, "u1") != 0).astype("u1")
@@ -157,7 +158,7 @@ def _numbers(data: memoryview, dtype: str) -> _Array:
         found = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
         found = found.view("<f4").astype("f8")
     elif dtype.startswith("float8"):
-        found = _float8(dtype)[np.frombuffer(data, "u1")]
+        found = float8_values(dtype)[np.frombuffer(data, "u1")]
     else:
         found = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
         found = found.astype("f8") if dtype in FLOATING else found
@@ -165,8 +166,8 @@ def _numbers(data: memoryview, dtype: str) -> _Array:
 
 
 @lru_cache
-def _float8(dtype: str) -> _Array:
-    """Return what each of the 256 bytes means."""
+def float8_values(dtype: str) -> _Array:
+    """Return what each of the 256 bytes of a type means."""
     if dtype == "float8_e8m0fnu":
         return np.array([*(2.0 ** (code - 127) for code in range(255)), math.nan])
     bits, bias = _FLOAT8[dtype]
@@ -294,9 +295,9 @@ def _compare(before: memoryview, after: memoryview, dtype: str) -> Change:
 
 def _differing(before: memoryview, after: memoryview, dtype: str) -> _Array:
     """Return of each element whether its bits differ."""
-    words = f"u{item_size(_PARTS.get(dtype, dtype))}"
+    words = f"u{item_size(PARTS.get(dtype, dtype))}"
     differs: _Array = np.not_equal(np.frombuffer(before, words), np.frombuffer(after, words))
-    return np.any(differs.reshape(-1, 2), axis=1) if dtype in _PARTS else differs
+    return np.any(differs.reshape(-1, 2), axis=1) if dtype in PARTS else differs
 
 
 def _apart(old: _Array, new: _Array) -> _Array:

@@ -111,7 +111,7 @@ class Precision:
 
     def _choose(self, part: FlatComponent, uses: Sequence[_Use]) -> dict[int, str]:
         chosen = {}
-        optimizer = _optimizer_leaves(part)
+        optimizer = optimizer_leaves(part)
         for number, leaf in enumerate(part.leaves):
             use = _first_match(uses, leaf.path)
             if use is None:
@@ -288,7 +288,7 @@ def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
         yield from component.leaves
 
 
-def _optimizer_leaves(part: FlatComponent) -> set[int]:
+def optimizer_leaves(part: FlatComponent) -> set[int]:
     """Return the numbers of the leaves that are optimizer state, by their keys or by its shape."""
     found = {
         number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack, get_args
@@ -13,6 +14,7 @@ from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.errors import InvalidInput, RegistryError
 from registry.log import RunLog
+from registry.merging import MergeOptions, merge
 from registry.restoring import Restored, check_source, restore_newest
 from registry.retention import RetentionPlan
 from registry.run_view import RunView
@@ -110,6 +112,42 @@ class Run(RunView):
         Args, result and errors are those of `save`; nobody is fenced.
         """
         return self._trainer.save(state, SaveRequest.check(step, takes_over=False, **options))
+
+    def merge(
+        self, sources: Iterable[Stored], *, step: int, **options: Unpack[MergeOptions]
+    ) -> Checkpoint:
+        """Keep a state that is made of others: averages of some tensors, the rest picked.
+
+        Committed like `push`: the run's trainer stays in charge. What is picked, or equal in all
+        sources, is not stored again; the rest is computed chunk by chunk, in less than 256 MiB
+        whatever the size. What it was made of stands in its meta, under `merge`.
+
+        Args:
+            sources: Checkpoints, or other stored states, of any run of this registry: one
+                structure, and equal in everything that is neither averaged nor picked.
+            step: Step of the new checkpoint.
+            **options: Any of
+
+                - `average`: the components that are averaged, or patterns of tensors' paths; all
+                  floating tensors that differ, without it, other than optimizer state. Sums are
+                  those of float32 (float64 of float64), rounded once to the stored type; elements
+                  that are equal in all sources stay as they are, bit for bit.
+                - `weights`: a number for each source, whose sum is 1; equal ones without it.
+                - `pick`: by name of a component, or pattern of tensors' paths, the stored state
+                  that it is taken from, one of the sources or any other.
+                - `meta`: as for `save`, but a dict.
+                - `phase`, `metrics`, `tier`, `allow_nonfinite`, `compression`: as for `save`.
+
+        Raises:
+            InvalidInput: The weights are none, or an argument names nothing.
+            NotFound: A component, path or source is not there.
+            IncompatibleState: The sources are not built alike, or differ in what is neither
+                averaged nor picked, or has no average; the message names the paths.
+            Conflict: A source was evicted, or the step holds another state already.
+            IntegrityError: A source is damaged or gone.
+        """
+        self._trainer.settle()
+        return merge(self.committer, sources, step, **options)
 
     def save_async(
         self, state: object, *, step: int, **options: Unpack[SaveOptions]

@@ -71,6 +71,28 @@ class ArrayLeaf:
         return f"ArrayLeaf({self.path!r}, {self.dtype}, {self.shape})"
 
 
+class NamedLeaf(ArrayLeaf):
+    """An array of which only name and shape are known: its bytes are not in memory.
+
+    Args:
+        dtype: Element type.
+        shape: Lengths of the axes.
+        nbytes: Size in bytes.
+        path: Its name, as `ArrayLeaf.path` spells it.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], nbytes: int, path: str) -> None:
+        super().__init__(dtype, shape, nbytes, None, _nowhere, (None, path))
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        """The name that it was given."""
+        return self._path
+
+
 def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:
     """Return the leaf of a byte string."""
     return ArrayLeaf("uint8", (len(data),), len(data), data, _open, link)
@@ -78,6 +100,10 @@ def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:
 
 def _open(data: bytes | bytearray, nbytes: int) -> memoryview:  # noqa: ARG001
     return memoryview(data)
+
+
+def _nowhere(source: None, nbytes: int) -> memoryview:  # noqa: ARG001
+    raise LookupError("the bytes of this array are not in memory")
 
 
 def _given(view: memoryview, nbytes: int) -> memoryview:  # noqa: ARG001
