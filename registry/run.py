@@ -87,6 +87,12 @@ class Run(RunView):
                 - `keyframe_every`: 1 to 8, instead of the registry's own: how often a chunk that
                   changes from save to save is stored whole; in between it is stored as a difference
                   where that is clearly shorter. 1 for no deltas.
+                - `precision`: which tensors of float32 and float64 are stored in fewer bits, by
+                  patterns of paths, the first that matches: `{"model/*": "bf16", "*": "auto"}`; or
+                  one policy for all. `bf16`, `fp16`, `auto` (bf16 from 1 MiB on) or `keep`.
+                  Recorded, and shown as lossy; companions stay as they are.
+                - `allow_lossy_optimizer`: let `precision` at optimizer state, which it passes
+                  over without, and refuses where a pattern asks for nothing else.
                 - `allow_nonfinite`: let the checkpoint be latest although weights that the preset
                   watches hold NaN or infinity.
 
@@ -95,8 +101,9 @@ class Run(RunView):
             `metrics` added to it; its streams, meta and companions are those of the first save.
 
         Raises:
-            InvalidInput: Something cannot be stored, the message names its path; or the run has no
-                such phase, tier or stream.
+            InvalidInput: Something cannot be stored, the message names its path; the run has no
+                such phase, tier or stream; or `precision` would make infinity of a number, matches
+                nothing, or asks for optimizer state.
             IncompatibleState: Keys that the phase requires are missing, or tensors have another
                 dtype than the preset demands.
             Fenced: Another trainer has taken the run over.

@@ -153,6 +153,7 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
         "id": shape["id"].hex(),
         "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
         "size": output.size(shape["size_bytes"]),
+        "lossy": describe.lossy_text(shape["lossy"]),
         "marks": ", ".join(shape["marks"]),
         "nonfinite": ", ".join(checkpoint.record.nonfinite),
         "metrics": output.metrics(shape["metrics"]),
@@ -171,6 +172,7 @@ def _stored_fields(shape: dict[str, Any]) -> dict[str, object]:
         "created": created and f"{output.time(created)} ({output.age(created)})",
         "source": shape["source"],
         "size": output.size(shape["size_bytes"]),
+        "lossy": describe.lossy_text(shape["lossy"]),
         "metrics": output.metrics(shape["metrics"]),
         "file": _opaque(shape),
     }
@@ -193,10 +195,15 @@ def _print_parts(shape: dict[str, Any]) -> None:
         output.table(
             _TENSORS,
             [
-                (info["path"], info["dtype"], info["shape"], output.size(info["size_bytes"]))
+                (info["path"], _dtype(info), info["shape"], output.size(info["size_bytes"]))
                 for info in shape["tensors"]
             ],
         )
+
+
+def _dtype(info: dict[str, Any]) -> str:
+    was = info["original"]
+    return info["dtype"] if was is None else f"{info['dtype']} (was {was}, lossy)"
 
 
 def _is_dict(value: object) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from registry.actions import Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.cli import output
+from registry.dtypes import ITEM_SIZES
 from registry.errors import NotFound
 from registry.plain import decode_plain
 from registry.registry import Registry
@@ -102,7 +103,45 @@ def checkpoint_json(checkpoint: Checkpoint, pointed: list[str]) -> dict[str, Any
     return {
         **record_json(checkpoint.run_id, checkpoint.record, pointed),
         "components": components_json(checkpoint),
+        "lossy": lossy_json(checkpoint),
     }
+
+
+def lossy_json(stored: Stored) -> list[dict[str, Any]]:
+    """Return how many tensors were saved with less precision, by what they were and what they are.
+
+    Empty for a state that is what was given, bit for bit.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in stored.manifest.tensors():
+        if entry.original is None:
+            continue
+        pair = entry.original, entry.dtype
+        said = found.setdefault(
+            pair,
+            {
+                "original": entry.original,
+                "dtype": entry.dtype,
+                "tensors": 0,
+                "size_bytes": 0,
+                "original_size_bytes": 0,
+            },
+        )
+        said["tensors"] += 1
+        said["size_bytes"] += entry.nbytes
+        said["original_size_bytes"] += (
+            entry.nbytes // ITEM_SIZES[entry.dtype] * ITEM_SIZES[entry.original]
+        )
+    return list(found.values())
+
+
+def lossy_text(found: list[dict[str, Any]]) -> str:
+    """Say what `lossy_json` returned in words; empty where there is nothing to say."""
+    return "; ".join(
+        f"{output.counted(one['tensors'], 'tensor')} of {one['original']} as {one['dtype']}, "
+        f"{output.size(one['size_bytes'])} instead of {output.size(one['original_size_bytes'])}"
+        for one in found
+    )
 
 
 def components_json(stored: Stored) -> list[dict[str, Any]]:
@@ -128,6 +167,7 @@ def stored_json(run: Run, stored: Stored) -> dict[str, Any]:
         **origin,
         "size_bytes": stored.size_bytes,
         "components": components_json(stored),
+        "lossy": lossy_json(stored),
     }
 
 
@@ -204,6 +244,7 @@ def tensor_json(info: TensorInfo) -> dict[str, Any]:
     return {
         "path": info.path,
         "dtype": info.dtype,
+        "original": info.original,
         "shape": list(info.shape),
         "size_bytes": info.nbytes,
         "content": info.content,

@@ -36,6 +36,19 @@ def push(
         list[str] | None,
         typer.Option("--meta", metavar="NAME=TEXT", help="A text to keep beside; any number."),
     ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--precision",
+            metavar="[PATTERN=]POLICY",
+            help="bf16, fp16, auto or keep, for tensors on these paths, or all; any number of "
+            "times, the first that matches.",
+        ),
+    ] = None,
+    allow_lossy_optimizer: Annotated[
+        bool,
+        typer.Option("--allow-lossy-optimizer", help="Let optimizer state lose precision too."),
+    ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Begin the run where it does not exist.")
     ] = False,
@@ -46,11 +59,20 @@ def push(
     .pt, .pth, .ckpt, .safetensors and Zarr folders are taken apart; any other file is kept unread.
     """
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
+    policies = options.pairs(one if "=" in one else f"*={one}" for one in precision or ())
     found = formats.read(file)
     with watched(registry, "pushing") as opened:
         into = opened.run(run, create=create)
         known = len(into.manifest.checkpoints)
-        saved = into.push(found.state, step=step, phase=phase, metrics=metrics, meta=texts or None)
+        saved = into.push(
+            found.state,
+            step=step,
+            phase=phase,
+            metrics=metrics,
+            meta=texts or None,
+            precision=policies,
+            allow_lossy_optimizer=allow_lossy_optimizer,
+        )
         is_new = len(into.manifest.checkpoints) > known
         pointed = describe.marks(into.manifest).get(saved.record.n, [])
         shape = describe.checkpoint_json(saved, pointed)
@@ -59,6 +81,8 @@ def push(
         return
     how = "pushed" if is_new else "there already"
     output.line(f"{how}: {saved.ref}  {saved.digest.short}  {output.size(saved.size_bytes)}")
+    if shape["lossy"]:
+        output.line(f"with less precision: {describe.lossy_text(shape['lossy'])}")
     if found.format == "opaque":
         output.line(OPAQUE)
     if not is_new and (metrics or texts):

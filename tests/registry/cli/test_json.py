@@ -39,10 +39,10 @@ def test_ls(call_json: CallJson) -> None:
 
 def test_show(call_json: CallJson) -> None:
     shown = call_json("show", "demo", "--tensors")
-    assert set(shown) == RECORD | {"components", "file", "tensors"}
+    assert set(shown) == RECORD | {"components", "lossy", "file", "tensors"}
     assert set(shown["components"][0]) == {"name", "digest", "tensors", "size_bytes"}
     (tensor,) = shown["tensors"]
-    assert set(tensor) == {"path", "dtype", "shape", "size_bytes", "content"}
+    assert set(tensor) == {"path", "dtype", "original", "shape", "size_bytes", "content"}
     assert (tensor["path"], tensor["shape"]) == ("model/w", [600])
     assert "tensors" not in call_json("show", "demo")
 
@@ -98,7 +98,7 @@ def test_push_pull_sync_init(
     call_json: CallJson, torch_file: Path, tmp_path: Path, url: str
 ) -> None:
     pushed = call_json("push", torch_file, "demo", "--step", 30)
-    assert set(pushed) == RECORD | {"components", "format", "new"}
+    assert set(pushed) == RECORD | {"components", "lossy", "format", "new"}
     assert (pushed["format"], pushed["new"]) == ("torch", True)
     pulled = call_json("pull", "demo", "--to", tmp_path / "out.pt")
     assert set(pulled) == {"ref", "id", "path", "format", "size_bytes"}
