@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from backends import ByteRange
@@ -73,11 +74,15 @@ class _Job:
 class Recall(Protocol):
     """A place that may hold a chunk already; any number of threads ask it at once."""
 
-    def fill(self, wanted: Mapping[Digest, memoryview]) -> Sequence[Digest]:
-        """Fill memory with those chunks that are here, each verified by its digest.
+    def fill(
+        self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
+    ) -> Sequence[Digest]:
+        """Fill memory with those chunks that are here.
 
         Args:
             wanted: Chunks, each with a writable flat byte view of its raw length.
+            verified: Whether each is held against its digest; else whoever asks does that with
+                what is made of it, and asks again if it was wrong.
 
         Returns:
             Those that are not here; their memory may have been written to.
@@ -140,11 +145,14 @@ class Fetch:
         lacking = results([bulk.submit(self._fill, batch) for batch in batches])
         return {digest: view for batch in lacking for digest, view in batch.items()}
 
-    def _fill(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
+    def _fill(
+        self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
+    ) -> Mapping[Digest, memoryview]:
         for recall in self._recalls:
             if not wanted:
                 break
-            wanted = {digest: wanted[digest] for digest in recall.fill(wanted)}
+            lacking = recall.fill(wanted, verified=verified)
+            wanted = {digest: wanted[digest] for digest in lacking}
         return wanted
 
     def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
@@ -163,6 +171,26 @@ class Fetch:
         return jobs
 
     def _read_job(self, job: _Job) -> None:
+        # A base that is at hand is hashed with what is made of it: half of the hashing.
+        try:
+            self._make(job, verified=False)
+        except Damaged:
+            if not self._recalls or all(chunk.place.base == NO_BASE for chunk in job.chunks):
+                raise
+            self._make(job, verified=True)
+        if self._store.cache is not None:
+            self._store.cache.offer({chunk.digest: chunk.view for chunk in job.chunks})
+
+    def _make(self, job: _Job, *, verified: bool) -> None:
+        """Make a job's chunks out of what is stored and what is at hand.
+
+        Args:
+            job: The chunks.
+            verified: Whether bases that are at hand are held against their digests.
+
+        Raises:
+            Damaged: A chunk does not hash to its digest.
+        """
         views = {chunk.digest: chunk.view for chunk in job.chunks}
         deltas: dict[Digest, list[memoryview]] = {}
         for digest, base in self._decode(job).items():
@@ -170,17 +198,17 @@ class Fetch:
         for _ in range(MAX_DEPTH):
             if not deltas:
                 break
-            deltas = self._join(deltas)
+            deltas = self._join(deltas, verified=verified)
         if deltas:
             raise Malformed(
                 "deltas on deltas without end", where=job.pack.key, expected=f"{MAX_DEPTH}"
             )
         for chunk in job.chunks:
             verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
-        if self._store.cache is not None:
-            self._store.cache.offer(views)
 
-    def _join(self, deltas: Mapping[Digest, list[memoryview]]) -> dict[Digest, list[memoryview]]:
+    def _join(
+        self, deltas: Mapping[Digest, list[memoryview]], *, verified: bool
+    ) -> dict[Digest, list[memoryview]]:
         """Join differences with what they are to; return what they are differences to then.
 
         Of a chain only the sum is wanted: what lies between its ends is never made, nor hashed. The
@@ -188,11 +216,12 @@ class Fetch:
 
         Args:
             deltas: By the chunk that they are differences to.
+            verified: Whether bases that are at hand are held against their digests.
         """
         bases = {digest: memoryview(bytearray(len(of[0]))) for digest, of in deltas.items()}
         further: dict[Digest, list[memoryview]] = {}
         # In this thread: the others of the pool may be waiting for the same.
-        for job in self._jobs(self._fill(bases)):
+        for job in self._jobs(self._fill(bases, verified=verified)):
             below = self._decode(job)
             for chunk in job.chunks:
                 if chunk.digest in below:
@@ -227,7 +256,8 @@ class Fetch:
             if chunk.is_raw:
                 continue
             where = f"{key} at offset {chunk.place.offset}"
-            base = self._check_entry(self._store.table(job.pack), chunk, where)
+            table = self._store.table(job.pack, self._ends[job.pack.key])
+            base = self._check_entry(table, chunk, where)
             name = codec_name(chunk.place.codec, where=where)
             codecs.decode(chunk.stored, name, chunk.view, where=where)
             if base is not None:
@@ -261,6 +291,16 @@ class Fetch:
                 hint=_MEND,
             )
         return base
+
+    @cached_property
+    def _ends(self) -> dict[ObjectKey, int]:
+        """Where the last known chunk of each pack ends: its table is looked for from there on."""
+        ends: dict[ObjectKey, int] = {}
+        packs = self._placement.packs
+        for row in self._placement.rows:
+            key = packs[row.pack].key
+            ends[key] = max(ends.get(key, 0), row.offset + row.stored_bytes)
+        return ends
 
     def _digest_of(self, row: int) -> Digest:
         if not self._digests:

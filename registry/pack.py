@@ -147,7 +147,7 @@ def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> t
 
 
 def read_table(
-    read: Callable[[int, int], bytes], file_bytes: int, name: Digest, *, where: str
+    read: Callable[[int, int], bytes], file_bytes: int, name: Digest, *, where: str, after: int = 0
 ) -> PackTable:
     """Read and verify the table of a pack without the rest of it, mostly in one request.
 
@@ -156,11 +156,12 @@ def read_table(
         file_bytes: Size of the whole file.
         name: What the pack is named by.
         where: The pack's key, for messages.
+        after: Where the last chunk that is known of ends: a table that begins there is read alone.
 
     Raises:
         Damaged: The table does not hash to `name`.
     """
-    begin = max(0, file_bytes - TAIL_GUESS_BYTES)
+    begin = min(max(after, file_bytes - TAIL_GUESS_BYTES), file_bytes - TRAILER_BYTES)
     if file_bytes < TRAILER_BYTES:
         raise Damaged("damaged pack: too short", where=where, found=f"{file_bytes} bytes")
     tail = read(begin, file_bytes)

@@ -113,8 +113,12 @@ class Store:
             self._keep(self._placements, key, kept)
         return kept
 
-    def table(self, pack: PackRef) -> PackTable:
+    def table(self, pack: PackRef, after: int = 0) -> PackTable:
         """Return a pack's verified table of contents; kept, since chunks come by many.
+
+        Args:
+            pack: The pack.
+            after: Where the last of its chunks that is known of ends.
 
         Raises:
             MissingObject: The pack is gone.
@@ -122,12 +126,16 @@ class Store:
         """
         kept = self._recall(self._tables, pack.key)
         if kept is None:
-            kept = self.read_table(pack)
+            kept = self.read_table(pack, after)
             self._keep(self._tables, pack.key, kept)
         return kept
 
-    def read_table(self, pack: PackRef) -> PackTable:
+    def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
         """Read and verify a pack's table of contents, from its end alone.
+
+        Args:
+            pack: The pack.
+            after: Where the last of its chunks that is known of ends.
 
         Raises:
             MissingObject: The pack is gone.
@@ -139,7 +147,7 @@ class Store:
             return self.backend.get(where, ByteRange(start, stop))
 
         try:
-            return read_table(read, pack.size_bytes, pack.key.digest, where=where)
+            return read_table(read, pack.size_bytes, pack.key.digest, where=where, after=after)
         except ObjectNotFound as error:
             raise missing(pack.key) from error
         except ObjectTruncated as error:
