@@ -37,7 +37,13 @@ class Allocated:
     def add(self, name: str, tensor: TensorEntry, kind: str, precision: LoadPrecision) -> None:
         """Make the memory of one tensor."""
         original = tensor.original if precision == "original" else None
-        array, memory = pytree.allocate(original or tensor.dtype, tensor.shape, kind)
+        try:
+            array, memory = pytree.allocate(original or tensor.dtype, tensor.shape, kind)
+        except IncompatibleState as error:
+            if tensor.original is None:
+                raise
+            hint = f"{error.hint} Or load it with precision='original'."
+            raise IncompatibleState(error.what, where=name, found=error.found, hint=hint) from error
         self.arrays[name].append(array)
         if original is None:
             self.targets.append((tensor, memory))
