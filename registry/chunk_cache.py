@@ -82,11 +82,13 @@ class ChunkCache:
     def __repr__(self) -> str:
         return f"<ChunkCache {self.path} {self.max_bytes} bytes>"
 
-    def fill(self, wanted: Mapping[Digest, memoryview]) -> list[Digest]:
-        """Fill memory with those chunks that are here, each verified.
+    def fill(self, wanted: Mapping[Digest, memoryview], *, verified: bool = True) -> list[Digest]:
+        """Fill memory with those chunks that are here.
 
         Args:
             wanted: Chunks, each with a writable flat byte view of its raw length.
+            verified: Whether each is held against its digest; else whoever asks does that with
+                what is made of it, and asks again if it was wrong.
 
         Returns:
             Those that are not here; their memory may have been written to.
@@ -99,7 +101,11 @@ class ChunkCache:
             self._say(error)
             return list(wanted)
         try:
-            return [digest for digest, view in wanted.items() if not self._fill(fd, digest, view)]
+            return [
+                digest
+                for digest, view in wanted.items()
+                if not self._fill(fd, digest, view, verified=verified)
+            ]
         finally:
             os.close(fd)
 
@@ -119,7 +125,7 @@ class ChunkCache:
             self._say(error)
             self._pause()
 
-    def _fill(self, folder: int, digest: Digest, view: memoryview) -> bool:
+    def _fill(self, folder: int, digest: Digest, view: memoryview, *, verified: bool) -> bool:
         name = digest.hex()
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=folder)
@@ -132,7 +138,7 @@ class ChunkCache:
                 self._say(error)
             return False
         try:
-            good = _read(fd, view) and hashlib.sha256(view).digest() == digest
+            good = _read(fd, view) and (not verified or hashlib.sha256(view).digest() == digest)
             if good:
                 _touch(fd)
         except OSError as error:

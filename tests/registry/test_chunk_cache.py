@@ -167,9 +167,9 @@ def test_hits_are_read_in_portions(world, monkeypatch):
     portions = []
     fill = ChunkCache.fill
 
-    def noted(self, wanted):
+    def noted(self, wanted, **how):
         portions.append(sum(map(len, wanted.values())))
-        return fill(self, wanted)
+        return fill(self, wanted, **how)
 
     monkeypatch.setattr(ChunkCache, "fill", noted)
     state = {"m": {f"w{i}": np.arange(50) + 1000 * i for i in range(50)}}
@@ -250,6 +250,11 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
     assert world.packs_asked()
     assert not base_was_asked_for()
     assert world.packs_asked() == []
+    # A base is hashed by what is made of it only; a wrong one is noticed and replaced all the same.
+    world.files()[names[1].hex()].unlink()
+    world.files()[names[0].hex()].write_bytes(bytes(5000))
+    assert base_was_asked_for()
+    assert world.files()[names[0].hex()].read_bytes() == base.tobytes()
 
 
 # What is wrong
