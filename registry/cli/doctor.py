@@ -20,6 +20,17 @@ def init(
     url: Place = None,
     registry: options.OptionalRegistry = None,
     *,
+    compression: Annotated[
+        str | None,
+        typer.Option("--compression", help="How chunks are stored: zstd or lz4; raw without."),
+    ] = None,
+    keyframe_every: Annotated[
+        int | None,
+        typer.Option(
+            "--keyframe-every",
+            help="Store changing chunks as deltas, whole each so many versions (2 to 8).",
+        ),
+    ] = None,
     skip_race_probe: Annotated[
         bool,
         typer.Option("--skip-race-probe", help="For emulators: do not race the store first."),
@@ -35,10 +46,21 @@ def init(
         raise typer.BadParameter("no URL is given, neither here nor in HOLDFAST_REGISTRY")
     with (
         progress.bar("racing the store"),
-        make_registry(place, skip_race_probe=skip_race_probe) as made,
+        make_registry(
+            place,
+            compression=compression,  # type: ignore[arg-type]  # checked there
+            keyframe_every=keyframe_every,
+            skip_race_probe=skip_race_probe,
+        ) as made,
     ):
         config = made.store.config
-        shape = {"url": made.url, "id": config.id, "race_probe": config.race_probe}
+        shape = {
+            "url": made.url,
+            "id": config.id,
+            "race_probe": config.race_probe,
+            "compression": config.compression or "none",
+            "keyframe_every": config.keyframe_every or 1,
+        }
     if json:
         output.document(shape)
         return

@@ -104,7 +104,7 @@ def test_push_pull_sync_init(
     assert set(pulled) == {"ref", "id", "path", "format", "size_bytes"}
     assert pulled["size_bytes"] == (tmp_path / "out.pt").stat().st_size
     made = call_json("init", tmp_path / "mirror", "--skip-race-probe")
-    assert set(made) == {"url", "id", "race_probe"}
+    assert set(made) == {"url", "id", "race_probe", "compression", "keyframe_every"}
     synced = call_json("sync", url, tmp_path / "mirror")
     assert set(synced) == {"runs", "bytes_copied"}
     assert synced["runs"][0]["run"] == "demo"
