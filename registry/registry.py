@@ -28,6 +28,7 @@ from registry.maintenance.gc import DAY_S, collect
 from registry.maintenance.gc_report import GcReport
 from registry.maintenance.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
+from registry.maintenance.usage import Usage, measure
 from registry.maintenance.verify import Progress, verify
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
@@ -395,24 +396,47 @@ class Registry:
         runs: Iterable[str] | None = None,
         *,
         min_dead: float = 0.25,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> RepackReport:
         """Rewrite packs that are dead in part, and put small ones together, while others write.
 
-        No id changes. The old packs stay until they are collected.
+        No id changes. The old packs stay until they are collected. Deltas whose bases nothing else
+        needs any more are stored anew where that takes fewer bytes.
 
         Args:
             runs: Only packs that these runs need.
             min_dead: Share of a pack's bytes, above 0 and up to 1, from which on it is rewritten.
-            dry_run: Only plan.
+            compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth
+                it; `none`: everything is stored raw. Without it nothing is compressed.
+            keyframe_every: Longer chains of deltas are cut, so that so many versions of a chunk at
+                most, 1 to 8, are read for the last of them.
+            dry_run: Only plan; what is to be encoded anew is tried for that.
             progress: Called with the number of bytes moved so far.
 
         Raises:
             NotFound: There is no such run.
             IntegrityError: Something is damaged or gone; what was moved until then is sound.
         """
-        return repack(self._store, runs, min_dead=min_dead, dry_run=dry_run, progress=progress)
+        return repack(
+            self._store,
+            runs,
+            min_dead=min_dead,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def usage(self) -> Usage:
+        """Count what lies on the store, and what needs it: bytes by run and checkpoint.
+
+        Raises:
+            IntegrityError: Something is damaged or gone.
+        """
+        return measure(self._store)
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output, progress
+from registry.codecs import Compression
 from registry.maintenance.repack import RepackReport
 from registry.maintenance.repack_plan import RewrittenPack
 from registry.registry import open  # noqa: A004
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*(%?)")
-_REASONS = {"dead": "dead in part", "small": "small"}
+_REASONS = {"dead": "dead in part", "recoded": "recoded", "small": "small"}
 
 
 def _share(text: str) -> float:
@@ -41,6 +42,23 @@ def repack(
             help="Rewrite a pack when so much of it is dead: 25%, 0.25.",
         ),
     ] = "25%",  # type: ignore[assignment]  # typer parses defaults too
+    compression: Annotated[
+        Compression | None,
+        typer.Option(
+            "--compression",
+            help="Store chunks compressed where that is worth it; none: raw again.",
+        ),
+    ] = None,
+    keyframe_every: Annotated[
+        int | None,
+        typer.Option(
+            "--keyframe-every",
+            metavar="N",
+            min=1,
+            max=8,
+            help="Cut longer chains of deltas: at most N versions of a chunk are read for one.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be rewritten.")
     ] = False,
@@ -48,11 +66,19 @@ def repack(
 ) -> None:
     """Drop dead bytes from packs, and put small packs together.
 
-    No id changes. Safe while others save, read, sync and collect. The old packs stay until `gc`
-    removes them.
+    Deltas are stored anew where their bases are needed for nothing else and take more than they
+    save. No id changes. Safe while others save, read, sync and collect. The old packs stay until
+    `gc` removes them.
     """
     with open(registry, read_only=dry_run) as opened, progress.bar("repacking") as advance:
-        report = opened.repack(run or None, min_dead=min_dead, dry_run=dry_run, progress=advance)
+        report = opened.repack(
+            run or None,
+            min_dead=min_dead,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            dry_run=dry_run,
+            progress=advance,
+        )
     if json:
         output.document(_report_json(report))
     else:
@@ -68,6 +94,11 @@ def _report_json(report: RepackReport) -> dict[str, Any]:
         "freed_bytes": report.freed_bytes,
         "runs": list(report.runs),
         "checkpoints": report.checkpoints,
+        "recoded_chunks": report.recoded,
+        "recoded_before_bytes": report.recoded_before,
+        "recoded_after_bytes": report.recoded_after,
+        "bases_dropped": report.bases,
+        "bases_dropped_bytes": report.bases_bytes,
         "packs": [
             {
                 "pack": str(one.pack),
@@ -91,11 +122,27 @@ def _print_report(report: RepackReport) -> None:
     output.fields(
         {
             **{name: _told(report.rewritten, why) for why, name in _REASONS.items()},
+            "encoded anew": _told_recoded(report),
+            "bases left": _told_bases(report),
             written: f"{packs}, {output.size(report.bytes_moved)}",
             placed: f"{states} of {output.counted(len(report.runs), 'run')}",
             "left to gc": f"{output.size(report.freed_bytes)} of old packs",
         }
     )
+
+
+def _told_recoded(report: RepackReport) -> str:
+    if not report.recoded:
+        return ""
+    before, after = output.size(report.recoded_before), output.size(report.recoded_after)
+    return f"{output.counted(report.recoded, 'chunk')}, {before} before, {after} after"
+
+
+def _told_bases(report: RepackReport) -> str:
+    if not report.bases:
+        return ""
+    bases = output.counted(report.bases, "base")
+    return f"{bases} of deltas, {output.size(report.bases_bytes)}, that nothing needs any more"
 
 
 def _told(packs: Iterable[RewrittenPack], reason: str) -> str:

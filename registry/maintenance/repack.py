@@ -6,26 +6,31 @@ like every other (W1 to W4, `registry.writer`), and one that says nothing new: a
 only while the run still needs the manifest and still has it where the new place was planned from.
 
 Stored bytes are moved as they are, codec, delta base and all, each chunk held against its digest
-before it is written. A new pack is on the store before any placement names it, and a placement
-before any slot does, so a crash at any point costs space until the next repack and collection, and
-nothing else. What to rewrite is the business of `registry.maintenance.repack_plan`.
+before it is written; where compression is asked for, and where bases of deltas are dead weight,
+chunks are decoded, verified and encoded anew. A new pack is on the store before any placement names
+it, and a placement before any slot does, so a crash at any point costs space until the next repack
+and collection, and nothing else. What to rewrite is the business of
+`registry.maintenance.repack_plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice
+from typing import TypedDict
 
 from registry.actions import Line, Place
+from registry.codecs import COMPRESSIONS, Compression, check_compression
+from registry.deltas import check_keyframe_every
 from registry.errors import Conflict, InvalidInput, MissingObject
 from registry.keys import ObjectKey
 from registry.log import RunLog
 from registry.maintenance.repack_packs import Packs, Progress
+from registry.maintenance.repack_places import Layout
 from registry.maintenance.repack_plan import RepackPlan, RewrittenPack, Target, plan_repack
-from registry.maintenance.repack_survey import in_batches
-from registry.pack import PackEntry
+from registry.maintenance.repack_survey import Chunk, in_batches
 from registry.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest
@@ -53,6 +58,11 @@ class RepackReport:
             collection can remove them.
         runs: Runs whose places changed.
         checkpoints: Stored states that were placed anew.
+        recoded: Chunks that were stored in another encoding.
+        recoded_before: Bytes that they took ...
+        recoded_after: ... and take now.
+        bases: Bases of deltas that nothing needs any more, so that they were left behind.
+        bases_bytes: What they took.
     """
 
     dry_run: bool
@@ -62,6 +72,11 @@ class RepackReport:
     freed_bytes: int = 0
     runs: tuple[str, ...] = ()
     checkpoints: int = 0
+    recoded: int = 0
+    recoded_before: int = 0
+    recoded_after: int = 0
+    bases: int = 0
+    bases_bytes: int = 0
 
     @property
     def packs_read(self) -> int:
@@ -74,10 +89,14 @@ def repack(
     runs: Iterable[str] | None = None,
     *,
     min_dead: float = 0.25,
+    compression: Compression | None = None,
+    keyframe_every: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
     """Rewrite packs that are dead in part, and put small ones together.
+
+    Deltas whose bases nothing else needs any more are stored anew where that takes fewer bytes.
 
     Others may read, save, sync, collect and repack meanwhile. What a repack that broke off has
     done is used by the next one.
@@ -87,7 +106,11 @@ def repack(
         runs: Only packs that these runs need; other runs that share one are placed anew with them.
         min_dead: Share of the bytes of a pack's chunks, above 0 and up to 1, from which on it is
             rewritten.
-        dry_run: Only plan.
+        compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth it.
+            `none`: everything is stored raw, deltas too. Without it nothing is compressed.
+        keyframe_every: So many versions of a chunk at most, 1 to 8, are to be read for the last of
+            them; longer chains of deltas are cut. They stay without it.
+        dry_run: Only plan. Where chunks are to be encoded anew they are tried, so it reads them.
         progress: Told of bytes written.
 
     Raises:
@@ -100,19 +123,33 @@ def repack(
         raise InvalidInput(
             "not a share of dead bytes", expected="above 0 and up to 1", found=min_dead
         )
+    wanted = check_compression(compression)
+    options: _Options = {
+        "min_dead": min_dead,
+        "codec": None if wanted is None else COMPRESSIONS[wanted],
+        "keyframe_every": check_keyframe_every(keyframe_every),
+    }
     chosen = None if runs is None else list(runs)
     if dry_run:
-        return _preview(plan_repack(store, chosen, min_dead=min_dead))
+        return _preview(plan_repack(store, chosen, **options))
     repacker = _Repacker(store, progress)
     for attempt in range(_PLANS):
         try:
-            repacker.carry_out(plan_repack(store, chosen, min_dead=min_dead))
+            repacker.carry_out(plan_repack(store, chosen, **options))
             break
         except MissingObject:
             # Let go and swept while this looked, or moved by another repack: look again.
             if attempt == _PLANS - 1:
                 raise
     return repacker.report()
+
+
+class _Options(TypedDict):
+    """What a repack is planned by."""
+
+    min_dead: float
+    codec: str | None
+    keyframe_every: int | None
 
 
 def _preview(plan: RepackPlan) -> RepackReport:
@@ -124,6 +161,11 @@ def _preview(plan: RepackPlan) -> RepackReport:
         freed_bytes=sum(one.size_bytes for one in plan.rewritten.values()),
         runs=tuple(plan.places),
         checkpoints=sum(sum(places.values()) for places in plan.places.values()),
+        recoded=sum(len(target.recoded) for target in plan.new),
+        recoded_before=sum(target.before_bytes for target in plan.new),
+        recoded_after=sum(target.recoded_bytes for target in plan.new),
+        bases=len(plan.bases),
+        bases_bytes=sum(plan.bases.values()),
     )
 
 
@@ -144,10 +186,12 @@ class _Repacker:
         self._rewritten: dict[ObjectKey, RewrittenPack] = {}
         self._named: set[ObjectKey] = set()
         self._relocated: dict[str, int] = {}
+        self._bases: dict[Chunk, int] = {}
         self._packs = Packs(store, progress)
 
     def carry_out(self, plan: RepackPlan) -> None:
         self._rewritten |= plan.rewritten
+        self._bases |= plan.bases
         self._named = set(plan.named - plan.rewritten.keys())
         for run_id, places in plan.places.items():
             moved = _RunRepack(self._packs, self._store, plan, run_id, places)
@@ -169,6 +213,11 @@ class _Repacker:
             freed_bytes=sum(one.size_bytes for one in gone),
             runs=tuple(self._relocated),
             checkpoints=sum(self._relocated.values()),
+            recoded=self._packs.recoded,
+            recoded_before=self._packs.recoded_before,
+            recoded_after=self._packs.recoded_after,
+            bases=len(self._bases),
+            bases_bytes=sum(self._bases.values()),
         )
 
 
@@ -251,10 +300,11 @@ class _RunRepack:
         """Put everything that the new places name on the store."""
         _ = writer.epoch  # observed before any key is chosen
         placements = list(in_batches(self._store.pools.small, self._read, places))
-        packs = self._provide(writer, placements)
+        layouts = [Layout(one, self._plan, self._store.table) for one in placements]
+        packs = self._provide(writer, layouts)
         moves = []
-        for place, before in zip(places, placements, strict=True):
-            after = self._relocate(before, packs)
+        for place, before, layout in zip(places, placements, layouts, strict=True):
+            after = layout.place(packs) if layout.is_sound else before
             going = {pack.key for pack in after.packs} & self._plan.rewritten.keys()
             self.still_named |= going
             if after == before:
@@ -264,12 +314,12 @@ class _RunRepack:
         put = partial(self._put, writer)
         return list(in_batches(self._store.pools.small, put, moves))
 
-    def _provide(self, writer: Writer, placements: Iterable[Placement]) -> dict[int, PackRef]:
+    def _provide(self, writer: Writer, layouts: Iterable[Layout]) -> dict[int, PackRef]:
         """Make sure that the packs are there that chunks of placements move to."""
         targets: dict[int, Target] = {}
-        for placement in placements:
-            for target, _ in self._moved_rows(placement).values():
-                targets.setdefault(id(target), target)
+        for layout in layouts:
+            if layout.is_sound:
+                targets |= layout.targets
         packs: dict[int, PackRef] = {}
         waiting = iter(targets.items())
         while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
@@ -280,29 +330,6 @@ class _RunRepack:
             for (key, _), pack in zip(batch, results(jobs), strict=True):
                 packs[key] = pack
         return packs
-
-    def _moved_rows(self, placement: Placement) -> dict[int, tuple[Target, PackEntry]]:
-        """Return where rows of a placement move to, by row."""
-        moves = [self._plan.moves.get(pack.key, {}) for pack in placement.packs]
-        return {
-            number: moves[row.pack][row.offset]
-            for number, row in enumerate(placement.rows)
-            if row.offset in moves[row.pack]
-        }
-
-    def _relocate(self, before: Placement, found: Mapping[int, PackRef]) -> Placement:
-        """Return a placement in which the rows that move are where they move to."""
-        moved = self._moved_rows(before)
-        packs: dict[PackRef, int] = {}
-        rows = []
-        for number, row in enumerate(before.rows):
-            pack = before.packs[row.pack]
-            if number in moved:
-                target, entry = moved[number]
-                pack = found[id(target)]
-                row = replace(row, offset=entry.offset, stored_bytes=entry.stored_bytes)
-            rows.append(replace(row, pack=packs.setdefault(pack, len(packs))))
-        return replace(before, packs=tuple(packs), rows=tuple(rows))
 
     def _put(self, writer: Writer, move: tuple[Place, Placement, Placement]) -> _Move:
         place, before, after = move

@@ -1,6 +1,7 @@
 """The new packs of a repack: built of verified chunks of others, and put once.
 
-Stored bytes are moved as they are, codec and delta base included. Which packs are made is the
+Stored bytes are moved as they are, codec and delta base included, but for chunks that a plan has
+encoded anew (`registry.maintenance.repack_chunks`). Which packs are made is the
 business of `registry.maintenance.repack_plan`, under which key that of `registry.writer`.
 """
 
@@ -40,6 +41,9 @@ class Packs:
     Attributes:
         written: Packs that were put.
         bytes_moved: Bytes of the chunks in them.
+        recoded: Chunks in them that were encoded anew.
+        recoded_before: Bytes of those before ...
+        recoded_after: ... and after.
     """
 
     def __init__(self, store: Store, progress: Progress | None) -> None:
@@ -49,6 +53,7 @@ class Packs:
         self._lock = Lock()
         self.written = 0
         self.bytes_moved = 0
+        self.recoded = self.recoded_before = self.recoded_after = 0
 
     def provide(self, writer: Writer, target: Target) -> PackRef:
         """Make sure that a pack is there, whole, under a key that a run may name.
@@ -77,6 +82,9 @@ class Packs:
             self._sound.add(key)
             self.written += 1
             self.bytes_moved += target.chunk_bytes
+            self.recoded += len(target.recoded)
+            self.recoded_before += target.before_bytes
+            self.recoded_after += target.recoded_bytes
             if self._progress is not None:
                 self._progress(self.bytes_moved)
 
@@ -104,6 +112,9 @@ class Packs:
                 stored = data[offset - start :][: entry.stored_bytes]
                 _verify(stored, entry, pack.key, offset)
                 view[entry.offset :][: entry.stored_bytes] = stored
+        if target.workshop is not None:
+            for entry, made in target.workshop.make(target.recoded):
+                view[entry.offset :][: entry.stored_bytes] = made
         view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
         return body
 
@@ -124,8 +135,10 @@ class Packs:
 def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
     """Yield what is read in one go: chunks of one pack that lie close to each other."""
     wanted: dict[PackRef, list[_Wanted]] = {}
-    for entry, (pack, offset) in zip(target.table.entries, target.sources, strict=True):
-        wanted.setdefault(pack, []).append((offset, entry))
+    for entry, source in zip(target.table.entries, target.sources, strict=True):
+        if source is not None:
+            pack, offset = source
+            wanted.setdefault(pack, []).append((offset, entry))
     for pack, chunks in wanted.items():
         chunks.sort(key=lambda chunk: chunk[0])
         stretch: list[_Wanted] = []

@@ -10,6 +10,8 @@ What is chosen:
   another pack as well. Where a chunk lies several times, the pack that holds most of what is needed
   keeps it; so a repack that broke off half-way, which leaves old and new packs side by side, is
   finished by the next one without moving those bytes again;
+- packs with chunks that are to be stored in another encoding, or with bases of deltas that nothing
+  needs then (`registry.maintenance.repack_codecs`);
 - small packs, where putting them together leaves fewer files.
 
 What the new packs hold: chunks in the order in which the states of a run name them, oldest first,
@@ -31,6 +33,8 @@ from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import NotFound
 from registry.keys import ObjectKey
+from registry.maintenance.repack_chunks import Workshop
+from registry.maintenance.repack_codecs import Recoding, plan_recoding
 from registry.maintenance.repack_survey import Chunk, Survey, chunk_of
 from registry.pack import PACK_BYTES, TRAILER_BYTES, PackEntry, PackTable
 from registry.placement import PackRef
@@ -40,7 +44,7 @@ from registry.suggest import near
 #: Packs smaller than this are put together.
 SMALL_BYTES = 16 * 2**20
 
-Reason = Literal["dead", "small"]
+Reason = Literal["dead", "recoded", "small"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,16 @@ class Target:
 
     Attributes:
         table: Its table of contents.
-        sources: For each entry the pack that holds it now, and where in it.
+        sources: For each entry the pack that holds it now, and where in it; `None` where it has to
+            be encoded.
+        workshop: Encodes those.
+        before_bytes: What those take as they are stored now.
     """
 
     table: PackTable
-    sources: tuple[tuple[PackRef, int], ...]
+    sources: tuple[tuple[PackRef, int] | None, ...]
+    workshop: Workshop | None = None
+    before_bytes: int = 0
 
     @cached_property
     def encoded(self) -> bytes:
@@ -68,8 +77,19 @@ class Target:
     @property
     def unchanged(self) -> ObjectKey | None:
         """The pack that this one would repeat, byte for byte, if it is made of one alone."""
-        keys = {pack.key for pack, _ in self.sources}
-        return next((key for key in keys if len(keys) == 1 and key.digest == self.name), None)
+        keys = {None if source is None else source[0].key for source in self.sources}
+        return next((k for k in keys if len(keys) == 1 and k and k.digest == self.name), None)
+
+    @property
+    def recoded(self) -> list[PackEntry]:
+        """Its chunks that have to be encoded."""
+        pairs = zip(self.table.entries, self.sources, strict=True)
+        return [entry for entry, source in pairs if source is None]
+
+    @property
+    def recoded_bytes(self) -> int:
+        """Bytes of those, as they will be stored."""
+        return sum(entry.stored_bytes for entry in self.recoded)
 
     @property
     def chunk_bytes(self) -> int:
@@ -89,8 +109,8 @@ class RewrittenPack:
     Attributes:
         pack: Its key.
         size_bytes: Its size.
-        live_bytes: Bytes of the chunks that are moved out of it.
-        reason: Why: too much of it is `dead`, or it is `small`.
+        live_bytes: Bytes of the chunks that are moved out of it, as it has them.
+        reason: Why: too much of it is `dead`, chunks of it are `recoded`, or it is `small`.
     """
 
     pack: ObjectKey
@@ -111,6 +131,10 @@ class RepackPlan:
         places: For each run with such packs the places of what it holds, each with whether it has
             to be placed anew.
         named: Every pack that some run needs.
+        spots: Where bases of deltas are to be found that are deltas on something else as yet, and
+            the bases of those.
+        tables: The tables of the packs that some run needs, by offset.
+        bases: Bytes of each base of deltas that nothing needs any more.
     """
 
     rewritten: Mapping[ObjectKey, RewrittenPack]
@@ -118,10 +142,18 @@ class RepackPlan:
     moves: Mapping[ObjectKey, Mapping[int, tuple[Target, PackEntry]]]
     places: Mapping[str, Mapping[Place, bool]]
     named: frozenset[ObjectKey]
+    spots: Mapping[Digest, tuple[Target, PackEntry]]
+    tables: Mapping[ObjectKey, Mapping[int, PackEntry]]
+    bases: Mapping[Chunk, int]
 
 
 def plan_repack(
-    store: Store, runs: Iterable[str] | None = None, *, min_dead: float = 0.25
+    store: Store,
+    runs: Iterable[str] | None = None,
+    *,
+    min_dead: float = 0.25,
+    codec: str | None = None,
+    keyframe_every: int | None = None,
 ) -> RepackPlan:
     """Choose what to rewrite.
 
@@ -130,6 +162,8 @@ def plan_repack(
         runs: Only packs that these runs need; all without it. Other runs that need one of them
             count as well.
         min_dead: Share of a pack's chunks, in bytes, from which on it is rewritten.
+        codec: In which codec of `registry.codecs` chunks are to be stored; as they are without it.
+        keyframe_every: So many versions of a chunk at most are to be read for the last of them.
 
     Raises:
         NotFound: There is no such run.
@@ -144,19 +178,35 @@ def plan_repack(
             hint = near(name, survey.packs_of)
             raise NotFound("no such run", where=f"{store.backend.url}: {name}", hint=hint)
     within = survey.packs.keys() if chosen is None else survey.needed_by(chosen)
-    return _Choice(survey, within, min_dead).plan()
+    recoding = plan_recoding(store, survey, within, codec, keyframe_every)
+    return _Choice(survey, within, min_dead, recoding).plan()
 
 
 class _Choice:
     """Which packs go, and what becomes of what is needed of them."""
 
-    def __init__(self, survey: Survey, within: Iterable[ObjectKey], min_dead: float) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        within: Iterable[ObjectKey],
+        min_dead: float,
+        recoding: Recoding | None = None,
+    ) -> None:
         self._survey = survey
-        self._ranks = self._rank_chunks()
+        self._recoding = recoding or Recoding()
+        self._ranks: dict[Chunk, int] = {}
+        self._origins: dict[Chunk, tuple[int, ObjectKey, PackEntry]] = {}
+        self._bases: dict[Chunk, int] = {}
+        self._changed: set[ObjectKey] = set()
+        self._rank_chunks()
         self._homes = self._find_homes()
+        self._made_from = self._find_origins()
         self._dead: list[ObjectKey] = []
         self._small: list[ObjectKey] = []
         for key in within:
+            if key in self._changed:
+                self._dead.append(key)
+                continue
             table = survey.tables[key].values()
             held = sum(entry.stored_bytes for entry in table)
             live = self._live_bytes(key)
@@ -172,7 +222,7 @@ class _Choice:
         for run_id in self._survey.packs_of:
             goes, joins = dead.get(run_id, []), small.get(run_id, [])
             made, together = list(self._fill(goes)), list(self._fill([*goes, *joins]))
-            reasons |= dict.fromkeys(goes, "dead")
+            reasons |= {key: "recoded" if key in self._changed else "dead" for key in goes}
             if len(together) < len(made) + len(joins):
                 reasons |= dict.fromkeys(joins, "small")
                 made = together
@@ -181,23 +231,39 @@ class _Choice:
         same = {key for target in new if (key := target.unchanged) is not None}
         reasons = {key: why for key, why in reasons.items() if key not in same}
         new = [target for target in new if target.unchanged is None]
+        whereabouts = _Whereabouts(self._survey, new, self._homes)
         return RepackPlan(
             {key: self._rewritten(key, why) for key, why in reasons.items()},
             tuple(new),
-            self._moves(reasons, new),
+            {key: self._moves(key, whereabouts) for key in reasons},
             self._places(reasons),
             frozenset(self._survey.packs),
+            self._spots(whereabouts),
+            self._survey.tables,
+            self._bases,
         )
 
-    def _rank_chunks(self) -> dict[Chunk, int]:
-        """Return every chunk that is needed, with its place in the order of the runs' states."""
-        ranks: dict[Chunk, int] = {}
+    def _rank_chunks(self) -> None:
+        """Rank every chunk that will be needed in the order of the runs' states."""
         for key, named in self._survey.ranks.items():
             table = self._survey.tables[key]
             for offset, rank in named.items():
-                chunk = chunk_of(table[offset])
-                ranks[chunk] = min(rank, ranks.get(chunk, rank))
-        return ranks
+                entry = table[offset]
+                chunk = self._final(entry)
+                if chunk != chunk_of(entry):
+                    self._changed.add(key)
+                if chunk is None:
+                    self._bases[chunk_of(entry)] = entry.stored_bytes
+                    continue
+                self._ranks[chunk] = min(rank, self._ranks.get(chunk, rank))
+                if chunk in self._recoding.made:
+                    first = (rank, key, entry)
+                    self._origins[chunk] = min(first, self._origins.get(chunk, first), key=_rank)
+
+    def _final(self, entry: PackEntry) -> Chunk | None:
+        """Return in which encoding a chunk will be needed; `None` where it will not."""
+        chunk = chunk_of(entry)
+        return self._recoding.becomes.get(chunk, chunk)
 
     def _find_homes(self) -> dict[Chunk, tuple[ObjectKey, PackEntry]]:
         """Return for every chunk that is needed the pack that keeps it, and its entry there."""
@@ -224,62 +290,94 @@ class _Choice:
             if chunk in self._homes and self._homes[chunk][1] is entry:
                 yield chunk, entry
 
+    def _find_origins(self) -> dict[ObjectKey, list[tuple[Chunk, PackEntry]]]:
+        """Return by pack what is encoded anew of it: the new form, and the entry that it has."""
+        made: dict[ObjectKey, list[tuple[Chunk, PackEntry]]] = {}
+        for chunk, (_, key, entry) in self._origins.items():
+            if chunk not in self._homes:
+                made.setdefault(key, []).append((chunk, entry))
+        return made
+
     def _live_bytes(self, key: ObjectKey) -> int:
         return sum(entry.stored_bytes for _, entry in self._kept_in(key))
 
     def _by_run(self, keys: Iterable[ObjectKey]) -> dict[str, list[ObjectKey]]:
         runs: dict[str, list[ObjectKey]] = {}
         for key in keys:
-            runs.setdefault(self._survey.first_run[key], []).append(key)
+            kept = [*self._kept_in(key), *self._made_from.get(key, ())]
+            first = min((self._ranks[chunk] for chunk, _ in kept), default=None)
+            # As the runs will name it, so that the next repack comes to the same.
+            run_id = self._survey.first_run[key] if first is None else self._survey.run_of(first)
+            runs.setdefault(run_id, []).append(key)
         return runs
 
     def _fill(self, keys: Sequence[ObjectKey]) -> Iterator[Target]:
         """Yield packs that hold what is needed of others, in order."""
-        kept = [(self._ranks[chunk], key, e) for key in keys for chunk, e in self._kept_in(key)]
-        kept.sort(key=lambda one: one[0])
-        group: list[tuple[PackRef, PackEntry]] = []
+        kept = [
+            _Part(self._ranks[c], e, (self._survey.packs[k], e.offset))
+            for k in keys
+            for c, e in self._kept_in(k)
+        ]
+        for key in keys:
+            for chunk, entry in self._made_from.get(key, ()):
+                kept.append(
+                    _Part(self._ranks[chunk], self._recoding.made[chunk], None, entry.stored_bytes)
+                )
+        kept.sort(key=lambda part: part.rank)
+        group: list[_Part] = []
         size, digests = 0, set[Digest]()
-        for _, key, entry in kept:
+        for part in kept:
+            entry = part.entry
             # One chunk in two encodings: a table names each digest once.
             if group and (size + entry.stored_bytes > PACK_BYTES or entry.digest in digests):
-                yield _target(group)
+                yield self._target(group)
                 group, size, digests = [], 0, set()
-            group.append((self._survey.packs[key], entry))
+            group.append(part)
             size += entry.stored_bytes
             digests.add(entry.digest)
         if group:
-            yield _target(group)
+            yield self._target(group)
+
+    def _target(self, group: Sequence[_Part]) -> Target:
+        entries, offset = [], 0
+        for part in group:
+            entries.append(replace(part.entry, offset=offset))
+            offset += part.entry.stored_bytes
+        return Target(
+            PackTable(tuple(entries)),
+            tuple(part.source for part in group),
+            self._recoding.workshop,
+            sum(part.before_bytes for part in group),
+        )
 
     def _rewritten(self, key: ObjectKey, reason: Reason) -> RewrittenPack:
         size_bytes = self._survey.packs[key].size_bytes
-        return RewrittenPack(key, size_bytes, self._live_bytes(key), reason)
+        made = sum(entry.stored_bytes for _, entry in self._made_from.get(key, ()))
+        return RewrittenPack(key, size_bytes, self._live_bytes(key) + made, reason)
 
     def _moves(
-        self, going: Iterable[ObjectKey], new: Iterable[Target]
-    ) -> dict[ObjectKey, dict[int, tuple[Target, PackEntry]]]:
+        self, key: ObjectKey, whereabouts: _Whereabouts
+    ) -> dict[int, tuple[Target, PackEntry]]:
+        """Return where the chunks of a pack that goes are to be found, by offset."""
         found = {
-            chunk_of(entry): (target, entry) for target in new for entry in target.table.entries
+            entry.offset: whereabouts.find(self._final(entry))
+            for entry in self._survey.tables[key].values()
         }
-        standing: dict[ObjectKey, Target] = {}
-        moves: dict[ObjectKey, dict[int, tuple[Target, PackEntry]]] = {}
-        for key in going:
-            moves[key] = {}
-            for entry in self._survey.tables[key].values():
-                chunk = chunk_of(entry)
-                if chunk in found:
-                    moves[key][entry.offset] = found[chunk]
-                elif chunk in self._homes:
-                    home, there = self._homes[chunk]
-                    if home not in standing:
-                        standing[home] = self._standing(home)
-                    moves[key][entry.offset] = standing[home], there
-        return moves
+        return {offset: where for offset, where in found.items() if where is not None}
 
-    def _standing(self, key: ObjectKey) -> Target:
-        """Return a pack that stays, as a target."""
-        entries = tuple(self._survey.tables[key].values())
-        pack = self._survey.packs[key]
-        return Target(PackTable(entries), tuple((pack, entry.offset) for entry in entries))
+    def _spots(self, whereabouts: _Whereabouts) -> dict[Digest, tuple[Target, PackEntry]]:
+        """Return where the bases of what is encoded anew are to be found, and their bases."""
+        by_digest = {chunk.digest: chunk for chunk in self._ranks}
+        waiting = [chunk.base for chunk in self._recoding.made if chunk.base is not None]
+        spots: dict[Digest, tuple[Target, PackEntry]] = {}
+        while waiting:
+            digest = waiting.pop()
+            where = whereabouts.find(by_digest.get(digest))
+            if digest not in spots and where is not None:
+                spots[digest] = where
+                if where[1].base is not None:
+                    waiting.append(where[1].base)
+        return spots
 
     def _places(self, going: Mapping[ObjectKey, Reason]) -> dict[str, dict[Place, bool]]:
         touched = {
@@ -289,10 +387,51 @@ class _Choice:
         return {run_id: places for run_id, places in touched.items() if any(places.values())}
 
 
-def _target(group: Sequence[tuple[PackRef, PackEntry]]) -> Target:
-    entries, offset = [], 0
-    for _, entry in group:
-        entries.append(replace(entry, offset=offset))
-        offset += entry.stored_bytes
-    sources = tuple((pack, entry.offset) for pack, entry in group)
-    return Target(PackTable(tuple(entries)), sources)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk of a new pack.
+
+    Attributes:
+        rank: Its place in the order of the runs' states.
+        entry: How it is stored.
+        source: Where its bytes lie; `None` where they have to be made.
+        before_bytes: What it takes now, where they have to be made.
+    """
+
+    rank: int
+    entry: PackEntry
+    source: tuple[PackRef, int] | None
+    before_bytes: int = 0
+
+
+class _Whereabouts:
+    """Where chunks are to be found: in new packs, or in some that stay."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        new: Iterable[Target],
+        homes: Mapping[Chunk, tuple[ObjectKey, PackEntry]],
+    ) -> None:
+        self._survey = survey
+        self._new = {
+            chunk_of(entry): (target, entry) for target in new for entry in target.table.entries
+        }
+        self._homes = homes
+        self._standing: dict[ObjectKey, Target] = {}
+
+    def find(self, chunk: Chunk | None) -> tuple[Target, PackEntry] | None:
+        """Return the pack of a chunk and its entry there; `None` where nobody will need it."""
+        if chunk is None or chunk in self._new or chunk not in self._homes:
+            return None if chunk is None else self._new.get(chunk)
+        home, there = self._homes[chunk]
+        if home not in self._standing:
+            entries = tuple(self._survey.tables[home].values())
+            pack = self._survey.packs[home]
+            sources = tuple((pack, entry.offset) for entry in entries)
+            self._standing[home] = Target(PackTable(entries), sources)
+        return self._standing[home], there
+
+
+def _rank(origin: tuple[int, ObjectKey, PackEntry]) -> int:
+    return origin[0]

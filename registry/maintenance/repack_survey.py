@@ -7,6 +7,7 @@ placements, what it is in the table of its pack.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from itertools import islice
@@ -53,6 +54,7 @@ class Survey:
         packs_of: The packs that each state of each run names.
         first_run: The run that names a pack first.
         ranks: By pack and offset, when a chunk was first named: 0, 1, 2, ...
+        own: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
         tables: The tables of the packs, by offset.
         condemned: Packs that a sweep condemned and spared: no run may begin to name them.
     """
@@ -63,9 +65,11 @@ class Survey:
         self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
         self.first_run: dict[ObjectKey, str] = {}
         self.ranks: dict[ObjectKey, dict[int, int]] = {}
+        self.own: dict[ObjectKey, dict[int, int]] = {}
         self.tables: dict[ObjectKey, dict[int, PackEntry]] = {}
         self.condemned: set[ObjectKey] = set()
         self._named = 0
+        self._starts: list[tuple[int, str]] = []
 
     def read(self, states: Iterable[RunManifest] | None = None) -> None:
         """Read logs, placements and tables of packs.
@@ -96,7 +100,13 @@ class Survey:
         """Return the packs that runs need."""
         return {key for run in runs for named in self.packs_of[run].values() for key in named}
 
+    def run_of(self, rank: int) -> str:
+        """Return the run that named a chunk of this rank first."""
+        after = bisect_right(self._starts, rank, key=lambda start: start[0])
+        return self._starts[after - 1][1]
+
     def _read_run(self, run_id: str, places: list[Place]) -> None:
+        self._starts.append((self._named, run_id))
         placements = in_batches(self._store.pools.small, self._read_placement, places)
         self.packs_of[run_id] = {
             place: self._note(run_id, placement)
@@ -112,9 +122,14 @@ class Survey:
             self.packs.setdefault(pack.key, pack)
             self.first_run.setdefault(pack.key, run_id)
         ranks = [self.ranks.setdefault(pack.key, {}) for pack in placement.packs]
-        for row in placement.rows:
+        own = [self.own.setdefault(pack.key, {}) for pack in placement.packs]
+        # Bases that the state does not name itself come last.
+        bases = len(placement.rows) - len(placement.extra)
+        for number, row in enumerate(placement.rows):
             if ranks[row.pack].setdefault(row.offset, self._named) == self._named:
                 self._named += 1
+            if number < bases:
+                own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
         return frozenset(pack.key for pack in placement.packs)
 
     def _read_table(self, pack: PackRef) -> PackTable:

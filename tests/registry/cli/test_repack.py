@@ -66,13 +66,64 @@ def test_json(call_json: CallJson, thinned: str) -> None:
     done = call_json("repack", "thin")
     assert set(done) == {
         *("dry_run", "packs_read", "packs_written", "bytes_moved", "freed_bytes", "runs"),
-        *("checkpoints", "packs"),
+        *("checkpoints", "packs", "recoded_chunks", "recoded_before_bytes", "recoded_after_bytes"),
+        *("bases_dropped", "bases_dropped_bytes"),
     }
+    assert done["recoded_chunks"] == done["bases_dropped"] == 0
     assert (done["packs_read"], done["packs_written"], done["runs"]) == (2, 1, ["thin"])
     assert done["bytes_moved"] == 300_000
     assert set(done["packs"][0]) == {"pack", "size_bytes", "live_bytes", "reason"}
     assert sum(pack["size_bytes"] for pack in done["packs"]) == done["freed_bytes"]
     assert {pack["reason"] for pack in done["packs"]} == {"dead", "small"}
+
+
+def test_compression(call: Call, call_json: CallJson, url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("plain", seed=1)
+        for step in range(2):
+            run.save({"model": {"w": np.arange(step, 50_000 + step)}}, step=step)
+    planned = call("repack", "plain", "--compression", "zstd", "--dry-run").stdout
+    told = call("repack", "plain", "--compression", "zstd").stdout
+    for text in (planned, told):
+        first, second, *_ = text.splitlines()
+        assert first.split(maxsplit=1)[0] == "recoded"
+        assert first.endswith(" 2 packs, 781.6 KiB, of which 781.2 KiB are needed")
+        assert second.startswith("encoded anew")
+        assert " 2 chunks, 781.2 KiB before, " in second
+    assert call("repack", "plain", "--compression", "zstd").stdout.startswith("nothing to gain")
+    assert call("verify", "--deep").exit_code == 0
+    back = call_json("repack", "plain", "--compression", "none")
+    assert (back["recoded_chunks"], back["recoded_after_bytes"]) == (2, 800_000)
+
+
+def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("plain", seed=1)
+        values = np.random.default_rng(1).normal(size=50_000)
+        for step in range(4):
+            values[step] = step
+            run.save({"model": {"w": values}}, step=step, compression="zstd", keyframe_every=8)
+        run.prune(Retention(last=1))
+    told = call("repack", "plain").stdout
+    assert "encoded anew  1 chunk, " in told
+    assert "bases left    3 bases of deltas, " in told
+    assert call("verify", "--deep").exit_code == 0
+
+
+def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("plain", seed=1)
+        values = np.random.default_rng(1).normal(size=50_000)
+        for step in range(4):
+            values[step] = step
+            run.save({"model": {"w": values}}, step=step, compression="zstd", keyframe_every=8)
+    assert call_json("repack", "plain", "--keyframe-every", "2")["recoded_chunks"] == 1
+    assert call_json("repack", "plain", "--keyframe-every", "1")["recoded_chunks"] == 2
+
+
+@pytest.mark.parametrize("wrong", [["--compression", "zst"], ["--keyframe-every", "9"]])
+def test_options_that_are_none_are_refused(call: Call, wrong: list[str]) -> None:
+    assert wrong[0] in call("repack", *wrong, status=2).output
 
 
 @pytest.mark.parametrize(("share", "goes"), [("60%", True), ("0.6", True), ("70%", False)])

@@ -78,6 +78,14 @@ def test_an_empty_registry(reg, backend):
     assert usage.total_bytes == total(backend) > 0
 
 
+def test_a_registry_tells_its_usage(run, reg):
+    run.save(state(1, 2), step=1)
+    usage = reg.usage()
+    assert usage == measure(reg.store)
+    assert [one.run for one in usage.runs] == ["run"]
+    assert usage.own_bytes > 2 * PART
+
+
 def test_own_and_shared(run, reg, backend):
     first, second = run.save(state(0, 1), step=1), run.save(state(0, 2), step=2)
     usage = measure(reg.store)

@@ -1,0 +1,715 @@
+"""Repacking that compresses, and that lets go of bases of deltas: fewer bytes, the same states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.memory import MemoryBackend
+from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
+from registry import Retention, codecs
+from registry.chunk_cache import ChunkCache
+from registry.codecs import CODECS, LZ4, RAW, ZSTD
+from registry.codecs import blosc as frames
+from registry.digest import Digest
+from registry.errors import Conflict, Damaged, InvalidInput
+from registry.keys import ObjectKey
+from registry.maintenance import repack_chunks, repack_plan
+from registry.maintenance.gc import collect
+from registry.maintenance.repack import RepackReport
+from registry.pack import PackEntry, PackTable, trailer
+from registry.placement import PackRef
+from registry.placing import Spot, build_placement, spots_of
+from registry.registry import Registry, open_on
+from tests.crash.inline import without_threads
+from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, same, small_grid
+
+SIZE = 6000
+
+
+def weights(step: int, share: float = 0.01, size: int = SIZE) -> np.ndarray:
+    """Return weights that shrink by a half, of which every step changes a share."""
+    values = np.random.default_rng(7).normal(size=size).astype(np.float32)
+    for n in range(1, step + 1):
+        changing = np.random.default_rng(n)
+        at = changing.choice(size, max(1, int(size * share)), replace=False)
+        values[at] = changing.normal(size=len(at)).astype(np.float32)
+    return (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def state(step: int, share: float = 0.01) -> dict:
+    noise = np.frombuffer(np.random.default_rng(step).bytes(3000), np.uint8)
+    return {"model": {"w": weights(step, share), "few": noise % 3}, "noise": {"x": noise}}
+
+
+def save(run, *steps: int, last: int | None = None, share: float = 0.01, **options) -> None:
+    for step in steps:
+        run.save(state(step, share), step=step, **options)
+    if last is not None:
+        run.prune(Retention(last=last))
+
+
+def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -> None:
+    """Place the weights of checkpoints as deltas against those of others, by step."""
+    run = reg.run(run_id)
+    saved = {checkpoint.step: checkpoint for checkpoint in run.checkpoints()}
+    spots: dict[Digest, Spot] = {}
+    for step, checkpoint in sorted(saved.items()):
+        spots |= {d: s for d, s in spots_of([checkpoint.base()]).items() if d not in spots}
+        digest = weights_of(checkpoint)
+        if step in below:
+            base = saved[below[step]]
+            delta = memoryview(bytearray(weights(step).tobytes()))
+            codecs.join(delta, checkpoint_bytes(base))
+            stored = frames.encode(delta, 4, codec)
+            table = PackTable(
+                (
+                    PackEntry(
+                        digest,
+                        0,
+                        len(stored),
+                        len(delta),
+                        codec,
+                        weights_of(base),
+                        Digest.of(stored),
+                    ),
+                )
+            ).encode()
+            body = stored + table + trailer(table)
+            pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
+            reg.store.backend.put(str(pack.key), body)
+            number = CODECS.index(codec)
+            spots[digest] = Spot(pack, 0, len(stored), number, weights_of(base))
+        placement = build_placement(checkpoint.manifest, {}, spots)
+        place = checkpoint.place.model_copy(update={"placement": placement.digest})
+        reg.store.backend.put(str(place.placement_key), placement.encode())
+        run.committer.log.append(lambda _, place=place: [place])
+
+
+def checkpoint_bytes(checkpoint) -> bytes:
+    return checkpoint.load()["model"]["w"].tobytes()
+
+
+def weights_of(checkpoint) -> Digest:
+    (digest,) = checkpoint.manifest.components["model"].tensors[0].chunks
+    return digest
+
+
+def form(checkpoint) -> tuple[str, Digest | None]:
+    """Return how the weights of a checkpoint are stored."""
+    spot = spots_of([checkpoint.base()])[weights_of(checkpoint)]
+    return CODECS[spot.codec], spot.base
+
+
+def forms(checkpoint) -> set[str]:
+    return {CODECS[row.codec] for row in checkpoint.placement.rows}
+
+
+def chain(reg: Registry, run, last: int, *steps: int) -> None:
+    """Save weights as a chain of deltas, and keep the newest."""
+    save(run, *steps)
+    link(reg, "run", {step: step - 1 for step in steps[1:]})
+    with open_on(reg.store.backend) as other:
+        collect(other.store, grace_s=0)
+        other.run("run").prune(Retention(last=last))
+
+
+def loads(registry: Registry, share: float = 0.01) -> None:
+    assert registry.verify(deep=True).findings == ()
+    for name in registry.runs():
+        for checkpoint in registry.run(name).checkpoints():
+            assert same(checkpoint.load(), state(checkpoint.step, share))
+
+
+def collected(backend) -> int:
+    """Collect; return the bytes of all objects that are left."""
+    with open_on(backend) as registry:
+        collect(registry.store, grace_s=0)
+    kinds = ("packs/", "manifests/", "placements/")
+    return sum(len(data) for key, data in contents(backend).items() if key.startswith(kinds))
+
+
+def settles(backend, **options) -> None:
+    """Check that another repack finds nothing to do, before a collection and after it."""
+    for _ in range(2):
+        before = contents(backend)
+        with open_on(backend) as registry:
+            assert registry.repack(**options) == RepackReport(dry_run=False)
+        assert contents(backend) == before
+        collected(backend)
+
+
+# Compression
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_what_is_raw_is_compressed_and_stays_what_it_is(
+    run, reg, backend, open_registry, compression
+):
+    save(run, 1, 2, 3)
+    ids = [checkpoint.digest for checkpoint in run.checkpoints()]
+    before = collected(backend)
+    report = reg.repack(compression=compression)
+    assert report.recoded == 6
+    assert report.recoded_after < 0.9 * report.recoded_before
+    fresh = open_registry(backend)
+    loads(fresh)
+    assert [checkpoint.digest for checkpoint in fresh.run("run").checkpoints()] == ids
+    assert forms(fresh.run("run").latest()) == {RAW, codecs.COMPRESSIONS[compression]}
+    saved = report.recoded_before - report.recoded_after
+    assert collected(backend) < before - saved
+    loads(open_registry(backend))
+    settles(backend, compression=compression)
+    settles(backend)
+
+
+def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
+    save(run, 1)
+    saved = open_registry(new_backend("saved")).create_run("run")
+    saved = saved.save(state(1), step=1, compression="zstd")
+    reg.repack(compression="zstd")
+    repacked = open_registry(backend).run("run").latest()
+    by_digest = {d: (s.codec, s.stored_bytes) for d, s in spots_of([saved.base()]).items()}
+    found = {d: (s.codec, s.stored_bytes) for d, s in spots_of([repacked.base()]).items()}
+    assert found == by_digest
+
+
+def test_without_being_asked_nothing_is_compressed(run, reg, open_registry, backend):
+    save(run, 1, 2, 3, last=2)
+    assert reg.repack().recoded == 0
+    assert forms(open_registry(backend).run("run").latest()) == {RAW}
+
+
+def test_a_dry_run_tells_exactly_what_would_be_saved(run, reg, backend):
+    save(run, 1, 2, 3, last=2)
+    before = contents(backend)
+    preview = reg.repack(compression="zstd", dry_run=True)
+    assert contents(backend) == before
+    report = reg.repack(compression="zstd")
+    assert report.recoded
+    assert {one.reason for one in report.rewritten} == {"recoded", "small"}
+    assert preview == replace(report, dry_run=True)
+
+
+def test_what_is_compressed_stays_unless_another_codec_is_asked_for(
+    run, reg, backend, open_registry
+):
+    save(run, 1, 2, compression="lz4")
+    save(run, 3)
+    reg.repack(compression="lz4")
+    old, new = open_registry(backend).run("run").checkpoints()[1:]
+    assert form(old) == form(new) == (LZ4, None)
+    assert open_registry(backend).repack(compression="zstd").recoded == 6
+    assert {form(ck) for ck in open_registry(backend).run("run").checkpoints()} == {(ZSTD, None)}
+    loads(open_registry(backend))
+    settles(backend, compression="zstd")
+
+
+def test_none_stores_everything_raw_again(reg, run, backend, open_registry):
+    chain(reg, run, 2, 1, 2, 3)
+    open_registry(backend).repack(compression="zstd")
+    report = open_registry(backend).repack(compression="none")
+    assert report.recoded_after > report.recoded_before
+    for checkpoint in open_registry(backend).run("run").checkpoints():
+        assert forms(checkpoint) == {RAW}
+        assert not checkpoint.placement.extra
+    loads(open_registry(backend))
+    settles(backend, compression="none")
+
+
+def test_chunks_of_digest_lists_are_compressed_and_lists_are_not(run, reg, backend, open_registry):
+    with small_grid(2048, list_threshold=8):
+        save(run, 1, 2)
+        reg.repack(compression="zstd")
+        fresh = open_registry(backend)
+        loads(fresh)
+        checkpoint = fresh.run("run").latest()
+        spots = spots_of([checkpoint.base()])
+        assert checkpoint.manifest.chunk_lists
+        assert {spots[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
+        assert forms(checkpoint) == {RAW, ZSTD}
+        settles(backend, compression="zstd")
+
+
+def test_a_tensor_is_given_up_after_its_first_chunk(run, reg, backend, open_registry, monkeypatch):
+    with small_grid(512 * 1024):
+        noise = np.random.default_rng(0).integers(0, 256, 3 * 2**20, np.uint8)
+        run.save({"noise": noise}, step=1)
+        tried = []
+        encode = codecs.encode
+        monkeypatch.setattr(
+            codecs, "encode", lambda data, *more: tried.append(len(data)) or encode(data, *more)
+        )
+        read: list = []
+        metered = open_registry(Metered(backend, read))
+        assert not metered.repack(compression="zstd").recoded
+        assert tried == [128 * 1024]
+        assert sum(call.key.startswith("packs/") for call in read) <= 3  # two tables and a chunk
+
+
+def test_tiny_chunks_are_left_alone(run, reg, backend):
+    """What a longer line in the table costs is more than they would shrink by."""
+    for n in range(5):
+        tiny = np.frombuffer(np.random.default_rng(n).bytes(200), np.uint8) % 16
+        run.save({"t": {"a": tiny}}, step=n)
+        assert len(codecs.encode(tiny, 1, ZSTD)) < 0.95 * 200
+    reg.repack()
+    settles(backend, compression="zstd")
+
+
+def test_several_runs_share_what_is_compressed(run, reg, backend, open_registry):
+    save(run, 1, 2)
+    reg.fork(run.latest(), "fork")
+    report = reg.repack(compression="zstd")
+    assert set(report.runs) == {"run", "fork"}
+    fresh = open_registry(backend)
+    run_packs, fork_packs = (
+        {pack.key for pack in fresh.run(name).latest().placement.packs} for name in ("run", "fork")
+    )
+    assert run_packs & fork_packs
+    assert form(fresh.run("fork").latest()) == (ZSTD, None)
+    collected(backend)
+    loads(open_registry(backend))
+
+
+def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_registry):
+    save(run, 1)
+    other = reg.create_run("other")
+    mixed = state(1)["model"] | {"z": weights(9)}
+    other.save({"m": mixed}, step=1)
+    reg.repack(["other"], compression="zstd")
+    fresh = open_registry(backend)
+    assert fresh.verify(deep=True).findings == ()
+    assert forms(fresh.run("run").latest()) == {RAW}
+    spots = spots_of([fresh.run("other").latest().base()])
+    assert sorted(CODECS[spot.codec] for spot in spots.values()) == [ZSTD, RAW, RAW]
+    assert same(fresh.run("other").latest().load(), {"m": mixed})
+
+
+def test_a_damaged_chunk_is_not_compressed(run, reg, backend):
+    save(run, 1)
+    (key,) = [k for k in contents(backend) if k.startswith("packs/")][:1]
+    flip(backend, key, 50)
+    before = contents(backend)
+    with pytest.raises(Damaged, match=key):
+        reg.repack(compression="zstd")
+    assert contents(backend) == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"compression": "gzip"}, {"compression": ""}, {"keyframe_every": 0}]
+)
+def test_options_that_are_none_are_refused(reg, wrong):
+    with pytest.raises(InvalidInput):
+        reg.repack(**wrong)
+
+
+def test_the_chunk_cache_is_left_out_of_it(run, reg, backend, tmp_path):
+    save(run, 1, 2)
+    with open_on(backend) as cached:
+        cached.store.cache = ChunkCache(tmp_path / "cache", max_bytes=2**20)
+        assert cached.repack(compression="zstd").recoded
+        cached.verify(deep=True)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
+    monkeypatch.setattr(repack_chunks, "_BATCH_BYTES", 100)
+    pack = PackRef(ObjectKey("packs", Digest.of(b""), 0), 10**6)
+    names = [Digest.of(b"%d" % n) for n in range(10)]
+    lying = {name: (pack, PackEntry(name, 40 * n, 40, 40)) for n, name in enumerate(names)}
+    batches = list(repack_chunks.RawChunks(reg.store, lying).batches(names))
+    assert [len(batch) for batch in batches] == [3, 3, 3, 1]
+    assert [name for batch in batches for name in batch] == names
+
+
+# Bases that nothing names
+
+
+def test_bases_that_nothing_names_go(reg, run, backend, open_registry):
+    chain(reg, run, 1, 1, 2, 3, 4, 5)
+    (kept,) = open_registry(backend).run("run").checkpoints()
+    assert len(kept.placement.extra) == 4
+    before = collected(backend)
+    report = open_registry(backend).repack()
+    assert (report.recoded, report.bases) == (1, 4)
+    fresh = open_registry(backend)
+    (kept,) = fresh.run("run").checkpoints()
+    assert form(kept) == (ZSTD, None)
+    assert not kept.placement.extra
+    loads(fresh)
+    assert collected(backend) < before - report.bases_bytes + report.recoded_after
+    loads(open_registry(backend))
+    settles(backend)
+
+
+def test_deltas_on_what_states_name_stay(reg, run, backend, open_registry):
+    chain(reg, run, 3, 1, 2, 3)
+    assert not open_registry(backend).repack().recoded
+    newest = open_registry(backend).run("run").latest()
+    assert form(newest)[1] == weights_of(open_registry(backend).run("run").checkpoints()[1])
+
+
+def test_a_chain_without_its_middle_is_joined_to_the_nearest_that_is_named(
+    reg, run, backend, open_registry
+):
+    save(run, 1, 2, 3, 4, 5)
+    link(reg, "run", {2: 1, 3: 2, 4: 3, 5: 4})
+    open_registry(backend).run("run").prune(Retention(every=4, last=1))
+    kept = open_registry(backend).run("run").checkpoints()
+    assert [checkpoint.step for checkpoint in kept] == [4, 5] or len(kept) >= 2
+    open_registry(backend).repack()
+    fresh = open_registry(backend)
+    loads(fresh)
+    first, *others = fresh.run("run").checkpoints()
+    assert form(first) == (ZSTD, None)
+    assert all(form(one)[1] is not None for one in others)
+    settles(backend)
+
+
+def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
+    reg, run, backend, open_registry
+):
+    save(run, 1, 2, 3, 4)
+    link(reg, "run", {2: 1, 3: 2, 4: 3})
+    reg.run("run").tag("first", run.checkpoints()[0])
+    opened = open_registry(backend).run("run")
+    opened.prune(Retention(last=1))
+    first, last = open_registry(backend).run("run").checkpoints()
+    assert (first.step, last.step) == (1, 4)
+    report = open_registry(backend).repack()
+    assert (report.recoded, report.bases) == (1, 2)
+    first, last = open_registry(backend).run("run").checkpoints()
+    assert form(last) == (ZSTD, weights_of(first))
+    assert not last.placement.extra or last.placement.extra == (weights_of(first),)
+    collected(backend)
+    loads(open_registry(backend))
+    settles(backend)
+
+
+def test_a_base_of_many_is_kept_while_it_saves_more_than_it_costs(reg, run, backend, open_registry):
+    """Each delta against it is shorter than one against another of them."""
+    steps = range(1, 9)
+    for step in steps:
+        run.save({"model": {"w": spread(step)}}, step=step, compression="zstd")
+    stars(reg, run, spread)
+    before = collected(backend)
+    fresh = open_registry(backend)
+    fresh.run("run").prune(Retention(last=7))
+    assert not open_registry(backend).repack().recoded
+    # One alone costs more with its base than without.
+    open_registry(backend).run("run").prune(Retention(last=1))
+    assert open_registry(backend).repack().recoded == 1
+    assert collected(backend) < before
+    (kept,) = open_registry(backend).run("run").checkpoints()
+    assert same(kept.load(), {"model": {"w": spread(8)}})
+    settles(backend)
+
+
+def spread(step: int) -> np.ndarray:
+    """Return weights that differ from the first ones in a part of their own."""
+    values = weights(0)
+    if step > 1:
+        values[600 * (step - 2) : 600 * (step - 1)] = weights(50, 1.0, 600)
+    return values
+
+
+def stars(reg: Registry, run, make) -> None:
+    """Place every other state as a delta against the first."""
+    saved = run.checkpoints()
+    first = spots_of([saved[0].base()])
+    (root,) = first
+    for checkpoint in saved[1:]:
+        (digest,) = checkpoint.manifest.direct_chunks
+        delta = memoryview(bytearray(make(checkpoint.step).tobytes()))
+        codecs.join(delta, make(saved[0].step).tobytes())
+        stored = frames.encode(delta, 4, ZSTD)
+        entry = PackEntry(digest, 0, len(stored), len(delta), ZSTD, root, Digest.of(stored))
+        table = PackTable((entry,)).encode()
+        body = stored + table + trailer(table)
+        pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
+        reg.store.backend.put(str(pack.key), body)
+        spots = first | {digest: Spot(pack, 0, len(stored), CODECS.index(ZSTD), root)}
+        placement = build_placement(checkpoint.manifest, {}, spots)
+        place = checkpoint.place.model_copy(update={"placement": placement.digest})
+        reg.store.backend.put(str(place.placement_key), placement.encode())
+        run.committer.log.append(lambda _, place=place: [place])
+
+
+def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_registry):
+    save(run, 1, 2)
+    other = reg.create_run("other")
+    other.save(state(2), step=2, compression="zstd")
+    link(reg, "run", {2: 1})
+    before = collected(backend)
+    open_registry(backend).repack()
+    fresh = open_registry(backend)
+    assert form(fresh.run("run").latest()) == form(fresh.run("other").latest()) == (ZSTD, None)
+    assert collected(backend) < before
+    loads(open_registry(backend))
+    settles(backend)
+
+
+def test_a_damaged_base_stops_it(reg, run, backend, open_registry):
+    chain(reg, run, 1, 1, 2, 3)
+    (kept,) = open_registry(backend).run("run").checkpoints()
+    spots = spots_of([kept.base()])
+    bottom = next(spots[d] for d in kept.placement.extra if spots[d].base is None)
+    flip(backend, str(bottom.pack.key), 8 * bottom.offset + 99)
+    before = contents(backend)
+    with pytest.raises(Damaged, match="damaged chunk"):
+        open_registry(backend).repack()
+    assert contents(backend) == before
+
+
+# Chains
+
+
+@pytest.mark.parametrize(("every", "longest"), [(1, 0), (2, 1), (3, 2), (8, 5)])
+def test_chains_are_cut_where_that_is_asked_for(reg, run, backend, open_registry, every, longest):
+    chain(reg, run, 6, 1, 2, 3, 4, 5, 6)
+    open_registry(backend).repack(keyframe_every=every)
+    fresh = open_registry(backend)
+    loads(fresh)
+    links: dict[Digest, int] = {}
+    for checkpoint in fresh.run("run").checkpoints():
+        base = form(checkpoint)[1]
+        links[weights_of(checkpoint)] = 0 if base is None else links[base] + 1
+    assert max(links.values()) == longest
+    collected(backend)
+    loads(open_registry(backend))
+    settles(backend, keyframe_every=every)
+
+
+def test_a_delta_takes_on_another_codec_and_keeps_its_base(reg, run, backend, open_registry):
+    chain(reg, run, 3, 1, 2, 3)
+    open_registry(backend).repack(compression="lz4")
+    first, *others = open_registry(backend).run("run").checkpoints()
+    assert form(first) == (LZ4, None)
+    assert {form(one)[0] for one in others} == {LZ4}
+    assert all(form(one)[1] for one in others)
+    loads(open_registry(backend))
+    settles(backend, compression="lz4")
+
+
+# Any history
+
+
+@st.composite
+def histories(draw) -> tuple[dict[int, int], set[int], str | None]:
+    """Draw which of seven states is a delta on which, which are kept, and what is asked for."""
+    below = {step: draw(st.integers(1, step - 1)) for step in range(2, 8) if draw(st.booleans())}
+    kept = draw(st.sets(st.integers(1, 7), min_size=1))
+    return below, kept, draw(st.sampled_from([None, None, "zstd", "lz4"]))
+
+
+@given(histories())
+@settings(max_examples=40, deadline=None)
+def test_no_history_gets_larger_and_every_one_settles(drawn):
+    below, kept, compression = drawn
+    backend = new_backend()
+    with without_threads(open_on(backend)) as registry:
+        run = registry.create_run("run", seed=1)
+        save(run, *range(1, 8), compression="none")
+        link(registry, "run", below)
+    with without_threads(open_on(backend)) as registry:
+        run = registry.run("run")
+        for checkpoint in run.checkpoints():
+            if checkpoint.step in kept:
+                run.tag(f"kept-{checkpoint.step}", checkpoint)
+        run.save(state(8), step=8)
+        run.prune(Retention(last=1))
+    before = collected(backend)
+    with open_on(backend) as registry:
+        registry.repack()  # small packs are put together, whatever else is done
+        registry.repack(compression=compression)
+    after = collected(backend)
+    assert after <= before
+    with open_on(backend) as registry:
+        assert {ck.step for ck in registry.run("run").checkpoints()} == kept | {8}
+        loads(registry)
+    settles(backend, compression=compression)
+
+
+# Others meanwhile
+
+
+@pytest.fixture
+def mixed(reg, run, backend) -> MemoryBackend:
+    """A run with raw chunks and a chain of which the middle was let go, and a fork of it."""
+    save(run, 1, 2, 3, 4)
+    link(reg, "run", {2: 1, 3: 2, 4: 3})
+    with open_on(backend) as other:
+        opened = other.run("run")
+        other.fork(opened.latest(), "fork")
+        opened.save(state(5), step=5)
+        opened.prune(Retention(last=2))
+    return backend
+
+
+def test_a_collection_between_every_two_writes(mixed, open_registry):
+    """Each time all that nobody names yet goes; then nobody collects, and it gets through."""
+    hooked = Hooked(mixed)
+    left = [8]
+
+    def collects(method: str, key: str) -> None:
+        if method in ("put", "put_if_absent") and left[0]:
+            left[0] -= 1
+            collected(mixed)
+
+    hooked.before = hooked.after = collects
+    try:
+        open_registry(hooked).repack(compression="zstd")
+    except Conflict:
+        assert not left[0]
+    loads(open_registry(mixed))
+    left[0] = 0
+    open_registry(mixed).repack(compression="zstd")
+    collected(mixed)
+    loads(open_registry(mixed))
+    settles(mixed, compression="zstd")
+
+
+@pytest.mark.parametrize("at", ["manifests/", "placements/", "packs/", ""])
+def test_a_reader_that_holds_the_old_placement(mixed, open_registry, at):
+    hooked = Hooked(mixed)
+    checkpoint = open_registry(hooked).run("run").latest()
+
+    def move() -> None:
+        with open_on(mixed) as other:
+            assert other.repack(compression="zstd").recoded
+        collected(mixed)
+
+    if at:
+        hooked.before = Once(at, move, "get")
+    else:
+        assert same(checkpoint.load(), state(checkpoint.step))
+        move()
+    assert same(checkpoint.load(), state(checkpoint.step))
+    assert not at or hooked.before.done
+
+
+@pytest.mark.parametrize("prefix", ["packs/", "placements/", "runs/run/log/"])
+@pytest.mark.parametrize("method", ["get", "put_if_absent"])
+def test_a_run_that_lets_go_meanwhile(mixed, open_registry, prefix, method):
+    hooked = Hooked(mixed)
+
+    def evict() -> None:
+        with open_on(mixed) as other:
+            other.run("run").prune(Retention(last=1))
+        collected(mixed)
+
+    hooked.before = Once(prefix, evict, method)
+    open_registry(hooked).repack(compression="zstd")
+    assert hooked.before.done
+    loads(open_registry(mixed))
+    collected(mixed)
+    loads(open_registry(mixed))
+
+
+def test_a_save_meanwhile_that_builds_on_what_is_stored_anew(mixed, open_registry):
+    """Its delta stands on a chunk that moves to another encoding before the next slot."""
+    hooked = Hooked(mixed)
+
+    def saves() -> None:
+        with open_on(mixed) as other:
+            other.run("run").save(state(6), step=6)
+            link(other, "run", {6: 5})
+
+    hooked.before = Once("runs/run/log/", saves, "put_if_absent")
+    open_registry(hooked).repack(compression="zstd")
+    assert hooked.before.done
+    collected(mixed)
+    loads(open_registry(mixed))
+    open_registry(mixed).repack(compression="zstd")
+    collected(mixed)
+    loads(open_registry(mixed))
+    settles(mixed, compression="zstd")
+
+
+def test_an_eviction_that_is_undone_meanwhile(mixed, open_registry):
+    hooked = Hooked(mixed)
+
+    def undo() -> None:
+        with open_on(mixed) as other:
+            assert other.run("run").undo()
+
+    hooked.before = Once("runs/run/log/", undo, "put_if_absent")
+    open_registry(hooked).repack(compression="zstd")
+    assert hooked.before.done
+    loads(open_registry(mixed))
+    collected(mixed)
+    open_registry(mixed).repack(compression="zstd")
+    collected(mixed)
+    loads(open_registry(mixed))
+    settles(mixed, compression="zstd")
+
+
+def test_two_repackers_at_once_ask_for_different_things(mixed, open_registry):
+    hooked = Hooked(mixed)
+
+    def other() -> None:
+        with open_on(mixed) as second:
+            second.repack(compression="lz4")
+
+    hooked.before = Once("runs/run/log/", other, "put_if_absent")
+    open_registry(hooked).repack(compression="zstd")
+    assert hooked.before.done
+    collected(mixed)
+    loads(open_registry(mixed))
+    open_registry(mixed).repack(compression="zstd")
+    collected(mixed)
+    loads(open_registry(mixed))
+    settles(mixed, compression="zstd")
+
+
+# Crashes
+
+
+def copied(backend) -> MemoryBackend:
+    fresh = MemoryBackend()
+    for key, data in contents(backend).items():
+        fresh.put(key, data)
+    return fresh
+
+
+def attempt(faulty: Faulty) -> range:
+    """Repack over a store that may fail; return the numbers of the writes."""
+    registry = without_threads(open_on(faulty))
+    before = faulty.calls
+    registry.repack(compression="zstd")
+    return range(before + 1, faulty.calls + 1)
+
+
+def settled(backend) -> set[str]:
+    with without_threads(open_on(backend)) as registry:
+        registry.repack(compression="zstd")
+        collect(registry.store, grace_s=0)
+        loads(registry)
+    return {key for key in contents(backend) if key.startswith("packs/")}
+
+
+def test_a_crash_at_any_write_costs_nothing(mixed):
+    backend = copied(mixed)
+    points = attempt(Faulty(backend))
+    clean = settled(backend)
+    for at in points:
+        for after in (False, True):
+            backend = copied(mixed)
+            with pytest.raises(InjectedCrash):
+                attempt(Faulty(backend, [Fault(at, after=after)]))
+            with without_threads(open_on(backend)) as registry:
+                loads(registry)
+            assert settled(backend) == clean
+    assert len(points) >= 6  # two packs, three placements, two slots; one of them shared
+
+
+def test_planning_takes_no_notice_of_threads(mixed, open_registry):
+    plans = [repack_plan.plan_repack(open_registry(mixed).store, codec=ZSTD) for _ in range(2)]
+    assert plans[0].new
+    first, second = ([target.name for target in plan.new] for plan in plans)
+    assert first == second
