@@ -46,7 +46,7 @@ for _name, _weight in _WEIGHTS.items():
 
 #: What must have gone well at least once: a machine that is refused everything finds nothing.
 _EVERYTHING = (
-    *("create", "save", "rewind and save", "fork", "prune", "undo", "drop", "report"),
+    *("create", "save", "delta", "rewind and save", "fork", "prune", "undo", "drop", "report"),
     *("tag", "gate", "artifact", "publish", "point back", "promote", "append", "archive"),
     *("collect", "choose", "condemn", "mark", "delete", "repack", "sync", "read late", "load"),
 )

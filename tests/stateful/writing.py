@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from registry.errors import Conflict, Fenced
 from registry.monitors import Monitor
+from registry.placement import NO_BASE
 from registry.run import Run
 from registry.spec import Phase, Pool, Retention, RunSpec, Stream
 from tests.stateful import contents
@@ -101,6 +102,7 @@ class Writing(Base):
         step=steps,
         beside=beside,
         push=st.booleans(),
+        every=st.integers(1, 4),
         stop=stops,
     )
     def save(
@@ -112,6 +114,7 @@ class Writing(Base):
         step: str,
         beside: set[str],
         push: bool,
+        every: int,
         stop: Stop,
     ) -> None:
         number = self.content(side, number)
@@ -122,7 +125,7 @@ class Writing(Base):
             if step == "same" and live:
                 newest = live[max(live)]
                 at, chosen = newest.step, number_of(newest.manifest)
-            options: dict[str, Any] = {"streams": {}}
+            options: dict[str, Any] = {"streams": {}, "keyframe_every": every}
             if "companion" in beside:
                 options["companions"] = {"reference": contents.companion(number)}
             if "metrics" in beside:
@@ -150,6 +153,8 @@ class Writing(Base):
         def check() -> None:
             known = self.sides[side].book.runs[checkpoint.run_id].checkpoints
             assert known[checkpoint.record.n].manifest == digest_of(content, number)
+            if any(row.base != NO_BASE for row in checkpoint.placement.rows):
+                self.tally["delta: done"] += 1
 
         return check
 
@@ -167,7 +172,8 @@ class Writing(Base):
             source = live[max(0, len(live) - 1 - back % 3)]
             restored = run.restore(at=source if back % 4 else None)
             assert restored is not None
-            saved = run.save(content(number), step=restored.checkpoint.step + 1)
+            step = restored.checkpoint.step + 1
+            saved = run.save(content(number), step=step, keyframe_every=1 + back % 4)
             return self._saved(saved, side, number)
 
         self.on_run("rewind and save", side, who, which, stop, work, misses="beside others")
