@@ -1,4 +1,4 @@
-"""The store in an S3 bucket, over boto3 (why boto3: `docs/design/s3-transport.md`).
+"""The store in an S3 bucket, over the core of boto3 (why: `docs/design/s3-transport.md`).
 
 `put_if_absent` is a PUT with `If-None-Match: *`. The SDK repeats a PUT whose answer was lost, and
 the repeat of a PUT that did create the object is refused: a False may thus speak of the caller's
@@ -20,12 +20,14 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import cache
 from typing import IO, TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.loaders import Loader, create_loader
 
 from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
 from backends.errors import (
@@ -282,15 +284,24 @@ def _make_client(location: Location) -> S3Client:
     endpoint = location.endpoint_url or _endpoint_of_environment()
     with translated(location.url):
         try:
-            session = boto3.session.Session()
-            return session.client(
+            session = botocore.session.get_session()
+            models = _models(session.get_config_variable("data_path"))
+            session.register_component("data_loader", models)
+            client = session.create_client(
                 "s3",
                 endpoint_url=location.endpoint_url,
                 region_name=location.region,
                 config=_config(endpoint),
             )
+            return cast("S3Client", client)
         except ValueError as error:
             raise InvalidLocation(str(error), where=location.url) from error
+
+
+@cache
+def _models(search_path: str | None) -> Loader:
+    """Return the descriptions of AWS's services; to parse them is most of what a client takes."""
+    return create_loader(search_path)
 
 
 def _endpoint_of_environment() -> str | None:
