@@ -69,10 +69,10 @@ def _open_s3(location: Location) -> Backend:
     try:
         from backends.s3 import S3Backend
     except ModuleNotFoundError as error:
-        if error.name not in ("boto3", "botocore"):
+        if (error.name or "").split(".")[0] != "botocore":
             raise
         raise StoreUnsuitable(
-            f"{error.name} is not installed",
+            "boto3 is not installed",
             where=location.url,
             hint="Install the extra: pip install 'holdfast[s3]'.",
         ) from error
