@@ -1,73 +1,33 @@
 """Following a run with a model: its newest weights put in place, of which only what changed moves.
 
-Owns choosing the checkpoint, finding out which chunks the model lacks, and the swap, which is done
-whole or not at all. Nothing is written to the store. How a follower waits is the business of
-`registry.watching`, how chunks come off the store that of `registry.fetching`.
+Owns choosing the checkpoint. What is exchanged is the business of `registry.swapping`, how a
+follower waits that of `registry.watching`. Nothing is written to the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import RLock
 from typing import Self
 
-from registry import pytree
-from registry.bursts import allocation_burst
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
-from registry.digest import Digest
-from registry.errors import IncompatibleState, MissingObject, NotFound
-from registry.fetching import Fetch
-from registry.fit import LoadReport, arrays_in, check_fit, tensors_by_path, widened_paths
-from registry.loading import index_chunks
-from registry.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.placing import Base
+from registry.errors import MissingObject
 from registry.plain import check_phase
-from registry.resident import LiveChunks, Resident
 from registry.rules import check_phase_is_declared
 from registry.state import CheckpointRecord
-from registry.suggest import near
+from registry.swapping import Exchange, SwappedModel
 from registry.watching import OVER, Patience
-
-_Chunks = tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What a tensor of the model was given, and how it was marked then."""
+class _Ready:
+    """A checkpoint of which everything is at hand that the model lacks."""
 
-    resident: Resident
-    mark: tuple[object, ...]
-    chunks: _Chunks
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What a checkpoint asks of the model.
-
-    Attributes:
-        residents: The model's tensors by path; of those that share memory the first.
-        wanted: The digests of their chunks, as the checkpoint has them.
-        inline: Bytes that the manifest itself holds.
-        held: The digests of their chunks as they are.
-    """
-
-    residents: dict[str, Resident] = field(default_factory=dict)
-    wanted: dict[str, _Chunks] = field(default_factory=dict)
-    inline: dict[Digest, memoryview] = field(default_factory=dict)
-    held: dict[str, _Chunks] = field(default_factory=dict)
-
-    def stale(self) -> Iterator[tuple[str, int, int, Digest]]:
-        """Yield path, number, size and digest of each chunk that is to be replaced."""
-        for path, wanted in self.wanted.items():
-            held = self.held[path]
-            if wanted == held:
-                continue
-            sizes = self.residents[path].sizes()
-            for number, (new, old, size) in enumerate(zip(wanted, held, sizes, strict=True)):
-                if new != old:
-                    yield path, number, size, new
+    checkpoint: Checkpoint
+    n: int
+    exchange: Exchange
 
 
 class Following(Iterator[Checkpoint]):
@@ -75,9 +35,7 @@ class Following(Iterator[Checkpoint]):
 
     Attributes:
         current: The checkpoint whose weights the model has; `None` before the first.
-        changed: Paths of the tensors that the last swap wrote to.
-        changed_bytes: Bytes that it wrote into the model.
-        moved_bytes: Stored bytes of chunks that it read from the store.
+        moved_bytes: Stored bytes of chunks that were read from the store for it.
     """
 
     def __init__(
@@ -97,22 +55,21 @@ class Following(Iterator[Checkpoint]):
     ) -> None:
         self._store = committer.store
         self._log = committer.log
-        self._model = model
-        self._component = component
+        self._model = SwappedModel(
+            self._store, model, component=component, strict=strict, rehash=rehash
+        )
         self._phase = None if phase is None else check_phase(phase)
         if self._phase is not None:
             check_phase_is_declared(self._log.state.spec, self._phase)
-        self._strict = strict
         self._latest_only = latest_only
-        self._rehash = rehash
         self._patience = Patience(poll_s, longest_poll_s, timeout_s)
         self._follow = follow
         self._end: int | None = None
         self._n = -1
-        self._known: dict[str, _Known] = {}
+        self._ready: _Ready | None = None
+        # One at a time: weights may be fetched by a thread of the caller's.
+        self._lock = RLock()
         self.current: Checkpoint | None = None
-        self.changed: tuple[str, ...] = ()
-        self.changed_bytes = 0
         self.moved_bytes = 0
 
     def __repr__(self) -> str:
@@ -148,19 +105,76 @@ class Following(Iterator[Checkpoint]):
             IncompatibleState: They do not fit the model, which is as it was.
             IntegrityError: Something is damaged or gone; the model is as it was.
         """
-        self._log.refresh()
-        while (record := self._due()) is not None:
-            checkpoint = Checkpoint(self._store, self._log, record)
-            try:
-                self._take(checkpoint)
-            except MissingObject:
-                # Let go, and collected while it was read: what took its place is newer.
-                if self._log.refresh().dropped is None and checkpoint.record.evicted is None:
-                    raise
-                continue
-            self._n, self.current = record.n, checkpoint
-            return checkpoint
-        return None
+        with self._lock:
+            before = self._ready
+            if self.fetch() is None:
+                return None
+            return self._swap(is_fresh=self._ready is not before)
+
+    def fetch(self) -> Checkpoint | None:
+        """Have newer weights ready for `swap`, if there are any now; the model is only read.
+
+        A thread of its own may do this while the model is in use: `swap` then takes no longer than
+        copying what changed.
+
+        Returns:
+            Their checkpoint; `None` if the model has the newest already.
+
+        Raises:
+            IncompatibleState: They do not fit the model.
+            IntegrityError: Something is damaged or gone.
+        """
+        with self._lock:
+            self._log.refresh()
+            while (record := self._due()) is not None:
+                if self._ready is not None and self._ready.n == record.n:
+                    return self._ready.checkpoint
+                checkpoint = Checkpoint(self._store, self._log, record)
+                try:
+                    self._ready = _Ready(checkpoint, record.n, self._prepare(checkpoint))
+                except MissingObject:
+                    # Let go, and collected while it was read: what took its place is newer.
+                    if self._log.refresh().dropped is None and checkpoint.record.evicted is None:
+                        raise
+            self._ready = None
+            return None
+
+    def swap(self) -> Checkpoint | None:
+        """Put into the model what `fetch` has made ready.
+
+        Where the model was written to since, it is looked at anew first, and more may be fetched.
+
+        Returns:
+            The checkpoint; `None` if nothing is ready.
+
+        Raises:
+            IncompatibleState: The model has got other shapes meanwhile.
+            IntegrityError: Something more was needed and is damaged or gone.
+        """
+        with self._lock:
+            return self._swap(is_fresh=False)
+
+    def _swap(self, *, is_fresh: bool) -> Checkpoint | None:
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return None
+        exchange = ready.exchange
+        if not is_fresh:
+            exchange = self._model.prepare(exchange.ref, exchange.base, exchange)
+        self._model.put(exchange)
+        self._n, self.current = ready.n, ready.checkpoint
+        self.moved_bytes = exchange.moved_bytes
+        return ready.checkpoint
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Paths of the tensors that the last swap wrote to."""
+        return self._model.changed
+
+    @property
+    def changed_bytes(self) -> int:
+        """Bytes that the last swap wrote into the model."""
+        return self._model.changed_bytes
 
     @property
     def is_over(self) -> bool:
@@ -183,173 +197,13 @@ class Following(Iterator[Checkpoint]):
     def _is_known(self, record: CheckpointRecord | None) -> bool:
         return record is not None and (self._end is None or record.n < self._end)
 
-    # Swapping
-
-    def _take(self, checkpoint: Checkpoint) -> None:
+    def _prepare(self, checkpoint: Checkpoint) -> Exchange:
         while True:
             base = checkpoint.base()
             try:
-                return self._swap(checkpoint, base)
+                return self._model.prepare(checkpoint.ref, base)
             except MissingObject:
                 self._log.refresh()
                 if checkpoint.place == base.place:
                     raise
                 # A repack has moved it.
-
-    def _swap(self, checkpoint: Checkpoint, base: Base) -> None:
-        """Bring the model to a checkpoint, or leave it as it is."""
-        aside: dict[Digest, memoryview] = {}
-        places = index_chunks(base.manifest, base.placement, base.lists)
-        moved_bytes = 0
-        rehash = self._rehash
-        with allocation_burst():
-            plan = self._plan(checkpoint, base)
-        while True:
-            self._survey(plan, rehash)
-            live = LiveChunks(plan.residents, plan.held)
-            fetch = Fetch(self._store, base.placement, places, (live,))
-            lacking: dict[Digest, memoryview] = {}
-            for _, _, size, digest in plan.stale():
-                if digest not in aside:
-                    aside[digest] = plan.inline.get(digest) or _memory(size)
-                    if digest not in plan.inline:
-                        lacking[digest] = aside[digest]
-            if lacking:
-                fetch.read(lacking)
-            moved_bytes += fetch.moved_bytes
-            if rehash or not live.misled:
-                break
-            rehash = True  # written to unseen in one place, perhaps in others, too
-        self._write(plan, aside)
-        self.moved_bytes = moved_bytes
-
-    def _write(self, plan: _Plan, aside: Mapping[Digest, memoryview]) -> None:
-        self._known = {}  # until all of it is there
-        pool, changed = self._store.pools.hashing, dict[str, int]()
-        for path, number, size, digest in plan.stale():
-            plan.residents[path].write(number, aside[digest], pool)
-            changed[path] = changed.get(path, 0) + size
-        self._known = {
-            path: _Known(resident, resident.mark(), plan.wanted[path])
-            for path, resident in plan.residents.items()
-        }
-        self.changed, self.changed_bytes = tuple(changed), sum(changed.values())
-
-    def _plan(self, checkpoint: Checkpoint, base: Base) -> _Plan:
-        """Hold the checkpoint against the model.
-
-        Raises:
-            IncompatibleState: Paths, shapes or dtypes differ.
-            NotFound: There is no such component.
-        """
-        sources = tensors_by_path(self._parts(checkpoint.ref, base.manifest))
-        leaves = self._leaves()
-        report = LoadReport(
-            loaded=tuple(path for path in sources if path in leaves),
-            missing=tuple(path for path in leaves if path not in sources),
-            unexpected=tuple(path for path in sources if path not in leaves),
-        )
-        widened = widened_paths(sources, leaves)
-        check_fit(checkpoint.ref, report, sources, leaves, strict=self._strict, widened=widened)
-        plan = _Plan()
-        first: dict[object, str] = {}
-        for path in report.loaded:
-            entry, leaf = sources[path], leaves[path]
-            stored_dtype = entry.dtype if path in widened else None
-            resident = Resident(leaf.source, leaf.dtype, leaf.shape, stored_dtype)
-            resident.check_writable(f"{checkpoint.ref}: {path}")
-            if not resident.grid.nbytes:
-                continue
-            chunks = _chunks(entry, base.lists)
-            # Tied tensors are one.
-            other = first.setdefault(resident.place(), path)
-            if other != path:
-                if plan.wanted[other] != chunks:
-                    raise _tied(checkpoint.ref, other, path)
-                continue
-            plan.residents[path], plan.wanted[path] = resident, chunks
-            if entry.inline is not None:
-                plan.inline[chunks[0]] = memoryview(entry.inline)
-        _check_apart(checkpoint.ref, plan.residents)
-        return plan
-
-    def _survey(self, plan: _Plan, rehash: bool | None) -> None:
-        """Find out what the model holds: by what it was given, by hashing where that is not known.
-
-        Args:
-            plan: Gets to know it.
-            rehash: Which tensors are hashed although they have the mark that was left on them:
-                all, none, or with `None` those in which writes are not counted.
-        """
-        unknown: list[tuple[str, int, int]] = []
-        for path, resident in plan.residents.items():
-            known = self._known.get(path)
-            trusts = resident.is_counted if rehash is None else not rehash
-            if known is not None and trusts and known.mark == resident.mark():
-                plan.held[path] = known.chunks
-            else:
-                unknown += [(path, number, size) for number, size in enumerate(resident.sizes())]
-        digests = self._store.pools.hashing.map(
-            lambda one: plan.residents[one[0]].digest(one[1], one[2]), unknown
-        )
-        found: dict[str, list[Digest]] = {path: [] for path, *_ in unknown}
-        for (path, *_), digest in zip(unknown, digests, strict=True):
-            found[path].append(digest)
-        plan.held.update({path: tuple(chunks) for path, chunks in found.items()})
-
-    def _leaves(self) -> dict[str, pytree.ArrayLeaf]:
-        """Return the model's tensors by path, as they are now: a module may have got new ones."""
-        component = self._component
-        flat = pytree.flatten(self._model if component is None else {component: self._model})
-        pytree.await_devices(flat)
-        return {
-            part.leaves[index].path: part.leaves[index]
-            for part in flat.components
-            for index in arrays_in(part.skeleton)
-        }
-
-    def _parts(self, ref: str, manifest: Manifest) -> Mapping[str, Component]:
-        name = self._component
-        if name is None:
-            return manifest.components
-        if name not in manifest.components:
-            raise NotFound(
-                "no such component",
-                where=f"{ref}: {name}",
-                expected=", ".join(manifest.components),
-                hint=near(name, manifest.components),
-            )
-        return {name: manifest.components[name]}
-
-
-def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
-    """Return the digests of a tensor's chunks; one that the manifest holds is one chunk."""
-    if entry.inline is not None:
-        return (Digest.of(entry.inline),)
-    if entry.chunk_list is not None:
-        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
-    return entry.chunks
-
-
-def _memory(size: int) -> memoryview:
-    return pytree.allocate("uint8", (size,), "numpy")[1]
-
-
-def _check_apart(ref: str, residents: Mapping[str, Resident]) -> None:
-    """Refuse tensors that share some of their memory, but not all.
-
-    Raises:
-        IncompatibleState: There are such.
-    """
-    spans = sorted((*span, path) for path, one in residents.items() if (span := one.span()))
-    for (device, _, stop, first), (other, start, _, second) in pairwise(spans):
-        if device == other and start < stop:
-            raise _tied(ref, first, second)
-
-
-def _tied(ref: str, first: str, second: str) -> IncompatibleState:
-    return IncompatibleState(
-        "two tensors of the target share memory and differ in the checkpoint",
-        where=f"{ref}: {first} and {second}",
-        hint="Untie them, or follow a component in which they are equal.",
-    )

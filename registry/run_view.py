@@ -286,10 +286,13 @@ class RunView:
         as it was; this takes as much host memory as the chunks that changed have bytes.
 
         Followers know nothing of each other: every one gets the newest checkpoint, nothing is
-        claimed or acknowledged, and access to read is enough. Waiting costs one request a poll;
-        `poll()` on what this returns takes newer weights, if there are any, without waiting. A
+        claimed or acknowledged, and access to read is enough. Waiting costs one request a poll. A
         checkpoint that is let go and collected while it is read is passed over for a newer one.
         After an error the same object can be gone on with: it tries again.
+
+        A loop of one's own calls `poll()` on what this returns: it takes newer weights, if there
+        are any, without waiting. Its halves are `fetch()`, which a thread may do while the model is
+        in use, and `swap()`, which only copies.
 
         What the model was given is remembered: from the second checkpoint on only chunks that are
         bases of deltas are hashed, and tensors that were written to meanwhile. torch counts what is

@@ -513,6 +513,76 @@ def test_another_component_is_not_found(world: World) -> None:
         world.follow({"w": torch.zeros(5000)}, component="modell").poll()
 
 
+# Fetching beforehand
+
+
+def test_what_was_fetched_is_put_in_without_asking_the_store(world: World) -> None:
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    world.run.save(state(weights(1)), step=1)
+    assert following.swap() is None
+    assert following.fetch().step == 1
+    assert not model["w"].any()
+    assert following.current is None
+    world.calls.clear()
+    assert following.swap().step == 1
+    assert world.calls == []
+    assert torch.equal(model["w"], weights(1))
+    assert (following.current.step, following.moved_bytes) == (1, 20_000)
+    assert following.swap() is following.fetch() is None
+
+
+def test_it_is_fetched_once(world: World) -> None:
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    world.run.save(state(weights(1)), step=1)
+    following.fetch()
+    world.ranges()
+    assert following.fetch().step == following.poll().step == 1
+    assert world.ranges() == []
+    assert torch.equal(model["w"], weights(1))
+
+
+def test_a_newer_one_takes_the_place_of_what_was_fetched(world: World) -> None:
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    save(world, 1)
+    following.fetch()
+    save(world, 2)
+    assert following.poll().step == 2
+    assert torch.equal(model["w"], weights(2))
+
+
+def test_what_was_fetched_is_let_go_with_the_run(world: World) -> None:
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    save(world, 1)
+    following.fetch()
+    world.run.drop("done with")
+    assert following.fetch() is None
+    assert following.swap() is None
+    assert not model["w"].any()
+
+
+@pytest.mark.parametrize("kind", ["counted", "numpy", "replaced"])
+def test_a_model_that_was_written_to_since_gets_the_right_bits(world: World, kind: str) -> None:
+    w = torch.zeros(5000)
+    model = {"w": w.numpy() if kind == "numpy" else w}
+    following = world.follow(model, component="model")
+    save(world, 1)
+    following.poll()
+    world.run.save(state(nudged(weights(1), 0)), step=2)
+    following.fetch()
+    if kind == "replaced":
+        model["w"] = torch.zeros(5000)
+    elif kind == "counted":
+        w[4000] = 7
+    else:
+        w.numpy()[4000] = 7
+    assert following.swap().step == 2
+    assert np.array_equal(model["w"], nudged(weights(1), 0))
+
+
 # While others work
 
 
