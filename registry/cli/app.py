@@ -19,6 +19,7 @@ from registry.cli import (
     gates,
     history,
     maintenance,
+    merge,
     pool,
     presets,
     releases,
@@ -91,6 +92,7 @@ app.command("show")(checkpoints.show)
 app.command("log")(history.log)
 app.command("diff")(diffs.diff)
 app.command("stats")(stats.stats)
+app.command("merge")(merge.merge)
 app.add_typer(checkpoints.metric_app, name="metric")
 app.command("tag")(checkpoints.tag)
 app.add_typer(pool.app, name="pool")

@@ -1,0 +1,73 @@
+"""`merge`: what people and programs are shown, and what the command line refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from tests.registry.cli.conftest import Call
+from tests.registry.cli.test_json import RECORD
+
+CallJson = Callable[..., Any]
+ONE, TWO = "demo/main/step10", "demo/phase2/step20"
+
+
+def weights(url: str, ref: str) -> np.ndarray:
+    with registry.open(url) as opened:
+        found: np.ndarray = opened.checkpoint(ref).load()["model"]["w"]
+        return found
+
+
+def test_merge(call: Call, url: str) -> None:
+    options = ("--into", "demo", "--step", 30, "--pick", f"epoch={TWO}", "--metric", "loss=0.125")
+    made = call("merge", ONE, TWO, *options)
+    assert made.stdout.startswith("merged: demo/phase2/step00000030  ")
+    assert made.stdout.endswith("  2.3 KiB\n")
+    assert call("merge", ONE, TWO, *options).stdout.startswith("there already: demo/phase2/step")
+    assert (weights(url, "demo/latest") == np.arange(600, dtype="f4") + np.float32(0.5)).all()
+    shown = call("show", "demo/latest").stdout
+    assert "meta.merge" in shown
+    assert "step00000010" in shown
+    assert "loss=0.125" in shown
+
+
+def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url: str) -> None:
+    options = ("--into", "soup", "--step", 1, "--create", "--pick", f"epoch={ONE}")
+    weighted = ("--weight", f"{TWO}=0.25", "--weight", f"{ONE}=0.75")
+    made = call_json("merge", ONE, TWO, *options, *weighted, "--average", "model/*")
+    assert set(made) >= RECORD | {"new"}
+    assert made["new"] is True
+    assert made["meta"]["merge"]["weights"] == [0.75, 0.25]
+    assert made["meta"]["merge"]["average"] == ["model/*"]
+    assert [one["ref"] for one in made["meta"]["merge"]["sources"]] == [
+        "demo/main/step00000010",
+        "demo/phase2/step00000020",
+    ]
+    assert weights(url, "soup")[0] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        ((), 3, "epoch is 1 and 2"),
+        (("--pick", f"epoch={ONE}", "--average", "epoch"), 3, "neither averaged nor picked"),
+        (("--pick", f"epoc={ONE}"), 4, "Did you mean 'epoch'"),
+        (("--pick", "epoch"), 2, "NAME=VALUE"),
+        (("--pick", f"epoch={ONE}", "--pick", f"epoch={TWO}"), 2, "given twice"),
+        (("--weight", f"{ONE}=1"), 2, f"no --weight for {TWO}"),
+        (("--weight", f"{ONE}=much"), 2, "not a number"),
+        (("--weight", "demo=1"), 2, "one for each of"),
+        (("--weight", f"{ONE}=1", "--weight", f"{TWO}=1"), 3, "0.5, 0.5"),
+    ],
+)
+def test_what_merge_refuses(options: tuple[str, ...], status: int, said: str, call: Call) -> None:
+    before = call("log", "demo").stdout
+    result = call("merge", ONE, TWO, "--into", "demo", "--step", 30, *options, status=status)
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert call("log", "demo").stdout == before
+    assert call("merge", "demo/tags/x", "--into", "demo", "--step", 30, status=4)
+    assert call("merge", ONE, "--into", "dmo", "--step", 30, status=4)
