@@ -70,9 +70,10 @@ def widen(memory: memoryview, dtype: str, original: str) -> None:
     made = _elements(memory, original)
     source = np.frombuffer(tail(memory, dtype, original), dtype="<u2")
     with np.errstate(all="ignore"):
-        # What is written ends before what has not been read yet: n (W - w) + kw >= kW for k <= n.
+        # A block is widened aside, and written before what has not been read yet begins: of n
+        # elements of W bytes, and w before, k W <= n (W - w) + k w for every k <= n.
         for start, stop in _blocks(len(made)):
-            made[start:stop] = _widened(source[start:stop].copy(), dtype, original)
+            made[start:stop] = _widened(source[start:stop], dtype, original)
 
 
 def tail(memory: memoryview, dtype: str, original: str) -> memoryview:
@@ -128,7 +129,7 @@ def _nan(bits: _Array, dtype: str) -> _Array:
 
 
 def _widened(bits: _Array, dtype: str, original: str) -> _Array:
-    """Return elements of 16 bits as what they mean."""
+    """Return elements of 16 bits as what they mean, in memory of their own."""
     if dtype == "bfloat16":
         single = (bits.astype("<u4") << np.uint32(16)).view("<f4")
         return single.astype("<f8") if original == "float64" else single

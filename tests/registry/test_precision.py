@@ -200,6 +200,13 @@ def test_a_pattern_that_asks_for_optimizer_state_is_refused(given):
         chosen(state, given)
 
 
+def test_a_pattern_that_takes_more_passes_over_optimizer_state():
+    _, state = trained()
+    expected = dict.fromkeys((f"model/{key}" for key in state["model"]), "bfloat16")
+    assert chosen(state, {"*/*": "bf16"}) == expected
+    assert chosen(state, {"[mt]*": "bf16"}) == expected
+
+
 def test_unless_it_is_forced():
     _, state = trained()
     moments = {path for path in chosen(state, "bf16", force=True) if path.startswith("trainer/")}
@@ -334,9 +341,11 @@ def test_large_tensors_with_any_codec_and_deltas(run, compression):
             assert torch.equal(back["few"], weights[:9].half().float())
 
 
-def test_a_state_is_never_there_twice(tmp_path):
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_state_is_never_there_twice(tmp_path, order):
     size, count = 2**20, 40
-    state = {f"w{i}": np.full(size // 4, i, np.float32) for i in range(count)}
+    # In the order of Fortran it has to be copied even before it is rounded.
+    state = {f"w{i}": np.full((512, 512), i, np.float32, order) for i in range(count)}
     with registry.init(tmp_path / "reg", skip_race_probe=True) as opened:
         run = opened.create_run("run")
         with small_grid(size, pack_bytes=size):
