@@ -31,6 +31,8 @@ from registry.store import Store, missing
 
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20
+#: ... encoded ones less: each thread holds what is stored of them, and the bases of deltas, ...
+_ENCODED_JOB_BYTES = 2 * 2**20
 #: ... and so many buffers, what one system call takes.
 _JOB_CHUNKS = 1024
 #: Deltas on deltas, at most.
@@ -45,17 +47,17 @@ class _Wanted:
         digest: The chunk.
         place: Where it lies.
         view: The memory, of its raw length.
-        stored: The memory that its stored bytes go to; the same where it is raw.
+        is_raw: Whether its stored bytes are its raw ones.
     """
 
     digest: Digest
     place: ChunkPlace
     view: memoryview
-    stored: memoryview
+    is_raw: bool
 
-    @property
-    def is_raw(self) -> bool:
-        return self.stored is self.view
+    def stored(self) -> memoryview:
+        """Return memory for its stored bytes: its own where it is raw."""
+        return self.view if self.is_raw else memoryview(bytearray(self.place.stored_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +160,18 @@ class Fetch:
     def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
         chunks = [_want(digest, self._places[digest], view) for digest, view in wanted.items()]
         jobs: list[_Job] = []
-        pack, end, size = -1, -1, 0
+        pack, end, size, encoded = -1, -1, 0, 0
         for chunk in sorted(chunks, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
             place = chunk.place
             adjoins = place.pack == pack and place.offset == end
-            if not adjoins or size >= _JOB_BYTES or len(jobs[-1].chunks) >= _JOB_CHUNKS:
+            is_full = size >= _JOB_BYTES or encoded >= _ENCODED_JOB_BYTES
+            if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
                 jobs.append(_Job(self._placement.packs[place.pack]))
-                size = 0
+                size = encoded = 0
             jobs[-1].chunks.append(chunk)
             pack, end = place.pack, place.offset + place.stored_bytes
             size += len(chunk.view)
+            encoded += 0 if chunk.is_raw else len(chunk.view)
         return jobs
 
     def _read_job(self, job: _Job) -> None:
@@ -237,10 +241,10 @@ class Fetch:
     def _decode(self, job: _Job) -> dict[Digest, Digest]:
         """Read and decode a job's chunks, not verified yet; return what is a difference to what."""
         key = job.pack.key
+        # Not before the job runs, and gone with it: a state's own size is all that stays.
+        stored = [chunk.stored() for chunk in job.chunks]
         try:
-            self._store.backend.get(
-                str(key), job.byte_range, into=[chunk.stored for chunk in job.chunks]
-            )
+            self._store.backend.get(str(key), job.byte_range, into=stored)
         except ObjectNotFound as error:
             raise missing(key) from error
         except ObjectTruncated as error:
@@ -252,19 +256,21 @@ class Fetch:
             ) from error
         self._moved.append(len(job.byte_range))
         below: dict[Digest, Digest] = {}
-        for chunk in job.chunks:
+        for chunk, data in zip(job.chunks, stored, strict=True):
             if chunk.is_raw:
                 continue
             where = f"{key} at offset {chunk.place.offset}"
             table = self._store.table(job.pack, self._ends[job.pack.key])
-            base = self._check_entry(table, chunk, where)
+            base = self._check_entry(table, chunk, data, where)
             name = codec_name(chunk.place.codec, where=where)
-            codecs.decode(chunk.stored, name, chunk.view, where=where)
+            codecs.decode(data, name, chunk.view, where=where)
             if base is not None:
                 below[chunk.digest] = base
         return below
 
-    def _check_entry(self, table: PackTable, chunk: _Wanted, where: str) -> Digest | None:
+    def _check_entry(
+        self, table: PackTable, chunk: _Wanted, stored: memoryview, where: str
+    ) -> Digest | None:
         """Hold stored bytes against what the pack's table says; return the base of a delta.
 
         Raises:
@@ -281,7 +287,7 @@ class Fetch:
                 where=where,
                 expected=chunk.digest.short,
             )
-        found = hashlib.sha256(chunk.stored).digest()
+        found = hashlib.sha256(stored).digest()
         if found != entry.stored_digest:
             raise Damaged(
                 "damaged chunk: its stored bytes do not hash to their digest",
@@ -328,7 +334,7 @@ _MEND = "Nothing was returned. Run `holdfast verify --deep`; a mirror can restor
 def _want(digest: Digest, place: ChunkPlace, view: memoryview) -> _Wanted:
     check_length(digest, place, len(view))
     raw = codec_name(place.codec, where=f"{digest}") == RAW
-    return _Wanted(digest, place, view, view if raw else memoryview(bytearray(place.stored_bytes)))
+    return _Wanted(digest, place, view, raw)
 
 
 def check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:
