@@ -29,8 +29,9 @@ from registry.keys import ObjectKey
 from registry.log import RunLog
 from registry.maintenance.repack_packs import Packs, Progress
 from registry.maintenance.repack_places import Layout
-from registry.maintenance.repack_plan import RepackPlan, RewrittenPack, Target, plan_repack
+from registry.maintenance.repack_plan import RepackPlan, RewrittenPack, plan_repack
 from registry.maintenance.repack_survey import Chunk, in_batches
+from registry.maintenance.repack_targets import Target
 from registry.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest

@@ -264,15 +264,15 @@ class _Forest:
 
     def _drop_unneeded(self) -> None:
         """Forget what neither a state names nor anything stands on that is kept."""
-        needed: set[Digest] = set(self._fixed)
+        needed = set(self._fixed)
+        for chunk in self._lying:
+            if chunk.digest in self._fixed and chunk.base is not None:
+                needed.add(chunk.base)
         for digest, entry in reversed(self._in_order()):
             if digest in self._uses or digest in needed:
                 needed.add(digest)
                 if entry.base is not None:
                     needed.add(entry.base)
-        for chunk in self._lying:
-            if chunk.digest in self._fixed and chunk.base is not None:
-                needed.add(chunk.base)
         self._forms = {d: entry for d, entry in self._forms.items() if d in needed}
 
     def _in_order(self) -> list[tuple[Digest, PackEntry]]:

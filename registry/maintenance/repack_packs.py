@@ -14,7 +14,7 @@ from backends import ByteRange
 from registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
 from registry.fetching import verify_chunk
 from registry.keys import ObjectKey
-from registry.maintenance.repack_plan import Target
+from registry.maintenance.repack_targets import Target
 from registry.pack import PackEntry, open_pack, trailer
 from registry.placement import PackRef
 from registry.store import Store, missing

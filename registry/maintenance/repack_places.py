@@ -13,7 +13,8 @@ from registry.codecs import codec_number
 from registry.digest import Digest
 from registry.errors import Malformed
 from registry.fetching import MAX_DEPTH
-from registry.maintenance.repack_plan import RepackPlan, Target
+from registry.maintenance.repack_plan import RepackPlan
+from registry.maintenance.repack_targets import Target
 from registry.pack import PackEntry, PackTable
 from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
 
@@ -52,9 +53,10 @@ class Layout:
         self._own = len(before.rows) - len(before.extra)
         spots = dict(self._spots())
         own, bases = list(spots)[: self._own], list(spots)[self._own :]
-        needed = self._needed(own, spots) if self._is_changed(spots) else spots.keys()
+        needed = self._needed(own, spots) if self._is_changed(spots) else dict.fromkeys(bases)
         order = [*own, *(d for d in bases if d in needed), *(d for d in needed if d not in spots)]
-        self._order = {digest: spots.get(digest) or self._elsewhere(digest) for digest in order}
+        found = {digest: spots.get(digest) or self._elsewhere(digest) for digest in order}
+        self._order = {digest: spot for digest, spot in found.items() if spot is not None}
         whole = [spot.where for spot in self._order.values()]
         self.targets = {id(one): one for one in whole if isinstance(one, Target)}
 
@@ -78,17 +80,17 @@ class Layout:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every chain of deltas ends.
+        """Whether every chain of deltas ends, at a chunk that is not one.
 
         It does where one plan has moved all of it. Where others have stored chunks of it anew
         since, the two may not fit together; then the state stays where it is.
         """
         for digest in self._order:
             links, below = 0, self._order[digest].entry.base
-            while below is not None and links <= MAX_DEPTH:
+            while below is not None:
+                if below not in self._order or links == MAX_DEPTH:
+                    return False
                 links, below = links + 1, self._order[below].entry.base
-            if links > MAX_DEPTH:
-                return False
         return True
 
     def _spots(self) -> Iterator[tuple[Digest, _Spot]]:
@@ -130,12 +132,14 @@ class Layout:
         named, waiting = set(own), list(own)
         while waiting:
             digest = waiting.pop()
-            base = (spots.get(digest) or self._elsewhere(digest)).entry.base
+            spot = spots.get(digest) or self._elsewhere(digest)
+            base = None if spot is None else spot.entry.base
             if base is not None and base not in needed:
                 needed[base] = None
                 waiting.append(base)
         return {digest: None for digest in needed if digest not in named}
 
-    def _elsewhere(self, digest: Digest) -> _Spot:
+    def _elsewhere(self, digest: Digest) -> _Spot | None:
         """Return where a base lies that the state does not name as yet."""
-        return _Spot(*self._plan.spots[digest])
+        found = self._plan.spots.get(digest)
+        return None if found is None else _Spot(*found)

@@ -26,18 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import NotFound
+from registry.fetching import MAX_DEPTH
 from registry.keys import ObjectKey
-from registry.maintenance.repack_chunks import Workshop
 from registry.maintenance.repack_codecs import Recoding, plan_recoding
 from registry.maintenance.repack_survey import Chunk, Survey, chunk_of
-from registry.pack import PACK_BYTES, TRAILER_BYTES, PackEntry, PackTable
-from registry.placement import PackRef
+from registry.maintenance.repack_targets import Part, Target, Whereabouts
+from registry.pack import PACK_BYTES, PackEntry, PackTable
 from registry.store import Store
 from registry.suggest import near
 
@@ -45,61 +44,6 @@ from registry.suggest import near
 SMALL_BYTES = 16 * 2**20
 
 Reason = Literal["dead", "recoded", "small"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A pack in which chunks are to be found from now on: a new one, or one that is there.
-
-    Attributes:
-        table: Its table of contents.
-        sources: For each entry the pack that holds it now, and where in it; `None` where it has to
-            be encoded.
-        workshop: Encodes those.
-        before_bytes: What those take as they are stored now.
-    """
-
-    table: PackTable
-    sources: tuple[tuple[PackRef, int] | None, ...]
-    workshop: Workshop | None = None
-    before_bytes: int = 0
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """Its table as it is stored."""
-        return self.table.encode()
-
-    @cached_property
-    def name(self) -> Digest:
-        """What the pack is named by."""
-        return Digest.of(self.encoded)
-
-    @property
-    def unchanged(self) -> ObjectKey | None:
-        """The pack that this one would repeat, byte for byte, if it is made of one alone."""
-        keys = {None if source is None else source[0].key for source in self.sources}
-        return next((k for k in keys if len(keys) == 1 and k and k.digest == self.name), None)
-
-    @property
-    def recoded(self) -> list[PackEntry]:
-        """Its chunks that have to be encoded."""
-        pairs = zip(self.table.entries, self.sources, strict=True)
-        return [entry for entry, source in pairs if source is None]
-
-    @property
-    def recoded_bytes(self) -> int:
-        """Bytes of those, as they will be stored."""
-        return sum(entry.stored_bytes for entry in self.recoded)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of its chunks, as stored."""
-        return sum(entry.stored_bytes for entry in self.table.entries)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the whole file."""
-        return self.chunk_bytes + len(self.encoded) + TRAILER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +75,8 @@ class RepackPlan:
         places: For each run with such packs the places of what it holds, each with whether it has
             to be placed anew.
         named: Every pack that some run needs.
-        spots: Where bases of deltas are to be found that are deltas on something else as yet, and
-            the bases of those.
+        spots: Where bases of deltas are to be found that are stored otherwise as yet, and the bases
+            of those.
         tables: The tables of the packs that some run needs, by offset.
         bases: Bytes of each base of deltas that nothing needs any more.
     """
@@ -194,11 +138,12 @@ class _Choice:
     ) -> None:
         self._survey = survey
         self._recoding = recoding or Recoding()
-        self._ranks: dict[Chunk, int] = {}
+        self._ranks: dict[Chunk, float] = {}
         self._origins: dict[Chunk, tuple[int, ObjectKey, PackEntry]] = {}
         self._bases: dict[Chunk, int] = {}
         self._changed: set[ObjectKey] = set()
         self._rank_chunks()
+        self._rank_bases()
         self._homes = self._find_homes()
         self._made_from = self._find_origins()
         self._dead: list[ObjectKey] = []
@@ -231,7 +176,7 @@ class _Choice:
         same = {key for target in new if (key := target.unchanged) is not None}
         reasons = {key: why for key, why in reasons.items() if key not in same}
         new = [target for target in new if target.unchanged is None]
-        whereabouts = _Whereabouts(self._survey, new, self._homes)
+        whereabouts = Whereabouts(self._survey, new, self._homes)
         return RepackPlan(
             {key: self._rewritten(key, why) for key, why in reasons.items()},
             tuple(new),
@@ -259,6 +204,17 @@ class _Choice:
                 if chunk in self._recoding.made:
                     first = (rank, key, entry)
                     self._origins[chunk] = min(first, self._origins.get(chunk, first), key=_rank)
+
+    def _rank_bases(self) -> None:
+        """Rank new bases of deltas behind the first of these: whoever needs it names them too."""
+        by_digest = {chunk.digest: chunk for chunk in self._ranks}
+        for chunk in self._recoding.becomes.values():
+            for _ in range(MAX_DEPTH):
+                if chunk is None or chunk.base not in by_digest:
+                    break
+                base = by_digest[chunk.base]
+                self._ranks[base] = min(self._ranks[base], self._ranks[chunk] + 0.5)
+                chunk = base
 
     def _final(self, entry: PackEntry) -> Chunk | None:
         """Return in which encoding a chunk will be needed; `None` where it will not."""
@@ -314,17 +270,17 @@ class _Choice:
     def _fill(self, keys: Sequence[ObjectKey]) -> Iterator[Target]:
         """Yield packs that hold what is needed of others, in order."""
         kept = [
-            _Part(self._ranks[c], e, (self._survey.packs[k], e.offset))
+            Part(self._ranks[c], e, (self._survey.packs[k], e.offset))
             for k in keys
             for c, e in self._kept_in(k)
         ]
         for key in keys:
             for chunk, entry in self._made_from.get(key, ()):
                 kept.append(
-                    _Part(self._ranks[chunk], self._recoding.made[chunk], None, entry.stored_bytes)
+                    Part(self._ranks[chunk], self._recoding.made[chunk], None, entry.stored_bytes)
                 )
         kept.sort(key=lambda part: part.rank)
-        group: list[_Part] = []
+        group: list[Part] = []
         size, digests = 0, set[Digest]()
         for part in kept:
             entry = part.entry
@@ -338,7 +294,7 @@ class _Choice:
         if group:
             yield self._target(group)
 
-    def _target(self, group: Sequence[_Part]) -> Target:
+    def _target(self, group: Sequence[Part]) -> Target:
         entries, offset = [], 0
         for part in group:
             entries.append(replace(part.entry, offset=offset))
@@ -356,7 +312,7 @@ class _Choice:
         return RewrittenPack(key, size_bytes, self._live_bytes(key) + made, reason)
 
     def _moves(
-        self, key: ObjectKey, whereabouts: _Whereabouts
+        self, key: ObjectKey, whereabouts: Whereabouts
     ) -> dict[int, tuple[Target, PackEntry]]:
         """Return where the chunks of a pack that goes are to be found, by offset."""
         found = {
@@ -365,10 +321,11 @@ class _Choice:
         }
         return {offset: where for offset, where in found.items() if where is not None}
 
-    def _spots(self, whereabouts: _Whereabouts) -> dict[Digest, tuple[Target, PackEntry]]:
-        """Return where the bases of what is encoded anew are to be found, and their bases."""
+    def _spots(self, whereabouts: Whereabouts) -> dict[Digest, tuple[Target, PackEntry]]:
+        """Return where bases are to be found that states may not name as yet, and their bases."""
         by_digest = {chunk.digest: chunk for chunk in self._ranks}
-        waiting = [chunk.base for chunk in self._recoding.made if chunk.base is not None]
+        finals = set(self._recoding.becomes.values())
+        waiting = [chunk.base for chunk in finals if chunk is not None and chunk.base is not None]
         spots: dict[Digest, tuple[Target, PackEntry]] = {}
         while waiting:
             digest = waiting.pop()
@@ -385,52 +342,6 @@ class _Choice:
             for run_id, places in self._survey.packs_of.items()
         }
         return {run_id: places for run_id, places in touched.items() if any(places.values())}
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A chunk of a new pack.
-
-    Attributes:
-        rank: Its place in the order of the runs' states.
-        entry: How it is stored.
-        source: Where its bytes lie; `None` where they have to be made.
-        before_bytes: What it takes now, where they have to be made.
-    """
-
-    rank: int
-    entry: PackEntry
-    source: tuple[PackRef, int] | None
-    before_bytes: int = 0
-
-
-class _Whereabouts:
-    """Where chunks are to be found: in new packs, or in some that stay."""
-
-    def __init__(
-        self,
-        survey: Survey,
-        new: Iterable[Target],
-        homes: Mapping[Chunk, tuple[ObjectKey, PackEntry]],
-    ) -> None:
-        self._survey = survey
-        self._new = {
-            chunk_of(entry): (target, entry) for target in new for entry in target.table.entries
-        }
-        self._homes = homes
-        self._standing: dict[ObjectKey, Target] = {}
-
-    def find(self, chunk: Chunk | None) -> tuple[Target, PackEntry] | None:
-        """Return the pack of a chunk and its entry there; `None` where nobody will need it."""
-        if chunk is None or chunk in self._new or chunk not in self._homes:
-            return None if chunk is None else self._new.get(chunk)
-        home, there = self._homes[chunk]
-        if home not in self._standing:
-            entries = tuple(self._survey.tables[home].values())
-            pack = self._survey.packs[home]
-            sources = tuple((pack, entry.offset) for entry in entries)
-            self._standing[home] = Target(PackTable(entries), sources)
-        return self._standing[home], there
 
 
 def _rank(origin: tuple[int, ObjectKey, PackEntry]) -> int:

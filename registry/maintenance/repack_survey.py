@@ -100,7 +100,7 @@ class Survey:
         """Return the packs that runs need."""
         return {key for run in runs for named in self.packs_of[run].values() for key in named}
 
-    def run_of(self, rank: int) -> str:
+    def run_of(self, rank: float) -> str:
         """Return the run that named a chunk of this rank first."""
         after = bisect_right(self._starts, rank, key=lambda start: start[0])
         return self._starts[after - 1][1]

@@ -708,6 +708,34 @@ def test_a_crash_at_any_write_costs_nothing(mixed):
     assert len(points) >= 6  # two packs, three placements, two slots; one of them shared
 
 
+def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_registry):
+    """One run has deltas on another base then, which the other one's states do not name as yet."""
+    other = reg.create_run("other")
+    for one, name in ((run, "run"), (other, "other")):
+        save(one, 1, 2, 3)
+        link(reg, name, {2: 1, 3: 1})
+        open_registry(backend).run(name).prune(Retention(last=2))
+    hooked = Hooked(backend)
+
+    def dies() -> None:
+        raise InjectedCrash
+
+    hooked.before = Once("runs/other/log/", dies, "put_if_absent")
+    with pytest.raises(InjectedCrash):
+        without_threads(open_on(Faulty(hooked))).repack()
+    collected(backend)
+    loads(open_registry(backend))
+    report = open_registry(backend).repack()
+    assert (report.runs, report.packs_written, report.recoded) == (("other",), 0, 0)
+    collected(backend)
+    loads(open_registry(backend))
+    second, third = open_registry(backend).run("other").checkpoints()
+    assert form(second) == (ZSTD, None)
+    assert form(third) == (ZSTD, weights_of(second))
+    assert third.placement.extra == (weights_of(second),)
+    settles(backend)
+
+
 def test_planning_takes_no_notice_of_threads(mixed, open_registry):
     plans = [repack_plan.plan_repack(open_registry(mixed).store, codec=ZSTD) for _ in range(2)]
     assert plans[0].new
