@@ -121,12 +121,15 @@ class Charge:
             )
 
     def base_order(self, state: RunManifest) -> Iterator[Digest]:
-        """Yield the states that a save may be stored against: newest, resumed from, pinned."""
+        """Yield the states that a save may be stored against: resumed from, newest, pinned.
+
+        The first that has a tensor is what its deltas are to, so the nearest comes first.
+        """
+        if self.resumed_at is not None:
+            yield state.by_n[self.resumed_at].manifest
         for record in (state.latest(), *state.checkpoints[-1:]):
             if record is not None:
                 yield record.manifest
-        if self.resumed_at is not None:
-            yield state.by_n[self.resumed_at].manifest
         yield from (pin.manifest for pin in reversed(state.pins))
 
 

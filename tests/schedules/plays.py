@@ -30,6 +30,8 @@ DOOMED, NEWEST = 1, 2
 AGAIN, ALIKE = 3, 4
 #: A later step of the old run that holds what the newest one held.
 LATER = 5
+#: A step at which almost what the doomed checkpoint held is saved, as the difference to it.
+NEAR = 6
 
 #: How the pusher stands when the schedule begins: with nothing; with an open handle; with a handle
 #: that goes on from the doomed checkpoint, whose objects it may name without a look (W2a).
@@ -37,15 +39,18 @@ Stand = Literal["fresh", "opened", "resumed"]
 
 
 def weights(i: int) -> np.ndarray:
-    """Return a tensor just large enough to lie in a pack."""
-    return np.arange(20, dtype=np.float32) + i
+    """Return a tensor just large enough to be stored as a difference."""
+    return np.arange(60, dtype=np.float32) + i
 
 
 def content(run_id: str, step: int) -> object:
     """Return what the checkpoint of a run at a step is saved with."""
     if run_id == OLD and step in (NEWEST, LATER):
         return {"model": weights(2)}
-    return {"model": weights(1), "step": step} if step == ALIKE else {"model": weights(1)}
+    model = weights(1)
+    if step == NEAR:
+        model[7] = 0.5
+    return {"model": model, "step": step} if step == ALIKE else {"model": model}
 
 
 def prepare(registry: Registry) -> None:
@@ -84,7 +89,8 @@ def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> 
             run.restore(at=run.checkpoints()[0])
         if stand != "fresh":
             session.ready()
-        (run.save if stand == "resumed" else run.push)(content(run_id, step), step=step)
+        keep = run.save if stand == "resumed" else run.push
+        keep(content(run_id, step), step=step, keyframe_every=8 if step == NEAR else 1)
         return Saved(run_id, step)
 
     return push
@@ -219,6 +225,17 @@ REQUIRED: dict[str, Callable[[], Scenario]] = {
 }
 
 MIXES: dict[str, Callable[[], Scenario]] = {
+    "a delta on the evicted": lambda: play(
+        {"near": push_again(step=NEAR, stand="resumed"), "evict": evict, "gc": gather}
+    ),
+    "a delta and a repack": lambda: play(
+        {
+            "near": push_again(step=NEAR, stand="resumed"),
+            "evict": evict,
+            "gc": gather,
+            "repack": pack_anew,
+        }
+    ),
     "undo": lambda: play(
         {"undo": undo, "born": push_born, "gc": gather},
         before=prepare_evicted,

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
+from registry.registry import open_on
+from tests.registry.conftest import new_backend
 from tests.schedules.explore import Explorer, Tally
-from tests.schedules.plays import MIXES, REQUIRED
+from tests.schedules.plays import MIXES, NEAR, OLD, REQUIRED, content, prepare
 from tests.schedules.scenario import Stage
 from tests.schedules.store import Fate
 
@@ -24,6 +26,7 @@ FIRST = "the run of the evicted"
 OTHERS = tuple(name for name in REQUIRED if name != FIRST)
 #: One preemption in every run of the tests; of `MIXES` for the others one by hand.
 QUICK = (
+    "a delta on the evicted",
     "another run, something alike, opened before",
     "undo",
     "two collectors",
@@ -71,6 +74,16 @@ def test_all_schedules_with_one_preemption(name: str, record_property: Record) -
 
 def test_schedules_at_random(record_property: Record) -> None:
     wander(SHARE, record_property)
+
+
+def test_what_is_saved_near_the_evicted_is_a_delta_on_it() -> None:
+    with open_on(new_backend()) as reg:
+        prepare(reg)
+        run = reg.run(OLD)
+        doomed = run.checkpoints()[0]
+        run.restore(at=doomed)
+        near = run.save(content(OLD, NEAR), step=NEAR, keyframe_every=8)
+        assert near.placement.extra == tuple(doomed.manifest.direct_chunks)
 
 
 @pytest.mark.soak
