@@ -1,8 +1,14 @@
-"""Peak extra memory of one load, measured in a process of its own.
+"""Peak memory of one load, measured in a process of its own.
 
 The process allocates and touches the state to load into, resets the kernel's high-water mark of
 its resident memory, loads, and reads the mark. Pages of a file that a peer maps count too, although
-the kernel could take them back. Prints a JSON object; `save_load.py` runs one process a contender.
+the kernel could take them back. `save_load.py` runs one process a contender, for the extra memory.
+
+Run as a script it saves a history raw, compressed and with deltas, loads its last checkpoint both
+ways, by `load()` and by `load_into`, and prints the peak as a ratio to the state's size: all memory
+beyond the imports, the state itself included.
+
+    python peak_memory.py [--workload W] [--scale S] [--saves N] [--dir FOLDER]
 """
 
 from __future__ import annotations
@@ -10,19 +16,28 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import peers
-from workloads import WORKLOADS, State, empty_like, flatten
+from storage import WAYS
+from workloads import WORKLOADS, State, empty_like, flatten, size_bytes
+
+#: The highest ratio of the peak to the state's size.
+GOAL = 1.15
 
 Loader = Callable[[Path, str, State], None]
 
 
 def measure(loader: str, workload: str, scale: float, at_rest: Path, ref: str) -> dict[str, int]:
-    """Run this module in a new process; return extra bytes of a first and of a second load."""
+    """Run this module in a new process; return extra bytes of a first and of a second load.
+
+    Of the loader `FRESH` they include the state, which it brings into new memory.
+    """
     options = {"--loader": loader, "--workload": workload, "--scale": str(scale), "--ref": ref}
     words = [word for option in options.items() for word in option]
     command = [sys.executable, __file__, *words, "--at", str(at_rest)]
@@ -42,6 +57,8 @@ LOADERS: dict[str, Loader] = {
 
 
 HOLDFAST = "holdfast load"
+#: By `load()`, into new memory.
+FRESH = "holdfast load, new"
 
 
 def _loader(name: str) -> Loader:
@@ -69,21 +86,73 @@ def _status_bytes(name: str) -> int:
     raise LookupError(name)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the peak extra memory of a load.")
-    parser.add_argument("--loader", choices=[HOLDFAST, *LOADERS], required=True)
-    parser.add_argument("--workload", choices=WORKLOADS, required=True)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--at", type=Path, required=True, help="folder of what is loaded")
-    parser.add_argument("--ref", default="", help="name of the checkpoint in the registry")
-    options = parser.parse_args()
-    target = empty_like(WORKLOADS[options.workload](options.scale).state())
-    loader = _loader(options.loader)
+def _load_fresh(at_rest: Path, ref: str) -> None:
+    import registry
 
-    def load() -> None:
-        loader(options.at, options.ref, target)
+    with registry.open(at_rest / "registry", read_only=True) as opened:
+        opened.checkpoint(ref).load()
+
+
+def _child(options: argparse.Namespace) -> None:
+    """Measure one loader in this process and print its figures."""
+    if options.loader in (FRESH, HOLDFAST):
+        import registry.codecs.blosc  # noqa: F401 - what imports take is not the load's
+    if options.loader == FRESH:
+
+        def load() -> None:
+            _load_fresh(options.at, options.ref)
+    else:
+        target = empty_like(WORKLOADS[options.workload](options.scale).state())
+        loader = _loader(options.loader)
+
+        def load() -> None:
+            loader(options.at, options.ref, target)
 
     print(json.dumps({"first": _extra_bytes(load), "again": _extra_bytes(load)}))
+
+
+def _ratios(workload: str, options: argparse.Namespace, folder: Path) -> None:
+    """Save a history in every way, load it in both, print the peaks."""
+    import registry
+
+    size = 0
+    for name, (how, _) in WAYS.items():
+        at = folder / name
+        at.mkdir()
+        training = WORKLOADS[workload](options.scale)
+        with registry.init(at / "registry", **how) as opened:
+            run = opened.create_run("run", seed=0)
+            for number in range(options.saves):
+                state = training.next_save() if number else training.state()
+                run.save(state, step=number)
+            size = size_bytes(flatten(state))
+        del training, state
+        for loader in (FRESH, HOLDFAST):
+            figures = measure(loader, workload, options.scale, at, "run/latest")
+            own = 0 if loader == FRESH else size
+            shown = ", ".join(f"{which} {(own + n) / size:.3f}" for which, n in figures.items())
+            print(f"{workload} {size / 1e6:.0f} MB, {name}, {loader}: {shown}", flush=True)
+        shutil.rmtree(at)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the peak memory of a load.")
+    parser.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--saves", type=int, default=4, help="length of the history")
+    parser.add_argument("--dir", type=Path, help="default: the temp folder")
+    loaders = [HOLDFAST, FRESH, *LOADERS]
+    parser.add_argument("--loader", choices=loaders, help=argparse.SUPPRESS)
+    parser.add_argument("--at", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ref", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.loader:
+        _child(options)
+        return
+    print(f"peak / state's size, goal {GOAL}")
+    for workload in WORKLOADS if options.workload == "both" else [options.workload]:
+        with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.dir) as folder:
+            _ratios(workload, options, Path(folder))
 
 
 if __name__ == "__main__":

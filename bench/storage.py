@@ -2,10 +2,11 @@
 
 Each save has the KL anchor beside it and lets a copy of the model into the opponent pool; two of
 the saves become gates, and one frozen network is shared by all. The plain files are what a folder
-of `torch.save` files holds: one for every checkpoint, anchor, pool copy, gate and network. Bytes
-are those of the files, counted after every step; nothing is timed.
+of `torch.save` files holds: one for every checkpoint, anchor, pool copy, gate and network. Holdfast
+keeps it three times: raw, compressed, and with deltas against the save before. Bytes are those of
+the files, counted after every step; nothing is timed.
 
-    python storage.py [--saves N] [--scale S]
+    python storage.py [--saves N] [--scale S] [--dir FOLDER]
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from workloads import frozen, hydra, pool_copy
 
 import registry
 
+#: Options of `registry.init`, and the highest ratio to the plain files that is good enough.
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "raw": ({}, 0.68),
+    "zstd": ({"compression": "zstd"}, 0.55),
+    "deltas": ({"compression": "zstd", "keyframe_every": 8}, 0.50),
+}
 ROWS = ("checkpoints", "KL anchors", "pool copies", "gates", "frozen network")
 
 
@@ -49,11 +56,11 @@ def plain_files(folder: Path, saves: int, scale: float) -> Counter[str]:
     return sizes
 
 
-def holdfast(folder: Path, saves: int, scale: float) -> Counter[str]:
+def holdfast(folder: Path, saves: int, scale: float, **options: Any) -> Counter[str]:
     """Keep the same history in a registry; return the bytes by which each step made it grow."""
     sizes: Counter[str] = Counter()
     shared = frozen(scale)
-    with registry.init(folder / "registry") as reg:
+    with registry.init(folder / "registry", **options) as reg:
         run = reg.create_run("hydra", seed=0)
 
         @contextmanager
@@ -98,25 +105,35 @@ def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _measured(measure: Callable[[Path, int, float], Counter[str]], options: Any) -> Counter[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        return measure(Path(folder), options.saves, options.scale)
+def _measured(measure: Callable[..., Counter[str]], options: Any, **more: Any) -> Counter[str]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.dir) as folder:
+        return measure(Path(folder), options.saves, options.scale, **more)
 
 
 def main() -> None:
-    """Measure both and print the table."""
+    """Measure all of them and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--saves", type=int, default=20)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--dir", type=Path, help="default: the temp folder")
     options = parser.parse_args()
-    plain, ours = _measured(plain_files, options), _measured(holdfast, options)
-    table = Table(title=f"bytes after {options.saves} Hydra saves")
-    for column in ("what", "plain files, MB", "Holdfast, MB", "ratio"):
+    plain = _measured(plain_files, options)
+    ours = {name: _measured(holdfast, options, **how) for name, (how, _) in WAYS.items()}
+    table = Table(
+        title=f"bytes after {options.saves} Hydra saves, MB, and the ratio to plain files"
+    )
+    for column in ("what", "plain files", *(part for name in WAYS for part in (name, "x"))):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in (*ROWS, "total"):
-        sizes = [sum(side.values()) if row == "total" else side[row] for side in (plain, ours)]
-        table.add_row(row, *(f"{size / 1e6:,.2f}" for size in sizes), f"{sizes[1] / sizes[0]:.4f}")
-    Console().print(table)
+        files, *kept = (
+            sum(sizes.values()) if row == "total" else sizes[row]
+            for sizes in (plain, *ours.values())
+        )
+        cells = [cell for size in kept for cell in (f"{size / 1e6:,.2f}", f"{size / files:.3f}")]
+        table.add_row(row, f"{files / 1e6:,.2f}", *cells)
+    goals = [cell for _, goal in WAYS.values() for cell in ("", f"{goal:.2f}")]
+    table.add_row("goal", "", *goals)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":
