@@ -32,6 +32,15 @@ class LoadReport:
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
 
+    @classmethod
+    def of(cls, sources: Collection[str], leaves: Collection[str]) -> LoadReport:
+        """Compare the paths of a checkpoint and of a target."""
+        return cls(
+            loaded=tuple(path for path in sources if path in leaves),
+            missing=tuple(path for path in leaves if path not in sources),
+            unexpected=tuple(path for path in sources if path not in leaves),
+        )
+
 
 class _Leaf(Protocol):
     dtype: str

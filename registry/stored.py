@@ -129,8 +129,7 @@ class Stored:
             only: The component that is wanted, or several; all without it.
             map_location: Device for the tensors, as `torch.device` or its name.
             precision: Of tensors that the save stored with less precision: as they are stored, or
-                in the type that they had (`original`). That widens them exactly; the bits that
-                were lost stay lost.
+                in the type that they had (`original`); the bits that were lost stay lost.
 
         Raises:
             InvalidInput: There is no such precision.
@@ -180,11 +179,7 @@ class Stored:
         with allocation_burst():
             sources = tensors_by_path(self._select(manifest, component and [component]))
             leaves = leaves_by_path(named)
-        report = LoadReport(
-            loaded=tuple(path for path in sources if path in leaves),
-            missing=tuple(path for path in leaves if path not in sources),
-            unexpected=tuple(path for path in sources if path not in leaves),
-        )
+        report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
         with allocation_burst():
