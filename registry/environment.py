@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from registry.errors import Conflict
@@ -50,6 +51,7 @@ def require_first_rank() -> None:
         )
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)
