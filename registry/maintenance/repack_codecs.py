@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import TypeVar, cast
 
@@ -88,6 +89,8 @@ def plan_recoding(
         MissingObject: Something is gone: lost, or let go while this looked.
         IntegrityError: Something is damaged.
     """
+    if codec is None and _is_plain(survey):
+        return Recoding()
     forest = _Forest(store, survey, within)
     if codec is not None:
         forest.recode(codec)
@@ -111,7 +114,6 @@ class _Forest:
         self._note(within)
         self._forms = self._choose()
         self._lying_of = {d: self._lying[chunk_of(entry)] for d, entry in self._forms.items()}
-        self._chunks = RawChunks(store, self._lying_of)
         self._known: Tensors | None = None
         self._drop_unneeded()
 
@@ -152,6 +154,10 @@ class _Forest:
             waiting = {d: entries for d, entries in waiting.items() if d not in level}
         self._fixed |= waiting.keys()
         return forms
+
+    @cached_property
+    def _chunks(self) -> RawChunks:
+        return RawChunks(self._store, self._lying_of)
 
     # What a chunk costs
 
@@ -341,7 +347,21 @@ class _Forest:
             if form is not None and final is not None and final not in self._lying:
                 made[final] = form
         dtypes = self._known.dtypes if self._known is not None else {}
-        return Recoding(becomes, made, Workshop(self._chunks, dtypes))
+        return Recoding(becomes, made, Workshop(self._chunks, dtypes) if made else None)
+
+
+def _is_plain(survey: Survey) -> bool:
+    """Return whether nothing is a delta and no chunk is stored in two ways: the common case."""
+    codecs: dict[Digest, str] = {}
+    for key, named in survey.ranks.items():
+        for offset in named:
+            entry = survey.tables[key][offset]
+            if (
+                entry.base is not None
+                or codecs.setdefault(entry.digest, entry.codec) != entry.codec
+            ):
+                return False
+    return True
 
 
 def _raw(entry: PackEntry) -> PackEntry:

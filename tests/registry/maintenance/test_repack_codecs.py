@@ -21,8 +21,11 @@ from registry.keys import ObjectKey
 from registry.maintenance import repack_chunks, repack_plan
 from registry.maintenance.gc import collect
 from registry.maintenance.repack import RepackReport
+from registry.maintenance.repack_places import Layout
+from registry.maintenance.repack_plan import RepackPlan
+from registry.maintenance.repack_targets import Target
 from registry.pack import PackEntry, PackTable, trailer
-from registry.placement import PackRef
+from registry.placement import ChunkPlace, PackRef, Placement
 from registry.placing import Spot, build_placement, spots_of
 from registry.registry import Registry, open_on
 from tests.crash.inline import without_threads
@@ -667,6 +670,79 @@ def test_two_repackers_at_once_ask_for_different_things(mixed, open_registry):
     settles(mixed, compression="zstd")
 
 
+@pytest.mark.parametrize("collects", [False, True], ids=["repacked", "collected"])
+@pytest.mark.parametrize("at", ["packs/", "placements/", "runs/run/log/"])
+@pytest.mark.parametrize("options", [{}, {"compression": "lz4"}, {"compression": "none"}])
+def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collects, options):
+    """What its next state stands on moves within the save."""
+    hooked = Hooked(backend)
+    with open_on(backend) as other:
+        other.create_run("run", seed=1)
+    trainer = open_registry(hooked).run("run")
+    how = {"compression": "zstd", "keyframe_every": 8}
+    save(trainer, 1, 2, 3, last=1, **how)
+    assert form(trainer.latest())[1] is not None
+
+    def move() -> None:
+        with open_on(backend) as other:
+            assert other.repack(**options).checkpoints
+        if collects:
+            collected(backend)
+
+    hooked.before = Once(at, move, "put_if_absent")
+    save(trainer, 4, **how)
+    assert hooked.before.done
+    save(trainer, 5, 6, last=2, **how)
+    loads(open_registry(backend))
+    collected(backend)
+    loads(open_registry(backend))
+    with open_on(backend) as other:
+        other.repack()
+    collected(backend)
+    loads(open_registry(backend))
+    settles(backend)
+
+
+@pytest.mark.parametrize(
+    ("base", "sound"), [(b"a", False), (b"b", True), (b"nowhere", False), (None, True)]
+)
+def test_a_state_that_would_never_end_is_left_alone(base, sound):
+    """The state has a delta against the chunk that this plan makes a delta against it."""
+    x, a, b = (Digest.of(name) for name in (b"x", b"a", b"b"))
+    stored = Digest.of(b"stored")
+    going, staying = (PackRef(ObjectKey("packs", Digest.of(n), 0), 999) for n in (b"1", b"2"))
+    of = None if base is None else Digest.of(base)
+    codec, digest = (RAW, None) if of is None else (ZSTD, stored)
+    entry = PackEntry(x, 0, 100 if of is None else 50, 100, codec, of, digest)
+    target = Target(PackTable((entry,)), (None,))
+    on_x = PackEntry(a, 0, 50, 100, ZSTD, x, stored)
+    alone = PackEntry(b, 50, 100, 100)
+    plan = RepackPlan(
+        rewritten={},
+        new=(target,),
+        moves={going.key: {0: (target, entry)}},
+        places={},
+        named=frozenset(),
+        spots={b: (Target(PackTable((alone,)), (None,)), alone)},
+        tables={going.key: {0: PackEntry(x, 0, 100, 100)}},
+        bases={},
+    )
+    before = Placement(a, (going, staying), (ChunkPlace(0, 0, 100), ChunkPlace(1, 0, 50, 1, 0)))
+    layout = Layout(before, plan, lambda pack: PackTable((on_x,)))
+    assert layout.is_sound == sound
+
+
+def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
+    monkeypatch.setattr(Layout, "is_sound", False)
+    with open_on(mixed) as other:
+        places = other.run("run").manifest.places
+    report = open_registry(mixed).repack(compression="zstd")
+    assert (report.checkpoints, report.freed_bytes, report.packs_written) == (0, 0, 0)
+    assert open_registry(mixed).run("run").manifest.places == places
+    collected(mixed)
+    loads(open_registry(mixed))
+
+
 # Crashes
 
 
@@ -712,8 +788,9 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     """One run has deltas on another base then, which the other one's states do not name as yet."""
     other = reg.create_run("other")
     for one, name in ((run, "run"), (other, "other")):
-        save(one, 1, 2, 3)
-        link(reg, name, {2: 1, 3: 1})
+        for step in (1, 2, 3):
+            one.save({"model": {"w": spread(step)}}, step=step)
+        stars(reg, one, spread)
         open_registry(backend).run(name).prune(Retention(last=2))
     hooked = Hooked(backend)
 
@@ -724,15 +801,16 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     with pytest.raises(InjectedCrash):
         without_threads(open_on(Faulty(hooked))).repack()
     collected(backend)
-    loads(open_registry(backend))
+    # Of the newest state one run has the shorter delta, and what it stands on is needed no more.
     report = open_registry(backend).repack()
     assert (report.runs, report.packs_written, report.recoded) == (("other",), 0, 0)
     collected(backend)
-    loads(open_registry(backend))
+    assert open_registry(backend).verify(deep=True).findings == ()
     second, third = open_registry(backend).run("other").checkpoints()
     assert form(second) == (ZSTD, None)
     assert form(third) == (ZSTD, weights_of(second))
     assert third.placement.extra == (weights_of(second),)
+    assert same(third.load(), {"model": {"w": spread(3)}})
     settles(backend)
 
 
