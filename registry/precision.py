@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from types import ModuleType
 
 from registry.canonical import Json
@@ -111,9 +111,10 @@ class Precision:
 
     def _choose(self, part: FlatComponent, uses: Sequence[_Use]) -> dict[int, str]:
         chosen = {}
-        optimizer = optimizer_leaves(part)
+        paths = [leaf.path for leaf in part.leaves]
+        optimizer = _optimizer_leaves(part.skeleton, paths)
         for number, leaf in enumerate(part.leaves):
-            use = _first_match(uses, leaf.path)
+            use = _first_match(uses, paths[number])
             if use is None:
                 continue
             dtype = use.take(leaf, is_optimizer=number in optimizer)
@@ -290,21 +291,26 @@ def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
 
 def optimizer_leaves(part: FlatComponent) -> set[int]:
     """Return the numbers of the leaves that are optimizer state, by their keys or by its shape."""
+    return _optimizer_leaves(part.skeleton, [leaf.path for leaf in part.leaves])
+
+
+def _optimizer_leaves(skeleton: Json, paths: Iterable[str]) -> set[int]:
     found = {
         number
-        for number, leaf in enumerate(part.leaves)
-        if any(map(_OPTIMIZER.fullmatch, _containers(leaf.path)))
+        for number, path in enumerate(paths)
+        if any(_is_optimizer_key(step) for step in _containers(path))
     }
-    stack: list[tuple[Json, bool]] = [(part.skeleton, False)]
+    stack: list[tuple[Json, bool]] = [(skeleton, False)]
     while stack:
         node, inside = stack.pop()
         if isinstance(node, list):
-            stack += [(child, inside) for child in node]
+            stack += [(child, inside) for child in node if isinstance(child, (list, dict))]
         elif isinstance(node, dict):
             for tag, payload in node.items():
-                if inside and tag in ("t", "n"):
+                if inside and tag in ("t", "n") and isinstance(payload, int):
                     found.add(payload)
-                stack.append((payload, inside or _is_optimizer(tag, payload)))
+                elif isinstance(payload, (list, dict)):
+                    stack.append((payload, inside or _is_optimizer(tag, payload)))
     return found
 
 
@@ -314,12 +320,20 @@ def _containers(path: str) -> list[str]:
     return steps[:-1] or steps
 
 
+@lru_cache(maxsize=4096)  # a state has thousands of tensors under a few keys
+def _is_optimizer_key(step: str) -> bool:
+    return _OPTIMIZER.fullmatch(step) is not None
+
+
 def _is_optimizer(tag: str, payload: Json) -> bool:
+    """Return whether a node is a dict with the keys of an optimizer's."""
     if tag not in _PAIRS or not isinstance(payload, list):
         return False
     index = _PAIRS[tag]
-    pairs = payload if index is None else payload[index]
-    keys = [key for key, _ in pairs]
+    pairs = payload if index is None else payload[index] if index < len(payload) else None
+    if not isinstance(pairs, list):
+        return False
+    keys = [pair[0] for pair in pairs if isinstance(pair, list) and pair]
     return all(key in keys for key in _OPTIMIZER_KEYS)
 
 

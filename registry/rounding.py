@@ -19,6 +19,8 @@ from registry.dtypes import ITEM_SIZES
 
 #: Elements looked at in one go.
 _BLOCK = 2**16
+#: Numbers that stay finite; a few more do, too.
+_SURELY_FINITE = {"float16": 65504.0, "bfloat16": 2.0**127}
 
 _Array = np.ndarray[Any, Any]
 
@@ -51,8 +53,10 @@ def overflow(data: memoryview, original: str, dtype: str) -> float | None:
         for start, stop in _blocks(len(source)):
             found = _extremes(source[start:stop])
             low, high = min(low, found[0]), max(high, found[1])
-        # Rounding keeps order, so that the rest is finite if these two are.
+        # Rounding keeps order, so that the rest is finite if this one is.
         largest = low if -low > high else high
+        if abs(largest) <= _SURELY_FINITE[dtype]:
+            return None
         made = _rounded(np.array([largest], source.dtype), dtype).astype("<u2")
         widened = _widened(made, dtype, "float32")
     return largest if math.isinf(float(widened[0])) else None

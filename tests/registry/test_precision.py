@@ -17,12 +17,12 @@ from hypothesis.extra import numpy as hnp
 import registry
 from registry import pytree
 from registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
-from registry.precision import AUTO_BYTES, Precision
-from registry.pytree import numpy_arrays
+from registry.precision import AUTO_BYTES, Precision, optimizer_leaves
+from registry.pytree import FlatComponent, numpy_arrays
 from registry.restoring import load_to_train
 from registry.run import Run
 from tests.registry.conftest import contents, new_backend, small_grid
-from tests.strategies import quick
+from tests.strategies import json_values, quick
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -183,6 +183,17 @@ def test_an_optimizer_is_known_by_its_shape_wherever_it_lies():
     }
     # Not every dict with a `state` is one.
     assert chosen({"env": {"state": torch.ones(3)}}, "bf16") == {"env/state": "bfloat16"}
+
+
+@quick
+@given(json_values)
+def test_a_skeleton_from_anywhere_is_looked_at_without_an_error(skeleton):
+    optimizer_leaves(FlatComponent("model", skeleton, (), is_bare=False))
+    pairs = [["state", {"t": 3}], ["param_groups", skeleton], ["more", {"t": [skeleton]}]]
+    for node in ({"d": pairs}, {"sd": [pairs, skeleton]}, [{"dd": [None, pairs]}]):
+        assert 3 in optimizer_leaves(FlatComponent("model", node, (), is_bare=False))
+    for node in ({"d": skeleton}, {"sd": skeleton}, {"dd": [skeleton]}, {"od": [skeleton]}):
+        optimizer_leaves(FlatComponent("model", node, (), is_bare=False))
 
 
 @pytest.mark.parametrize(
