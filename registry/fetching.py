@@ -32,7 +32,7 @@ from registry.store import Store, missing
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20
 #: ... encoded ones less: each thread holds what is stored of them, and the bases of deltas, ...
-_ENCODED_JOB_BYTES = 2 * 2**20
+_ENCODED_JOB_BYTES = 2**20
 #: ... and so many buffers, what one system call takes.
 _JOB_CHUNKS = 1024
 #: Deltas on deltas, at most.
