@@ -8,7 +8,7 @@ Run as a script it saves a history raw, compressed and with deltas, loads its la
 ways, by `load()` and by `load_into`, and prints the peak as a ratio to the state's size: all memory
 beyond the imports, the state itself included.
 
-    python peak_memory.py [--workload W] [--scale S] [--saves N] [--dir FOLDER]
+    python peak_memory.py [--workload W] [--ways WAY ...] [--scale S] [--saves N] [--dir FOLDER]
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _ratios(workload: str, options: argparse.Namespace, folder: Path) -> None:
     import registry
 
     size = 0
-    for name, (how, _) in WAYS.items():
+    for name in options.ways:
+        how, _ = WAYS[name]
         at = folder / name
         at.mkdir()
         training = WORKLOADS[workload](options.scale)
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--saves", type=int, default=4, help="length of the history")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--dir", type=Path, help="default: the temp folder")
     loaders = [HOLDFAST, FRESH, *LOADERS]
     parser.add_argument("--loader", choices=loaders, help=argparse.SUPPRESS)
