@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, InvalidInput, RestoreFailed
+from registry.resuming import load_to_train
 from registry.trainer import Trainer
-
-_LOGGER = logging.getLogger("holdfast")
-_NAMED_AT_MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +71,6 @@ def check_source(run_id: str, at: Checkpoint) -> None:
             found=at.record.evicted,
             hint="`holdfast undo` brings it back until it is collected.",
         )
-
-
-def load_to_train(checkpoint: Checkpoint, map_location: object) -> Any:
-    """Return a state for a training to go on from: every tensor in the type that it had.
-
-    Where some were saved with less precision a warning names them: what goes on from there is not
-    quite the training that was.
-
-    Args:
-        checkpoint: Whose state.
-        map_location: Device for the tensors.
-
-    Raises:
-        IntegrityError: Something is damaged or gone.
-    """
-    lossy = [info for info in checkpoint.tensors().values() if info.original is not None]
-    state = checkpoint.load(map_location=map_location, precision="original")
-    if lossy:
-        named = [f"{info.path} ({info.dtype})" for info in lossy[:_NAMED_AT_MOST]]
-        more = len(lossy) - len(named)
-        _LOGGER.warning(
-            "%s: saved with less precision; these have their types again, not the bits that were "
-            "lost: %s%s",
-            checkpoint.ref,
-            ", ".join(named),
-            f" and {more} more" if more else "",
-        )
-    return state
 
 
 def restore_newest(

@@ -19,7 +19,7 @@ from registry import pytree
 from registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
 from registry.precision import AUTO_BYTES, Precision, optimizer_leaves
 from registry.pytree import FlatComponent, numpy_arrays
-from registry.restoring import load_to_train
+from registry.resuming import load_to_train
 from registry.run import Run
 from tests.registry.conftest import contents, new_backend, small_grid
 from tests.strategies import json_values, quick
