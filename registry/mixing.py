@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from registry.merge_plan import Blend
 
 #: Memory for reading, beside the group that is made of it and what encoding that takes.
-_READING_BYTES = 120 * 2**20
+_READING_BYTES = 96 * 2**20
 _NAMED_AT_MOST = 8
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import registry
 from backends.wrappers import Metered
@@ -128,6 +130,36 @@ def test_bfloat16_is_rounded_once(run):
         one * torch.tensor(w).bfloat16() for one, w in zip(tensors, (0.2, 0.3, 0.5), strict=True)
     )
     assert not torch.equal(found, stepwise)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["f2", "f4", "f8", "c8", "c16"]),
+    st.lists(st.integers(0, 12), max_size=3).map(tuple),
+    st.lists(st.sampled_from([0, 0.9, 1]), min_size=2, max_size=4),
+    st.sampled_from([(64, 2, 256), (128, 256, 512), (2**22, 256, 2**26)]),
+    st.integers(0, 2**32),
+)
+def test_chunks_lists_and_packs_change_nothing(dtype, shape, equal, grid, seed):
+    """Whatever the grid, and however much is equal, the result is that of whole tensors."""
+    rng = np.random.default_rng(seed)
+
+    def bits() -> np.ndarray:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.frombuffer(rng.bytes(nbytes), dtype).reshape(shape)
+
+    first = bits()
+    tensors = [np.where(rng.random(shape) < share, first, bits()) for share in equal]
+    weights = [*rng.uniform(-1, 1, len(equal) - 1)]
+    weights.append(1 - math.fsum(weights))
+    with small_grid(*grid), open_on(new_backend()) as opened:
+        run = opened.create_run("run")
+        sources = [run.save({"m": {"w": one}}, step=n) for n, one in enumerate(tensors)]
+        found = run.merge(sources, step=99, weights=weights).load()["m"]["w"]
+    into = memoryview(bytearray(first.nbytes))
+    views = [memoryview(one.tobytes()) for one in tensors]
+    averaging.average(views, weights, first.dtype.name, into)
+    assert same(found, np.frombuffer(into, dtype).reshape(shape))
 
 
 def test_tensors_are_picked_by_path_and_averaged_by_path(run):
