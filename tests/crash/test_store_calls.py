@@ -7,7 +7,7 @@ done is visible, and doing the operation again leads where it would have led wit
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,17 @@ from tests.registry.pytree.same import assert_same
 
 Copies = Callable[[], Backend]
 SCENARIOS = PUSHES + LIVES + SYNCS
+#: These and all syncs die in a folder, too; the others there only by hand.
+IN_A_FOLDER = ("first save", "save in background", "save with everything", "undo", "collect")
+
+
+def _deaths() -> Iterator[object]:
+    """Yield every scenario in memory, and in a folder those that every run tries there."""
+    for scenario in SCENARIOS:
+        yield pytest.param("memory", scenario, id=f"memory-{scenario}")
+        often = scenario in SYNCS or scenario.name in IN_A_FOLDER
+        marks = () if often else (pytest.mark.soak,)
+        yield pytest.param("local", scenario, id=f"local-{scenario}", marks=marks)
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -173,12 +184,13 @@ def do_again(scenario: Scenario, store: Backend) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+@pytest.mark.parametrize(("stores", "scenario"), [*_deaths()], indirect=["stores"])
 def test_death_at_every_call(
     scenario: Scenario,
     stores: Callable[[Scenario], Copies],
     record_property: Callable[[str, object], None],
 ) -> None:
+    """In memory all scenarios; in a folder those of `IN_A_FOLDER`, with `-m soak` the others."""
     copies = stores(scenario)
     course = uninterrupted(scenario, copies)
     deaths = 0
