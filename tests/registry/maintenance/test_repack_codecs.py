@@ -18,7 +18,7 @@ from registry.codecs import blosc as frames
 from registry.digest import Digest
 from registry.errors import Conflict, Damaged, InvalidInput
 from registry.keys import ObjectKey
-from registry.maintenance import repack_chunks, repack_plan
+from registry.maintenance import repack_chunks, repack_packs, repack_plan
 from registry.maintenance.gc import collect
 from registry.maintenance.repack import RepackReport
 from registry.maintenance.repack_places import Layout
@@ -284,7 +284,8 @@ def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_regi
     other = reg.create_run("other")
     mixed = state(1)["model"] | {"z": weights(9)}
     other.save({"m": mixed}, step=1)
-    reg.repack(["other"], compression="zstd")
+    report = reg.repack(["other"], compression="zstd")
+    assert report.freed_bytes == sum(one.size_bytes for one in report.rewritten) > 0
     fresh = open_registry(backend)
     assert fresh.verify(deep=True).findings == ()
     assert forms(fresh.run("run").latest()) == {RAW}
@@ -318,6 +319,16 @@ def test_the_chunk_cache_is_left_out_of_it(run, reg, backend, tmp_path):
         assert cached.repack(compression="zstd").recoded
         cached.verify(deep=True)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_what_is_encoded_to_other_bytes_than_planned_is_not_written(run, reg, backend, monkeypatch):
+    save(run, 1)
+    plan = repack_plan.plan_repack(reg.store, codec=ZSTD)
+    encode = codecs.encode
+    monkeypatch.setattr(codecs, "encode", lambda *all_: encode(*all_)[:-1] + b"?")
+    packs = repack_packs.Packs(reg.store, None)
+    with pytest.raises(Damaged, match="other bytes than a moment ago"):
+        packs._build(plan.new[0])
 
 
 def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
@@ -457,6 +468,22 @@ def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_reg
     settles(backend)
 
 
+def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
+    reg, run, backend, open_registry
+):
+    """Of two chains under a chunk the shorter one is kept; now both runs name what it is on."""
+    other = reg.create_run("z-other")
+    chain(reg, run, 1, 1, 2, 3)
+    save(other, 0, 3)
+    link(reg, "z-other", {3: 0})
+    zeroth = open_registry(backend).run("z-other").checkpoints()[0]
+    open_registry(backend).repack()
+    (third,) = open_registry(backend).run("run").checkpoints()
+    assert third.placement.extra == (weights_of(zeroth),)
+    loads(open_registry(backend))
+    settles(backend)
+
+
 def test_a_damaged_base_stops_it(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3)
     (kept,) = open_registry(backend).run("run").checkpoints()
@@ -483,6 +510,7 @@ def test_chains_are_cut_where_that_is_asked_for(reg, run, backend, open_registry
         base = form(checkpoint)[1]
         links[weights_of(checkpoint)] = 0 if base is None else links[base] + 1
     assert max(links.values()) == longest
+    assert list(links.values()).count(0) == -(-6 // every)
     collected(backend)
     loads(open_registry(backend))
     settles(backend, keyframe_every=every)
