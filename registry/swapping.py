@@ -165,11 +165,7 @@ class SwappedModel:
         """Hold a checkpoint against the model as it is now: a module may have got new tensors."""
         sources = tensors_by_path(self._parts(ref, base.manifest))
         leaves = self._leaves()
-        report = LoadReport(
-            loaded=tuple(path for path in sources if path in leaves),
-            missing=tuple(path for path in leaves if path not in sources),
-            unexpected=tuple(path for path in sources if path not in leaves),
-        )
+        report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(ref, report, sources, leaves, strict=self._strict, widened=widened)
         made = Exchange(ref, base)
