@@ -539,7 +539,7 @@ def histories(draw) -> tuple[dict[int, int], set[int], str | None]:
 
 
 @given(histories())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_history_gets_larger_and_every_one_settles(drawn):
     below, kept, compression = drawn
     backend = new_backend()
