@@ -77,11 +77,6 @@ class TensorEntry:
             object.__setattr__(self, "dtype", str(self.dtype))
 
     @property
-    def leaf_dtype(self) -> str:
-        """The element type of a leaf that is to be stored as this tensor is, with its record."""
-        return self.dtype if self.original is None else NarrowedDtype(self.dtype, self.original)
-
-    @property
     def grid(self) -> Grid:
         """How the tensor is cut."""
         return grid(self.dtype, self.shape)

@@ -636,6 +636,14 @@ def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
     assert reg.verify(deep=True).findings == ()
 
 
+def test_a_merge_keeps_the_record(run):
+    states = [{"model": {"w": numbers(90, seed=i)}, "same": {"w": numbers(80)}} for i in (1, 2)]
+    sources = [run.save(one, step=i, precision="bf16") for i, one in enumerate(states)]
+    merged = run.merge(sources, step=5)
+    assert types(merged) == dict.fromkeys(("model/w", "same/w"), ("bfloat16", "float32"))
+    assert merged.components["same"] == sources[0].components["same"]
+
+
 def test_lazy_tensors_and_zarr_have_the_stored_type(run):
     values = numbers(40, 30)
     checkpoint = run.save({"m": {"w": values}}, step=1, precision="fp16")
