@@ -38,8 +38,10 @@ from registry.state import RunManifest
 from registry.store import Store
 from registry.writer import Choice, Condemned, Writer, placed_keys
 
-#: New packs held in memory at once.
+#: New packs held in memory at once ...
 _PACKS_IN_FLIGHT = 4
+#: ... and where chunks of them are decoded and encoded, which takes memory too.
+_ENCODED_IN_FLIGHT = 2
 #: Place lines in one slot at most, and placements held in memory at once.
 _PLACES_PER_SLOT = 256
 #: Times that sweeps, or writers that move on, may spoil what was planned.
@@ -323,7 +325,9 @@ class _RunRepack:
                 targets |= layout.targets
         packs: dict[int, PackRef] = {}
         waiting = iter(targets.items())
-        while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
+        encodes = any(target.recoded for target in targets.values())
+        at_once = _ENCODED_IN_FLIGHT if encodes else _PACKS_IN_FLIGHT
+        while batch := list(islice(waiting, at_once)):
             jobs = [
                 self._store.pools.bulk.submit(self._packs.provide, writer, target)
                 for _, target in batch
