@@ -20,6 +20,9 @@ _COMPRESSORS = {ZSTD: b"zstd", LZ4: b"lz4"}
 #: What a frame says in its flags of the compressor inside.
 _FORMATS = {ZSTD: 4, LZ4: 1}
 _LEVEL = 1
+#: Bytes that are compressed together. Of its own accord Blosc takes so few at this level that the
+#: planes of bytes are cut into pieces that gain little: moments in fp32 keep .93 instead of .86.
+_BLOCK_BYTES = 512 * 1024
 _HEADER = struct.Struct("<BBBBIII")
 
 
@@ -32,7 +35,7 @@ def encode(data: Buffer, item_bytes: int, codec: str) -> bytes:
         codec: `ZSTD` or `LZ4`.
     """
     name = _COMPRESSORS[codec]
-    frame: bytes = blosc.compress(data, name, _LEVEL, blosc.SHUFFLE, 0, item_bytes)
+    frame: bytes = blosc.compress(data, name, _LEVEL, blosc.SHUFFLE, _BLOCK_BYTES, item_bytes)
     return frame
 
 
