@@ -6,7 +6,7 @@ of `torch.save` files holds: one for every checkpoint, anchor, pool copy, gate a
 keeps it three times: raw, compressed, and with deltas against the save before. Bytes are those of
 the files, counted after every step; nothing is timed.
 
-    python storage.py [--saves N] [--scale S] [--dir FOLDER]
+    python storage.py [--saves N] [--ways WAY ...] [--scale S] [--dir FOLDER]
 """
 
 from __future__ import annotations
@@ -115,14 +115,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--saves", type=int, default=20)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--dir", type=Path, help="default: the temp folder")
     options = parser.parse_args()
     plain = _measured(plain_files, options)
-    ours = {name: _measured(holdfast, options, **how) for name, (how, _) in WAYS.items()}
+    ours = {name: _measured(holdfast, options, **WAYS[name][0]) for name in options.ways}
     table = Table(
         title=f"bytes after {options.saves} Hydra saves, MB, and the ratio to plain files"
     )
-    for column in ("what", "plain files", *(part for name in WAYS for part in (name, "x"))):
+    for column in ("what", "plain files", *(part for name in ours for part in (name, "x"))):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in (*ROWS, "total"):
         files, *kept = (
@@ -131,7 +132,7 @@ def main() -> None:
         )
         cells = [cell for size in kept for cell in (f"{size / 1e6:,.2f}", f"{size / files:.3f}")]
         table.add_row(row, f"{files / 1e6:,.2f}", *cells)
-    goals = [cell for _, goal in WAYS.values() for cell in ("", f"{goal:.2f}")]
+    goals = [cell for name in ours for cell in ("", f"{WAYS[name][1]:.2f}")]
     table.add_row("goal", "", *goals)
     Console(width=120).print(table)
 
