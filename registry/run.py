@@ -16,6 +16,7 @@ from registry.errors import InvalidInput, RegistryError
 from registry.log import RunLog
 from registry.merging import MergeOptions, merge
 from registry.restoring import Restored, check_source, restore_newest
+from registry.resuming import load_to_train
 from registry.retention import RetentionPlan
 from registry.run_view import RunView
 from registry.save_request import SaveOptions, SaveRequest
@@ -184,6 +185,8 @@ class Run(RunView):
 
         Returns:
             The state, its checkpoint and what was passed over; `None` when nothing was saved yet.
+            Tensors that were saved with less precision have the types that they had before, and a
+            warning names them.
 
         Raises:
             InvalidInput: `at` is another run's.
@@ -197,7 +200,7 @@ class Run(RunView):
         if isinstance(at, Checkpoint) and at.run_id == self.id:
             at = self.find(pins.own(self.committer, at, "run.restore"))
         check_source(self.id, at)
-        loaded = at.load(map_location=map_location)
+        loaded = load_to_train(at, map_location)
         self._trainer.resume_at(at)
         return Restored(loaded, at, ())
 

@@ -25,6 +25,7 @@ from registry.placing import Written
 from registry.plain import check_phase
 from registry.pool.promotion import Candidate, find_entry, promotion
 from registry.pool.ratings import DEFAULT
+from registry.resuming import load_to_train
 from registry.rules import check_phase_is_declared, inference_parts
 from registry.seeding import child, phase_number, phase_sequence
 from registry.spec import Transition
@@ -197,7 +198,7 @@ class _Passage:
         checkpoint = Checkpoint(committer.store, committer.log, record)
         # Whole and exactly this one: damage is an error, and nothing is fallen back to
         # (seeds/hydra.md, Gate checkpoint verification).
-        source = checkpoint.load(map_location=options.get("map_location", "cpu"))
+        source = load_to_train(checkpoint, options.get("map_location", "cpu"))
         self._table = Table(way.rules, self._enabled, source)
         self._ready, unready = checks.readiness(way.rules, record.metrics, options.get("metrics"))
         problems = [

@@ -596,6 +596,43 @@ def test_restoring_gives_the_original_types_and_says_so(backend, open_registry, 
     assert set(types(run.latest()).values()) == {("float32", None)}
 
 
+def test_restoring_an_older_one_does_too(backend, open_registry, caplog):
+    run = open_registry(backend).create_run("run")
+    first = run.save({"w": numbers(90, seed=1)}, step=1, precision="bf16")
+    run.save({"w": numbers(90, seed=2)}, step=2, precision="bf16")
+    run = open_registry(backend).run("run")
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        state = run.restore(at=first).state
+    assert torch.equal(state["w"], numbers(90, seed=1).bfloat16().float())
+    assert "step00000001: saved with less precision" in caplog.text
+
+
+TRANSITION = """
+name = "two"
+[[phases]]
+name = "1"
+[[phases]]
+name = "2"
+[[transitions]]
+from_phase = "1"
+to_phase = "2"
+source = "latest"
+[[transitions.rows]]
+part = "model"
+change = "carry"
+"""
+
+
+def test_a_phase_begins_with_the_original_types(reg, tmp_path, caplog):
+    (tmp_path / "two.toml").write_text(TRANSITION)
+    run = reg.create_run("two", preset=str(tmp_path / "two.toml"))
+    run.save({"model": {"w": numbers(90)}}, step=1, phase=1, precision="bf16")
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        begun = run.transition(2)
+    assert torch.equal(begun.state["model"]["w"], numbers(90).bfloat16().float())
+    assert "saved with less precision" in caplog.text
+
+
 def test_restoring_says_nothing_of_what_is_exact(run, caplog):
     _, state = trained()
     checkpoint = run.save(state, step=1)
