@@ -24,7 +24,7 @@ _SAMPLE_BYTES = 128 * 1024
 #: A sample that keeps more of its length than this is not worth decoding later.
 WORTH = 0.95
 #: A difference that keeps more than this of what compression leaves is not worth reading two for.
-DELTA_WORTH = 0.8
+DELTA_WORTH = 0.9
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ verified. So a delta whose base is at hand moves the delta alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -31,33 +31,41 @@ from registry.store import Store, missing
 
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20
-#: ... encoded ones less: each thread holds what is stored of them, and the bases of deltas, ...
-_ENCODED_JOB_BYTES = 2**20
+#: ... of which so many are held aside: what is stored of encoded chunks and of bases, ...
+_HELD_BYTES = 2**20
 #: ... and so many buffers, what one system call takes.
 _JOB_CHUNKS = 1024
 #: Deltas on deltas, at most.
-MAX_DEPTH = 8
+MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A chunk and the memory that its raw bytes go to.
+    """A chunk, and the memory that its raw bytes go to.
 
     Attributes:
         digest: The chunk.
         place: Where it lies.
-        view: The memory, of its raw length.
+        raw_bytes: Its raw length.
+        view: The memory; `None` for the base of a delta, which is only joined to others.
         is_raw: Whether its stored bytes are its raw ones.
     """
 
     digest: Digest
     place: ChunkPlace
-    view: memoryview
+    raw_bytes: int
+    view: memoryview | None
     is_raw: bool
 
     def stored(self) -> memoryview:
         """Return memory for its stored bytes: its own where it is raw."""
-        return self.view if self.is_raw else memoryview(bytearray(self.place.stored_bytes))
+        if self.is_raw and self.view is not None:
+            return self.view
+        return memoryview(bytearray(self.place.stored_bytes))
+
+    def raw(self) -> memoryview:
+        """Return memory for its raw bytes: its own where it has some."""
+        return memoryview(bytearray(self.raw_bytes)) if self.view is None else self.view
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,8 @@ class Fetch:
             Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
             MissingObject: A pack is gone.
         """
-        jobs = self._jobs(self._recall(wanted))
+        lacking = self._recall(wanted)
+        jobs = self._jobs(self._want(digest, len(view), view) for digest, view in lacking.items())
         if len(jobs) == 1:
             self._read_job(jobs[0])
         else:
@@ -157,22 +166,27 @@ class Fetch:
             wanted = {digest: wanted[digest] for digest in lacking}
         return wanted
 
-    def _jobs(self, wanted: Mapping[Digest, memoryview]) -> list[_Job]:
-        chunks = [_want(digest, self._places[digest], view) for digest, view in wanted.items()]
+    def _jobs(self, wanted: Iterable[_Wanted]) -> list[_Job]:
         jobs: list[_Job] = []
-        pack, end, size, encoded = -1, -1, 0, 0
-        for chunk in sorted(chunks, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
+        pack, end, size, held = -1, -1, 0, 0
+        for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
             place = chunk.place
             adjoins = place.pack == pack and place.offset == end
-            is_full = size >= _JOB_BYTES or encoded >= _ENCODED_JOB_BYTES
+            is_full = size >= _JOB_BYTES or held >= _HELD_BYTES
             if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
                 jobs.append(_Job(self._placement.packs[place.pack]))
-                size = encoded = 0
+                size = held = 0
             jobs[-1].chunks.append(chunk)
             pack, end = place.pack, place.offset + place.stored_bytes
-            size += len(chunk.view)
-            encoded += 0 if chunk.is_raw else len(chunk.view)
+            size += place.stored_bytes
+            held += 0 if chunk.is_raw and chunk.view is not None else place.stored_bytes
         return jobs
+
+    def _want(self, digest: Digest, raw_bytes: int, view: memoryview | None = None) -> _Wanted:
+        place = self._places[digest]
+        check_length(digest, place, raw_bytes)
+        is_raw = codec_name(place.codec, where=f"{digest}") == RAW
+        return _Wanted(digest, place, raw_bytes, view, is_raw)
 
     def _read_job(self, job: _Job) -> None:
         # A base that is at hand is hashed with what is made of it: half of the hashing.
@@ -183,7 +197,7 @@ class Fetch:
                 raise
             self._make(job, verified=True)
         if self._store.cache is not None:
-            self._store.cache.offer({chunk.digest: chunk.view for chunk in job.chunks})
+            self._store.cache.offer({chunk.digest: chunk.raw() for chunk in job.chunks})
 
     def _make(self, job: _Job, *, verified: bool) -> None:
         """Make a job's chunks out of what is stored and what is at hand.
@@ -195,10 +209,10 @@ class Fetch:
         Raises:
             Damaged: A chunk does not hash to its digest.
         """
-        views = {chunk.digest: chunk.view for chunk in job.chunks}
         deltas: dict[Digest, list[memoryview]] = {}
-        for digest, base in self._decode(job).items():
-            deltas.setdefault(base, []).append(views[digest])
+        for _, view, base in self._decoded(job):
+            if base is not None:
+                deltas.setdefault(base, []).append(view)
         for _ in range(MAX_DEPTH):
             if not deltas:
                 break
@@ -208,7 +222,7 @@ class Fetch:
                 "deltas on deltas without end", where=job.pack.key, expected=f"{MAX_DEPTH}"
             )
         for chunk in job.chunks:
-            verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
+            verify_chunk(chunk.raw(), chunk.digest, job.pack.key, chunk.place.offset)
 
     def _join(
         self, deltas: Mapping[Digest, list[memoryview]], *, verified: bool
@@ -222,24 +236,27 @@ class Fetch:
             deltas: By the chunk that they are differences to.
             verified: Whether bases that are at hand are held against their digests.
         """
-        bases = {digest: memoryview(bytearray(len(of[0]))) for digest, of in deltas.items()}
+        wanted = []
+        for digest, of in deltas.items():
+            base = memoryview(bytearray(len(of[0])))  # one at a time: they are many
+            if self._fill({digest: base}, verified=verified):
+                wanted.append(self._want(digest, len(base)))
+            else:
+                _add(of, base)
         further: dict[Digest, list[memoryview]] = {}
         # In this thread: the others of the pool may be waiting for the same.
-        for job in self._jobs(self._fill(bases, verified=verified)):
-            below = self._decode(job)
-            for chunk in job.chunks:
-                if chunk.digest in below:
-                    further.setdefault(below[chunk.digest], []).extend(deltas[chunk.digest])
+        for job in self._jobs(wanted):
+            for chunk, raw, below in self._decoded(job):
+                _add(deltas[chunk.digest], raw)
+                if below is not None:
+                    further.setdefault(below, []).extend(deltas[chunk.digest])
                 elif self._store.cache is not None:  # many others may build on it
-                    verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
-                    self._store.cache.offer({chunk.digest: chunk.view})
-        for digest, of in deltas.items():
-            for view in of:
-                codecs.join(view, bases[digest])
+                    verify_chunk(raw, chunk.digest, job.pack.key, chunk.place.offset)
+                    self._store.cache.offer({chunk.digest: raw})
         return further
 
-    def _decode(self, job: _Job) -> dict[Digest, Digest]:
-        """Read and decode a job's chunks, not verified yet; return what is a difference to what."""
+    def _decoded(self, job: _Job) -> Iterator[tuple[_Wanted, memoryview, Digest | None]]:
+        """Read a job; yield each chunk, not verified yet, with what it is a difference to."""
         key = job.pack.key
         # Not before the job runs, and gone with it: a state's own size is all that stays.
         stored = [chunk.stored() for chunk in job.chunks]
@@ -255,18 +272,16 @@ class Fetch:
                 found=error.found,
             ) from error
         self._moved.append(len(job.byte_range))
-        below: dict[Digest, Digest] = {}
         for chunk, data in zip(job.chunks, stored, strict=True):
             if chunk.is_raw:
+                yield chunk, data, None
                 continue
             where = f"{key} at offset {chunk.place.offset}"
             table = self._store.table(job.pack, self._ends[job.pack.key])
             base = self._check_entry(table, chunk, data, where)
-            name = codec_name(chunk.place.codec, where=where)
-            codecs.decode(data, name, chunk.view, where=where)
-            if base is not None:
-                below[chunk.digest] = base
-        return below
+            raw = chunk.raw()
+            codecs.decode(data, codec_name(chunk.place.codec, where=where), raw, where=where)
+            yield chunk, raw, base
 
     def _check_entry(
         self, table: PackTable, chunk: _Wanted, stored: memoryview, where: str
@@ -331,10 +346,9 @@ def _batches(wanted: Mapping[Digest, memoryview]) -> Iterator[dict[Digest, memor
 _MEND = "Nothing was returned. Run `holdfast verify --deep`; a mirror can restore it."
 
 
-def _want(digest: Digest, place: ChunkPlace, view: memoryview) -> _Wanted:
-    check_length(digest, place, len(view))
-    raw = codec_name(place.codec, where=f"{digest}") == RAW
-    return _Wanted(digest, place, view, raw)
+def _add(differences: Iterable[memoryview], base: memoryview) -> None:
+    for view in differences:
+        codecs.join(view, base)
 
 
 def check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:

@@ -57,7 +57,7 @@ def init(
         compression: How chunks are stored unless a save says otherwise: `zstd`, or `lz4`, which is
             faster and gains less; as they are without it. No id depends on it.
         keyframe_every: Store a chunk that changes from save to save as its difference to the one
-            before where that is clearly shorter, and whole at least each so many versions (2 to 8),
+            before where that is clearly shorter, and whole at least each so many versions (2 to 32),
             unless a save says otherwise. Deltas are compressed, by `zstd` where nothing else is
             said. Saving then reads what it builds on; reading takes up to so many versions.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
@@ -412,7 +412,7 @@ class Registry:
             compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth
                 it; `none`: everything is stored raw. Without it nothing is compressed.
             keyframe_every: Longer chains of deltas are cut, so that so many versions of a chunk at
-                most, 1 to 8, are read for the last of them.
+                most, 1 to 32, are read for the last of them.
             dry_run: Only plan; what is to be encoded anew is tried for that.
             progress: Called with the number of bytes moved so far.
 

@@ -85,7 +85,7 @@ class Run(RunView):
                   and a resume from it goes on after them.
                 - `compression`: `none`, `zstd` or `lz4`, instead of the registry's own: how chunks
                   are stored that are not there yet; no id depends on it.
-                - `keyframe_every`: 1 to 8, instead of the registry's own: how often a chunk that
+                - `keyframe_every`: 1 to 32, instead of the registry's own: how often a chunk that
                   changes from save to save is stored whole; in between it is stored as a difference
                   where that is clearly shorter. 1 for no deltas.
                 - `precision`: which tensors of float32 and float64 are stored in fewer bits, by

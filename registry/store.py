@@ -62,7 +62,7 @@ class RegistryConfig(Record):
     race_probe: Literal["passed", "skipped"]
     min_writer: Annotated[int, Field(ge=1)] = 1
     compression: Literal["zstd", "lz4"] | None = None
-    keyframe_every: Annotated[int, Field(ge=2, le=8)] | None = None
+    keyframe_every: Annotated[int, Field(ge=2, le=32)] | None = None
 
 
 class Store:

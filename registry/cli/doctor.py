@@ -28,7 +28,7 @@ def init(
         int | None,
         typer.Option(
             "--keyframe-every",
-            help="Store changing chunks as deltas, whole each so many versions (2 to 8).",
+            help="Store changing chunks as deltas, whole each so many versions (2 to 32).",
         ),
     ] = None,
     skip_race_probe: Annotated[

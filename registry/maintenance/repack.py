@@ -111,7 +111,7 @@ def repack(
             rewritten.
         compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth it.
             `none`: everything is stored raw, deltas too. Without it nothing is compressed.
-        keyframe_every: So many versions of a chunk at most, 1 to 8, are to be read for the last of
+        keyframe_every: So many versions of a chunk at most, 1 to 32, are to be read for the last of
             them; longer chains of deltas are cut. They stay without it.
         dry_run: Only plan. Where chunks are to be encoded anew they are tried, so it reads them.
         progress: Told of bytes written.
