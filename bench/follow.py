@@ -44,7 +44,7 @@ from safetensors.torch import save_file
 import registry
 from backends.local import LocalBackend
 from backends.wrappers import Metered
-from registry.chunk_cache import ChunkCache
+from registry.caching.chunk_cache import ChunkCache
 from registry.registry import open_on
 
 TENSORS = 64

@@ -78,9 +78,10 @@ def _status_mib(name: str) -> float:
 def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
     os.cpu_count = lambda: threads  # what the tools ask
     import registry
-    from registry import averaging, elements  # noqa: F401 - counted as imports
+    from registry.content import elements  # noqa: F401 - counted as imports
+    from registry.content.stats import stats
     from registry.diff import diff
-    from registry.stats import stats
+    from registry.merging import averaging  # noqa: F401 - counted as imports
 
     with registry.open(at) as opened:
         run = opened.run("run")

@@ -1,6 +1,6 @@
 """A checkpoint as a user holds it: a stored state with its place in the life of a run.
 
-Saving is the business of `registry.trainer`.
+Saving is the business of `registry.trainer.trainer`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from registry.actions import CommitKeys, Line, ReportMetrics
-from registry.allocating import LoadPrecision
 from registry.charge import check_not_dropped
 from registry.errors import NotFound
-from registry.fit import LoadReport
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
 from registry.plain import check_metrics, decode_plain
+from registry.reading.allocating import LoadPrecision
+from registry.reading.fit import LoadReport
 from registry.rules import check_dtypes, check_keys, manifest_dtypes
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store

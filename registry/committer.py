@@ -1,7 +1,7 @@
 """Commits that name stored states: written first, named in one slot, planned anew where needed.
 
 One `Committer` belongs to one handle of a run. Who may commit what is the business of its callers:
-the trainer (`registry.trainer`), and those who annotate a run and need no token.
+the trainer (`registry.trainer.trainer`), and those who annotate a run and need no token.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from threading import RLock
 
 from registry import pytree
 from registry.actions import Action, Line, Place
-from registry.adopting import adopt
 from registry.bursts import allocation_burst
 from registry.charge import check_not_dropped
 from registry.codecs import COMPRESSIONS, Compression
-from registry.deltas import Trials
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, MissingObject
-from registry.loading import read_lists
 from registry.log import RunLog, commit_line
-from registry.placing import Base, Written, cut_state
 from registry.pytree import FlatState
-from registry.saving import write_state
+from registry.reading.loading import read_lists
 from registry.state import RunManifest, Slot, advance
 from registry.store import Store
 from registry.stored import Stored
 from registry.writer import Choice, Condemned, Writer
+from registry.writing.adopting import adopt
+from registry.writing.deltas import Trials
+from registry.writing.placing import Base, Written, cut_state
+from registry.writing.saving import write_state
 
 #: Checkpoints whose chunks a save looks through before it stores any.
 MAX_BASES = 8

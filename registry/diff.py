@@ -16,10 +16,10 @@ from typing import Any, Literal
 from registry import canonical
 from registry.canonical import Json
 from registry.checkpoint import Checkpoint, TensorInfo
+from registry.content.distances import Distance, distances
 from registry.digest import Digest
-from registry.distances import Distance, distances
 from registry.errors import RegistryError
-from registry.manifest import Component
+from registry.objects.manifest import Component
 from registry.plain import decode_plain
 from registry.pytree import leaf_kinds
 from registry.pytree.paths import component, segment

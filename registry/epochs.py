@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from registry.errors import Malformed, ObjectNotFound
-from registry.framing import join_lines, split_lines
-from registry.keys import EPOCHS, ObjectKey, epoch_key, parse_number
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import EPOCHS, ObjectKey, epoch_key, parse_number
 from registry.records import Record
 from registry.store import Store, check_writer_version, gaps
 

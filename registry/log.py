@@ -29,8 +29,8 @@ from registry.errors import (
     StorageError,
     StoreUnavailable,
 )
-from registry.framing import join_lines, split_lines
-from registry.keys import (
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import (
     RUNS,
     is_run_id,
     log_prefix,

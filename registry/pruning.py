@@ -9,11 +9,11 @@ from registry.actions import Action, DropRun, Evict, Place, Recover
 from registry.committer import Committer, Stale
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
-from registry.placing import Written
 from registry.retention import RetentionPlan, has_policies, plan_retention
 from registry.spec import Retention
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store
+from registry.writing.placing import Written
 
 
 def prune(

@@ -14,28 +14,28 @@ from backends import Backend, open_backend, parse
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
+from registry.caching.chunk_cache import ChunkCache, choose_cache
 from registry.checkpoint import Checkpoint
-from registry.chunk_cache import ChunkCache, choose_cache
 from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
-from registry.deltas import check_keyframe_every
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
-from registry.keys import check_run_id
 from registry.log import RunLog, list_runs
 from registry.maintenance.findings import VerifyReport
 from registry.maintenance.gc import DAY_S, collect
 from registry.maintenance.gc_report import GcReport
-from registry.maintenance.repack import RepackReport, repack
+from registry.maintenance.repacking.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
 from registry.maintenance.usage import Usage, measure
 from registry.maintenance.verify import Progress, verify
+from registry.objects.keys import check_run_id
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
 from registry.spec import RunSpec
 from registry.store import Store, create_config, read_config
 from registry.stored import Stored
 from registry.suggest import near
+from registry.writing.deltas import check_keyframe_every
 
 #: How often a fork looks at its parent again before what is gone counts as lost.
 _LOOKS = 2
@@ -57,9 +57,9 @@ def init(
         compression: How chunks are stored unless a save says otherwise: `zstd`, or `lz4`, which is
             faster and gains less; as they are without it. No id depends on it.
         keyframe_every: Store a chunk that changes from save to save as its difference to the one
-            before where that is clearly shorter, and whole at least each so many versions (2 to 32),
-            unless a save says otherwise. Deltas are compressed, by `zstd` where nothing else is
-            said. Saving then reads what it builds on; reading takes up to so many versions.
+            before where that is clearly shorter, and whole at least each so many versions (2 to
+            32), unless a save says otherwise. Deltas are compressed, by `zstd` where nothing else
+            is said. Saving then reads what it builds on; reading takes up to so many versions.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing dear; `registry.json` records it.
 

@@ -22,7 +22,6 @@ from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.pins import find_pin, own, sound
-from registry.placing import Written
 from registry.plain import check_metrics
 from registry.pytree import FlatState
 from registry.rules import inference_parts
@@ -31,6 +30,7 @@ from registry.store import Store
 from registry.stored import Stored
 from registry.suggest import near
 from registry.versions import release_version
+from registry.writing.placing import Written
 
 #: A card: a mapping, or the path of a YAML file.
 Card = Mapping[str, Any] | str | os.PathLike[str]

@@ -10,7 +10,7 @@ from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, InvalidInput, RestoreFailed
 from registry.resuming import load_to_train
-from registry.trainer import Trainer
+from registry.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

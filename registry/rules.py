@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from registry import pytree
 from registry.dtypes import FLOATING
 from registry.errors import IncompatibleState, InvalidInput
-from registry.manifest import Manifest
+from registry.objects.manifest import Manifest
 from registry.pytree import FlatState
 from registry.spec import RunSpec
 from registry.suggest import near

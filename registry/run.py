@@ -14,16 +14,16 @@ from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.errors import InvalidInput, RegistryError
 from registry.log import RunLog
-from registry.merging import MergeOptions, merge
+from registry.merging.merge import MergeOptions, merge
 from registry.restoring import Restored, check_source, restore_newest
 from registry.resuming import load_to_train
 from registry.retention import RetentionPlan
 from registry.run_view import RunView
-from registry.save_request import SaveOptions, SaveRequest
 from registry.spec import Retention
 from registry.store import Store
 from registry.stored import Stored
-from registry.trainer import PendingSave, Trainer
+from registry.trainer.save_request import SaveOptions, SaveRequest
+from registry.trainer.trainer import PendingSave, Trainer
 from registry.transitions import Transitioned, TransitionOptions, transition
 
 

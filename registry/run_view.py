@@ -10,18 +10,18 @@ from registry.actions import Commit, RunStatus
 from registry.checkpoint import Checkpoint, phase_value
 from registry.committer import Committer
 from registry.errors import InvalidInput, NotFound
-from registry.following import Following
+from registry.following.following import Following
+from registry.following.watching import Watch
 from registry.monitors import Monitor
 from registry.plain import check_phase, decode_plain
 from registry.pool.league import OpponentPool
 from registry.releases import Releases
-from registry.save_request import DEFAULT_PHASE
 from registry.seeding import child, phase_number
 from registry.spec import RunSpec
 from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
-from registry.streams import Stream
-from registry.watching import Watch
+from registry.streams.streams import Stream
+from registry.trainer.save_request import DEFAULT_PHASE
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from backends import Backend, ByteRange
-from registry.chunk_cache import ChunkCache
+from registry.caching.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
     Damaged,
@@ -26,11 +26,11 @@ from registry.errors import (
     ObjectTruncated,
     UnsupportedFormat,
 )
-from registry.framing import join_lines, split_lines
-from registry.keys import CONFIG, ObjectKey
-from registry.manifest import Manifest
-from registry.pack import PackTable, read_table
-from registry.placement import PackRef, Placement
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import CONFIG, ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.pack import PackTable, read_table
+from registry.objects.placement import PackRef, Placement
 from registry.pools import Pools
 from registry.records import Record
 

@@ -12,12 +12,18 @@ from typing import Any, TypeVar
 
 from registry import pytree
 from registry.actions import CommitKeys, Place
-from registry.allocating import LoadPrecision, allocate, check_load_precision
 from registry.bursts import allocation_burst
-from registry.destinations import Destination, to_device
 from registry.digest import Digest
 from registry.errors import MissingObject, NotFound
-from registry.fit import (
+from registry.integrations import open_zarr
+from registry.log import RunLog
+from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
+from registry.objects.placement import ChunkPlace, Placement
+from registry.plain import decode_plain
+from registry.precision.policy import widen_all
+from registry.reading.allocating import LoadPrecision, allocate, check_load_precision
+from registry.reading.destinations import Destination, to_device
+from registry.reading.fit import (
     LoadReport,
     arrays_in,
     check_fit,
@@ -27,17 +33,11 @@ from registry.fit import (
     tensors_by_path,
     widened_paths,
 )
-from registry.integrations import open_zarr
-from registry.lazy import LazyTensor
-from registry.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
-from registry.log import RunLog
-from registry.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.placement import ChunkPlace, Placement
-from registry.placing import Base
-from registry.plain import decode_plain
-from registry.precision import widen_all
+from registry.reading.lazy import LazyTensor
+from registry.reading.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
 from registry.store import Store
 from registry.suggest import near
+from registry.writing.placing import Base
 
 _T = TypeVar("_T")
 _Places = dict[Digest, ChunkPlace]

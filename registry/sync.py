@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from registry.actions import Commit, Line, Place, line_digest
-from registry.adopting import adopt
 from registry.errors import (
     Conflict,
     Diverged,
@@ -23,12 +22,13 @@ from registry.errors import (
     NotFound,
 )
 from registry.log import RunLog
-from registry.placement import PackRef
+from registry.objects.placement import PackRef
 from registry.registry import Registry, open  # noqa: A004
 from registry.state import RunManifest, advance
 from registry.store import Store
 from registry.suggest import near
 from registry.writer import Choice, Condemned, Writer
+from registry.writing.adopting import adopt
 
 _PLANS = 5
 

@@ -18,9 +18,9 @@ from registry.actions import Line, Place
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import IntegrityError, Malformed, ObjectNotFound
-from registry.keys import Kind, ObjectKey, stem
 from registry.log import RunLog
-from registry.placement import Placement
+from registry.objects.keys import Kind, ObjectKey, stem
+from registry.objects.placement import Placement
 from registry.state import RunManifest
 from registry.store import Store
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from registry.canonical import MAX_INTEGER
 from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
-from registry.keys import KINDS, ObjectKey
+from registry.objects.keys import KINDS, ObjectKey
 
 #: No clock decides over a test here, and the whole of them stays short.
 quick = settings(deadline=None, max_examples=60)

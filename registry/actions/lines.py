@@ -11,7 +11,7 @@ from registry import canonical
 from registry.actions.union import Action
 from registry.digest import Digest
 from registry.errors import Malformed, UnsupportedFormat
-from registry.keys import ObjectKey
+from registry.objects.keys import ObjectKey
 from registry.records import DigestField, Record
 
 

@@ -9,9 +9,9 @@ import typer
 
 from registry import formats
 from registry.cli import describe, options, output
+from registry.cli.columns import Column
 from registry.cli.files import OPAQUE
 from registry.cli.opening import watched
-from registry.cli.output import Column
 from registry.registry import open  # noqa: A004
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Artifacts of runs.")

@@ -14,8 +14,8 @@ from registry.bisecting import Bisected, steps_left
 from registry.bisecting import bisect as search
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
+from registry.cli.columns import Column
 from registry.cli.executing import Command, told
-from registry.cli.output import Column
 from registry.diff import TensorDiff, diff
 from registry.errors import InvalidInput, MissingObject, RegistryError
 from registry.registry import open  # noqa: A004

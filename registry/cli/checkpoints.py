@@ -9,7 +9,7 @@ import typer
 from registry import formats
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
 from registry.state import CheckpointRecord

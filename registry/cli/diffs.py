@@ -8,11 +8,11 @@ import typer
 
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.cli.stats import share
+from registry.content.distances import Distance
 from registry.diff import KINDS, Diff, TensorDiff, ValueDiff
 from registry.diff import diff as compare
-from registry.distances import Distance
 from registry.plain import json_ready
 from registry.registry import open  # noqa: A004
 

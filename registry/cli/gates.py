@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.registry import open  # noqa: A004
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Gates of runs.")

@@ -13,7 +13,7 @@ import typer
 from registry import actions
 from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import NotFound
 from registry.log import RunLog
 from registry.registry import Registry, open  # noqa: A004

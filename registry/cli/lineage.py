@@ -8,8 +8,8 @@ from typing import Any
 from registry.actions import CreateRun, Parent
 from registry.checkpoint import phase_segment, phase_value
 from registry.errors import IntegrityError, ObjectNotFound
-from registry.keys import slot_key
 from registry.log import list_runs
+from registry.objects.keys import slot_key
 from registry.run import Run
 from registry.state import Slot
 from registry.store import Store

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from registry.cli import options, output, progress
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import IntegrityError
 from registry.maintenance.findings import Finding, VerifyReport
 from registry.maintenance.repair import RepairReport

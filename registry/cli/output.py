@@ -12,29 +12,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from registry.cli.columns import Column
 from registry.cli.escape import printable
 from registry.plain import json_ready
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: Its heading.
-        is_number: Whether it is aligned to the right.
-        folds: Whether it may take several lines on a narrow terminal.
-    """
-
-    name: str
-    is_number: bool = False
-    folds: bool = False
 
 
 def is_terminal() -> bool:

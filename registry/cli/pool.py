@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.pool.entries import PoolEntry
 from registry.registry import open  # noqa: A004
 

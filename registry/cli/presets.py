@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import NotFound
 from registry.presets import load_preset, preset_names
 from registry.spec import Retention, RunSpec

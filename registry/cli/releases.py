@@ -9,7 +9,7 @@ import typer
 
 from registry.cards import write_card
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.registry import open  # noqa: A004
 from registry.releases import Release
 

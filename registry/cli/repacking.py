@@ -10,8 +10,8 @@ import typer
 
 from registry.cli import options, output, progress
 from registry.codecs import Compression
-from registry.maintenance.repack import RepackReport
-from registry.maintenance.repack_plan import RewrittenPack
+from registry.maintenance.repacking.plan import RewrittenPack
+from registry.maintenance.repacking.repack import RepackReport
 from registry.registry import open  # noqa: A004
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*(%?)")

@@ -10,7 +10,7 @@ import typer
 
 from registry.checkpoint import Checkpoint, phase_segment
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import AmbiguousRef, NotFound
 from registry.refs import is_digest
 from registry.registry import open  # noqa: A004

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import describe, lineage, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.creation import RunOptions
 from registry.digest import Digest
 from registry.errors import InvalidInput

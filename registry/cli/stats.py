@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
+from registry.content.stats import StateStats, TensorStats
+from registry.content.stats import stats as sum_up
 from registry.registry import open  # noqa: A004
-from registry.stats import StateStats, TensorStats
-from registry.stats import stats as sum_up
 from registry.stored import Stored
 
 _STATS = (

@@ -12,7 +12,7 @@ import typer
 
 from registry.actions import Lifetime
 from registry.cli import describe, options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import InvalidInput
 from registry.plain import json_ready
 from registry.registry import open  # noqa: A004

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output
-from registry.cli.output import Column
+from registry.cli.columns import Column
 from registry.errors import NotFound
 from registry.maintenance.usage import RunUsage, StateUsage, Usage, measure
 from registry.registry import open  # noqa: A004

@@ -12,12 +12,12 @@ from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.executing import Command, told
 from registry.errors import NotFound, RegistryError
+from registry.following.watching import Watch
 from registry.plain import check_phase
 from registry.registry import open  # noqa: A004
 from registry.run import Run
 from registry.state import RunManifest
 from registry.suggest import near
-from registry.watching import Watch
 
 
 def watch(

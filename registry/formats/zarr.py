@@ -20,11 +20,11 @@ from registry.canonical import Json
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, NotFound
-from registry.fit import arrays_in
 from registry.formats.state_file import WrittenFile
 from registry.formats.target import fail
 from registry.integrations.zarr_layout import STATE_ATTRIBUTE, ArrayLayout, Layout
-from registry.manifest import Component, TensorEntry
+from registry.objects.manifest import Component, TensorEntry
+from registry.reading.fit import arrays_in
 from registry.suggest import near
 
 #: Chunks are fetched together up to so many bytes.

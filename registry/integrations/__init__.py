@@ -8,8 +8,8 @@ from typing import Any
 from registry.digest import Digest
 from registry.errors import InvalidInput
 from registry.integrations.zarr_nodes import ArrayNode
-from registry.lazy import Source
-from registry.manifest import TensorEntry
+from registry.objects.manifest import TensorEntry
+from registry.reading.lazy import Source
 
 __all__ = ["open_zarr", "read_zarr_array"]
 

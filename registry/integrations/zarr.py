@@ -29,8 +29,8 @@ from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
 from registry.integrations.zarr_layout import ArrayLayout, Layout
 from registry.integrations.zarr_nodes import ArrayNode
-from registry.lazy import Source
-from registry.manifest import TensorEntry
+from registry.objects.manifest import TensorEntry
+from registry.reading.lazy import Source
 
 #: Chunks kept decoded in a store, at most.
 _KEPT_BYTES = 64 * 2**20

@@ -16,7 +16,7 @@ from typing import Any
 
 from registry.digest import Digest
 from registry.errors import IncompatibleState, Malformed
-from registry.manifest import TensorEntry
+from registry.objects.manifest import TensorEntry
 
 #: The metadata of a node.
 DOCUMENT = "zarr.json"

@@ -23,12 +23,12 @@ from registry.errors import (
     StoreUnavailable,
     UnsupportedFormat,
 )
-from registry.keys import ObjectKey
 from registry.maintenance.findings import DataRead
 from registry.maintenance.notes import PassNotes
 from registry.maintenance.objects import Tables, check_object
 from registry.maintenance.window import each
-from registry.pack import PackTable
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackTable
 from registry.store import Store
 
 #: Told of bytes that were read and hashed.

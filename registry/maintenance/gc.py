@@ -31,7 +31,6 @@ from registry.errors import (
     MissingObject,
     UnsupportedFormat,
 )
-from registry.keys import ObjectKey, epoch_key, snapshot_slot
 from registry.log import RunLog
 from registry.maintenance.gc_report import GcReport, Plan, Tally
 from registry.maintenance.live import (
@@ -43,6 +42,7 @@ from registry.maintenance.live import (
     list_run_files,
     list_run_ids,
 )
+from registry.objects.keys import ObjectKey, epoch_key, snapshot_slot
 from registry.pools import results
 from registry.state import RunManifest
 from registry.store import Store

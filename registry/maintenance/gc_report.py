@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from backends import ObjectInfo
-from registry.keys import ObjectKey
+from registry.objects.keys import ObjectKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from registry import canonical
 from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
-from registry.framing import split_lines
-from registry.keys import log_prefix, parse_number, slot_key, snapshot_key
 from registry.log import REPLAY_VERSION, RunLog
 from registry.maintenance.findings import Finding
+from registry.objects.framing import split_lines
+from registry.objects.keys import log_prefix, parse_number, slot_key, snapshot_key
 from registry.state import RunManifest, Slot, advance
 from registry.store import Store, gaps
 

@@ -19,7 +19,8 @@ from backends import ObjectInfo
 from registry.actions import Action, Place, Recover
 from registry.digest import Digest
 from registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
-from registry.keys import (
+from registry.log import RunLog
+from registry.objects.keys import (
     KINDS,
     RUNS,
     Kind,
@@ -29,8 +30,7 @@ from registry.keys import (
     slot_key,
     snapshot_slot,
 )
-from registry.log import RunLog
-from registry.placement import Placement
+from registry.objects.placement import Placement
 from registry.state import RunManifest, Slot
 from registry.store import Store, gaps
 

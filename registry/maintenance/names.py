@@ -12,7 +12,8 @@ from itertools import islice
 
 from registry.epochs import EpochHeader, Epochs
 from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
-from registry.keys import (
+from registry.maintenance.findings import Finding
+from registry.objects.keys import (
     CONFIG,
     EPOCHS,
     KINDS,
@@ -23,7 +24,6 @@ from registry.keys import (
     parse_number,
     snapshot_slot,
 )
-from registry.maintenance.findings import Finding
 from registry.store import Store, check_writer_version, gaps, read_config
 
 _PROBES = ".probe/"

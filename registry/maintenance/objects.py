@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from registry.digest import Digest
 from registry.errors import Malformed
-from registry.fetching import verify_pack_chunks
-from registry.keys import ObjectKey
-from registry.loading import index_chunks, read_lists
-from registry.manifest import Manifest
-from registry.pack import PackTable, open_pack
-from registry.placement import ChunkPlace, PackRef, Placement
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.pack import PackTable, open_pack
+from registry.objects.placement import ChunkPlace, PackRef, Placement
+from registry.reading.fetching import verify_pack_chunks
+from registry.reading.loading import index_chunks, read_lists
 from registry.store import Store
 
 _ENTRY = struct.Struct("<32sI")

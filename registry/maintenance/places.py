@@ -15,11 +15,11 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.keys import ObjectKey
 from registry.maintenance.data import fault_of
 from registry.maintenance.objects import Tables, check_rows
-from registry.manifest import Manifest
-from registry.placement import PackRef, Placement
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.placement import PackRef, Placement
 from registry.store import Store, missing
 
 _T = TypeVar("_T", covariant=True)

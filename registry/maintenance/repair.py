@@ -20,7 +20,6 @@ from typing import Literal
 
 from backends.location import parse
 from registry.actions import Action, Place
-from registry.adopting import adopt
 from registry.committer import Committer
 from registry.digest import Digest
 from registry.epochs import Epochs
@@ -33,18 +32,19 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.keys import ObjectKey, stem
-from registry.loading import read_lists
 from registry.log import RunLog, list_runs
 from registry.maintenance.data import fault_of
 from registry.maintenance.findings import Finding, VerifyReport
 from registry.maintenance.objects import Tables, check_object, check_rows
 from registry.maintenance.verify import Need, Progress, Verification
 from registry.maintenance.window import each
-from registry.placement import PackRef
-from registry.placing import Base, Written
+from registry.objects.keys import ObjectKey, stem
+from registry.objects.placement import PackRef
+from registry.reading.loading import read_lists
 from registry.state import RunManifest
 from registry.store import Store
+from registry.writing.adopting import adopt
+from registry.writing.placing import Base, Written
 
 #: What a damaged placement names comes to light once it is back: so often it is looked again.
 _ROUNDS = 4

@@ -15,9 +15,9 @@ from registry.actions import Place
 from registry.checkpoint import phase_segment
 from registry.digest import Digest
 from registry.errors import MissingObject
-from registry.keys import KINDS, RUNS, ObjectKey
 from registry.maintenance.live import Lying, list_objects, place_of
-from registry.maintenance.repack_survey import Chunk, Survey, chunk_of, in_batches, read_states
+from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of, in_batches, read_states
+from registry.objects.keys import KINDS, RUNS, ObjectKey
 from registry.state import CheckpointRecord, RunManifest
 from registry.store import Store, missing
 

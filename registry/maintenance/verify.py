@@ -18,8 +18,6 @@ from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
-from registry.fetching import verify_pack_chunks
-from registry.keys import ObjectKey
 from registry.log import list_runs
 from registry.maintenance.data import DataPass, check_sample, fault_of
 from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
@@ -29,8 +27,10 @@ from registry.maintenance.notes import PassNotes
 from registry.maintenance.objects import check_object
 from registry.maintenance.places import Checked, Fault, PlaceCheck
 from registry.maintenance.window import each
-from registry.pack import open_pack
-from registry.placement import PackRef, Placement
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import open_pack
+from registry.objects.placement import PackRef, Placement
+from registry.reading.fetching import verify_pack_chunks
 from registry.store import Store
 
 #: Times that places are looked up again which others move while they are checked.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from registry.actions import Action
 from registry.committer import Committer, Stale
 from registry.digest import Digest
-from registry.manifest import Manifest
+from registry.objects.manifest import Manifest
 from registry.pins import sound
-from registry.placing import Written
 from registry.pool.promotion import (
     Candidate,
     find_entry,
@@ -22,6 +21,7 @@ from registry.pool.ratings import DEFAULT, Rating
 from registry.rules import inference_parts
 from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
+from registry.writing.placing import Written
 
 
 @dataclass(frozen=True, slots=True)

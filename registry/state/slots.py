@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from registry.actions import Commit, Line, decode_line
-from registry.framing import join_lines, split_lines
+from registry.objects.framing import join_lines, split_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from registry.environment import require_first_rank
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from registry.options import check_options
 from registry.pins import find_pin
-from registry.placing import Written
 from registry.plain import check_phase
 from registry.pool.promotion import Candidate, find_entry, promotion
 from registry.pool.ratings import DEFAULT
@@ -32,9 +31,10 @@ from registry.spec import Transition
 from registry.state import CheckpointRecord, PhaseRecord, Pin, RunManifest
 from registry.stored import Stored
 from registry.suggest import near
-from registry.trainer import Trainer
+from registry.trainer.trainer import Trainer
 from registry.transitions import checks
 from registry.transitions.rows import Applied, Begun, Initialise, Table
+from registry.writing.placing import Written
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence

@@ -13,7 +13,7 @@ import pytest
 
 from backends.wrappers import Call, Metered
 from registry import sync
-from registry.chunking import CHUNK_BYTES
+from registry.objects.chunking import CHUNK_BYTES
 from registry.registry import Registry, open_on
 from registry.run import Run
 from tests.crash.world import Scratch, fresh_store, make_state, opened

@@ -15,8 +15,8 @@ import numpy as np
 
 from backends import Backend
 from backends.memory import MemoryBackend
-from registry.keys import KINDS
 from registry.log import RunLog
+from registry.objects.keys import KINDS
 from registry.registry import Registry, open_on
 from registry.state import RunManifest, advance
 from registry.store import create_config

@@ -10,8 +10,8 @@ import pytest
 from backends import Backend
 from registry.epochs import encode_sweep
 from registry.errors import IntegrityError, RegistryError, UnsupportedFormat
-from registry.keys import CONFIG, EPOCHS, RUNS, epoch_key
 from registry.maintenance.verify import VerifyReport
+from registry.objects.keys import CONFIG, EPOCHS, RUNS, epoch_key
 from registry.registry import open_on
 from tests.crash.inline import without_threads
 from tests.crash.world import Scratch, contents, fresh_store, make_state, opened

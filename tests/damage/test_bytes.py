@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from registry.pack import TRAILER_BYTES, parse_trailer
+from registry.objects.pack import TRAILER_BYTES, parse_trailer
 from tests.damage.specimen import KINDS, Damage, small, twins
 
 _DATA_FLIPS = 64

@@ -36,12 +36,12 @@ from registry.actions import (
 )
 from registry.digest import Digest
 from registry.epochs import encode_sweep, encode_upgrade
-from registry.framing import join_lines
-from registry.keys import ObjectKey, epoch_key
 from registry.log import RunLog
-from registry.manifest import Component, Manifest, TensorEntry
-from registry.pack import raw_table, trailer
-from registry.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.framing import join_lines
+from registry.objects.keys import ObjectKey, epoch_key
+from registry.objects.manifest import Component, Manifest, TensorEntry
+from registry.objects.pack import raw_table, trailer
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig
 from tests.golden import make_v2

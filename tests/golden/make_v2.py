@@ -44,7 +44,7 @@ from registry.actions import (
     line_digest,
 )
 from registry.digest import Digest
-from registry.framing import join_lines
+from registry.objects.framing import join_lines
 from registry.spec import (
     Draw,
     DtypeRule,

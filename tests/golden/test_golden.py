@@ -13,13 +13,13 @@ from registry import canonical
 from registry.digest import Digest
 from registry.epochs import CondemnedShard, EpochHeader
 from registry.errors import Malformed
-from registry.fetching import verify_pack_chunks
-from registry.framing import split_lines, unwrap_frame
-from registry.keys import ObjectKey, slot_key, snapshot_key
 from registry.log import REPLAY_VERSION
-from registry.manifest import Manifest
-from registry.pack import open_pack
-from registry.placement import Placement
+from registry.objects.framing import split_lines, unwrap_frame
+from registry.objects.keys import ObjectKey, slot_key, snapshot_key
+from registry.objects.manifest import Manifest
+from registry.objects.pack import open_pack
+from registry.objects.placement import Placement
+from registry.reading.fetching import verify_pack_chunks
 from registry.registry import open_on
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig

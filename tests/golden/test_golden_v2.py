@@ -12,9 +12,9 @@ import registry
 from registry import canonical
 from registry.actions import Action
 from registry.errors import Conflict
-from registry.framing import split_lines
-from registry.keys import slot_key, snapshot_key
 from registry.log import REPLAY_VERSION
+from registry.objects.framing import split_lines
+from registry.objects.keys import slot_key, snapshot_key
 from registry.registry import open_on
 from registry.spec import RunSpec
 from registry.state import RunManifest, advance

@@ -11,7 +11,7 @@ import pytest
 
 from backends import Backend, Body
 from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from registry.keys import KINDS, ObjectKey
+from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import open_on
 from tests.crash.world import RUN, make_state, opened
 from tests.registry.pytree.same import assert_same

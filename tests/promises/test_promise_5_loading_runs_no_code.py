@@ -19,8 +19,8 @@ from registry.canonical import Json
 from registry.digest import Digest
 from registry.errors import IncompatibleState, IntegrityError, InvalidInput
 from registry.log import RunLog, commit_line
-from registry.manifest import Component, Manifest
-from registry.placement import Placement
+from registry.objects.manifest import Component, Manifest
+from registry.objects.placement import Placement
 from registry.registry import Registry
 from registry.writer import Writer
 from tests.crash.world import RUN, opened

@@ -11,9 +11,10 @@ import pytest
 from backends import Backend
 from backends.memory import MemoryBackend
 from backends.wrappers import Wrapper
-from registry import chunking, manifest, saving
+from registry.objects import chunking, manifest
 from registry.registry import Registry, open_on
 from registry.store import create_config
+from registry.writing import saving
 
 Open = Callable[..., Registry]
 

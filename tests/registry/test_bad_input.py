@@ -24,7 +24,7 @@ from backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsu
 from backends.memory import MemoryBackend
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly, Wrapper
-from registry import canonical, framing, log, sync
+from registry import canonical, log, sync
 from registry.actions import SetStatus
 from registry.digest import Digest
 from registry.errors import (
@@ -43,10 +43,11 @@ from registry.errors import (
     UnsupportedFormat,
     UnsupportedValue,
 )
-from registry.framing import join_lines, split_lines, wrap_frame
-from registry.keys import slot_key
 from registry.log import RunLog, commit_line
-from registry.manifest import Manifest
+from registry.objects import framing
+from registry.objects.framing import join_lines, split_lines, wrap_frame
+from registry.objects.keys import slot_key
+from registry.objects.manifest import Manifest
 from registry.registry import open_on
 from registry.store import read_config
 from tests.registry.conftest import contents, flip, new_backend, objects, packs_of, small_state

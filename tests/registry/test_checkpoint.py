@@ -16,8 +16,8 @@ from registry.errors import (
     MissingObject,
     NotFound,
 )
-from registry.keys import slot_key
 from registry.log import RunLog
+from registry.objects.keys import slot_key
 from tests.registry.conftest import contents, flip, packs_of, same, small_state
 
 

@@ -18,10 +18,10 @@ from registry.codecs import CODECS, COMPRESSIONS, LZ4, RAW, ZSTD
 from registry.codecs import blosc as frames
 from registry.digest import Digest
 from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
-from registry.keys import ObjectKey
 from registry.log import RunLog
-from registry.pack import PackTable, trailer
-from registry.placement import PackRef
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackTable, trailer
+from registry.objects.placement import PackRef
 from registry.registry import open_on
 from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from backends.wrappers import Metered
 from registry import Registry
+from registry.content.distances import Distance
 from registry.diff import Diff, diff
-from registry.distances import Distance
 from registry.errors import Damaged
 from registry.registry import open_on
 from tests.registry.conftest import flip, new_backend, packs_of, small_grid

@@ -11,8 +11,8 @@ from registry import canonical
 from registry.digest import Digest
 from registry.epochs import CondemnedShard, EpochHeader, Epochs, encode_sweep, encode_upgrade
 from registry.errors import Damaged, IntegrityError, Malformed, UnsupportedFormat
-from registry.framing import join_lines, split_lines
-from registry.keys import ObjectKey, epoch_key
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import ObjectKey, epoch_key
 from registry.registry import open_on
 from tests.registry.conftest import flip
 from tests.strategies import object_keys, quick

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import registry
-from registry.manifest import Manifest
+from registry.objects.manifest import Manifest
 from tests.registry.conftest import flip, new_backend, objects, packs_of, same, small_state
 
 

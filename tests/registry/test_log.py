@@ -11,9 +11,9 @@ from registry import canonical, log
 from registry.actions import CreateRun, Mark, SetStatus, TakeOver
 from registry.digest import Digest
 from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from registry.framing import join_lines, split_lines
-from registry.keys import slot_key, snapshot_key, snapshot_prefix
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import slot_key, snapshot_key, snapshot_prefix
 from registry.state import RunManifest, advance
 from registry.store import Store, read_config
 from tests.registry.conftest import Hooked, Once, contents, flip, new_backend

@@ -270,7 +270,7 @@ def test_a_damaged_config_is_refused(change, error):
 
 
 def test_a_registry_that_demands_a_newer_writer_is_refused():
-    from registry.framing import join_lines
+    from registry.objects.framing import join_lines
 
     backend = MemoryBackend()
     config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=2)

@@ -23,8 +23,8 @@ from registry.actions import (
 )
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed
-from registry.framing import join_lines
 from registry.monitors import Monitor
+from registry.objects.framing import join_lines
 from registry.state import RunManifest, Slot, advance
 from tests.strategies import quick
 

@@ -12,8 +12,8 @@ from registry import sync
 from registry.actions import Mark
 from registry.epochs import encode_sweep
 from registry.errors import Damaged, Diverged, InvalidInput, MissingObject, NotFound
-from registry.keys import ObjectKey, epoch_key
 from registry.log import RunLog
+from registry.objects.keys import ObjectKey, epoch_key
 from registry.spec import Retention
 from registry.writer import placed_keys
 from tests.registry.conftest import (

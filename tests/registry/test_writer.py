@@ -9,10 +9,10 @@ from registry.actions import Mark, Place
 from registry.digest import Digest
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from registry.keys import ObjectKey, epoch_key
 from registry.log import RunLog, commit_line
-from registry.manifest import Component, Manifest
-from registry.placement import PackRef, Placement
+from registry.objects.keys import ObjectKey, epoch_key
+from registry.objects.manifest import Component, Manifest
+from registry.objects.placement import PackRef, Placement
 from registry.state import CheckpointRecord, RunManifest
 from registry.writer import Choice, Condemned, Writer, placed_keys
 from tests.registry.conftest import (
@@ -154,7 +154,7 @@ def test_w2_a_manifest_in_other_bytes_of_the_same_content_is_left_as_it_is(
 
     import zstandard
 
-    from registry.framing import unwrap_frame
+    from registry.objects.framing import unwrap_frame
 
     (key,) = [key for key in orphans if key.startswith("manifests/")]
     frame = zstandard.ZstdCompressor(level=19).compress(unwrap_frame(backend.get(key), where="x"))

@@ -11,10 +11,10 @@ import registry.maintenance.gc
 import registry.writer
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.keys import Kind, ObjectKey, stem
 from registry.log import RunLog
 from registry.maintenance.gc import Collector
 from registry.maintenance.live import list_run_ids
+from registry.objects.keys import Kind, ObjectKey, stem
 from registry.state import RunManifest
 from registry.writer import Choice, Writer
 

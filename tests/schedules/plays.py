@@ -10,7 +10,7 @@ import numpy as np
 from backends.memory import MemoryBackend
 from registry.errors import Conflict, MissingObject, NotFound
 from registry.maintenance.gc import collect
-from registry.maintenance.repack import repack
+from registry.maintenance.repacking.repack import repack
 from registry.registry import Registry
 from registry.spec import Retention
 from registry.store import create_config

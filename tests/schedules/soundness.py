@@ -11,12 +11,12 @@ from collections.abc import Callable
 from backends import Backend
 from registry.actions import Place
 from registry.errors import RegistryError
-from registry.fetching import verify_pack_chunks
-from registry.keys import KINDS, ObjectKey, slot_key
 from registry.log import RunLog
-from registry.manifest import Manifest
-from registry.pack import open_pack
-from registry.placement import Placement
+from registry.objects.keys import KINDS, ObjectKey, slot_key
+from registry.objects.manifest import Manifest
+from registry.objects.pack import open_pack
+from registry.objects.placement import Placement
+from registry.reading.fetching import verify_pack_chunks
 from registry.registry import Registry, open_on
 from registry.state import RunManifest, Slot, advance
 from registry.stored import Stored

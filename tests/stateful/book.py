@@ -15,12 +15,12 @@ from typing import Any
 from registry import actions
 from registry.actions import Commit, Mark, Place
 from registry.digest import Digest
-from registry.keys import RUNS, slot_key
-from registry.placement import Placement
-from registry.segments import unpack_entries
+from registry.objects.keys import RUNS, slot_key
+from registry.objects.placement import Placement
 from registry.state import Slot
 from registry.store import Store
 from registry.stored import Stored
+from registry.streams.segments import unpack_entries
 from tests.registry.conftest import same
 from tests.stateful.contents import known_states
 from tests.stateful.world import Shelf

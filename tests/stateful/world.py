@@ -19,7 +19,7 @@ from backends.errors import StoreUnavailable
 from backends.memory import MemoryBackend
 from backends.wrappers import InjectedCrash, Wrapper
 from registry.digest import Digest
-from registry.keys import KINDS, ObjectKey
+from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import Registry, open_on
 from registry.run import Run
 from registry.store import create_config

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from registry.errors import Conflict, Fenced
 from registry.monitors import Monitor
-from registry.placement import NO_BASE
+from registry.objects.placement import NO_BASE
 from registry.run import Run
 from registry.spec import Phase, Pool, Retention, RunSpec, Stream
 from tests.stateful import contents

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import registry
-from registry.keys import KINDS
 from registry.log import RunLog, list_runs
+from registry.objects.keys import KINDS
 from registry.registry import Registry
 from registry.run import Run
 from registry.state import RunManifest, advance

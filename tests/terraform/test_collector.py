@@ -10,8 +10,8 @@ import registry
 from backends import open_backend
 from registry.epochs import encode_sweep
 from registry.errors import AccessDenied
-from registry.keys import epoch_key, slot_key
 from registry.maintenance.gc import DAY_S, collect
+from registry.objects.keys import epoch_key, slot_key
 from tests.terraform.conftest import Become, keys_of_world
 from tests.terraform.judges import PREFIX, Judge, Policies, World, client
 

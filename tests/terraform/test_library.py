@@ -13,7 +13,7 @@ from backends import open_backend
 from registry import log
 from registry.cli import checks
 from registry.errors import AccessDenied, NotFound
-from registry.keys import epoch_key
+from registry.objects.keys import epoch_key
 from tests.terraform.conftest import Become, keys_of_world
 from tests.terraform.judges import ADMINISTRATOR, Judge, Policies, World, client
 

@@ -93,7 +93,7 @@ def test_7_store(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_8_cannot_be_worked_with(call: Call, tmp_path: Path) -> None:
-    from registry.framing import join_lines
+    from registry.objects.framing import join_lines
 
     config = RegistryConfig(id="0" * 32, created_ms=0, race_probe="passed", min_writer=99)
     (tmp_path / "newer").mkdir()

@@ -9,8 +9,8 @@ import pytest
 
 import registry
 from registry.cli import output
+from registry.cli.columns import Column
 from registry.cli.escape import printable
-from registry.cli.output import Column
 from tests.registry.cli.conftest import Call
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"

@@ -130,7 +130,8 @@ def test_options_that_are_none_are_refused(call: Call, wrong: list[str]) -> None
 def test_the_share_decides(
     call_json: CallJson, thinned: str, share: str, goes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from registry.maintenance import repack_plan
+
+    from registry.maintenance.repacking import plan as repack_plan
 
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
     assert call_json("repack", "--min-dead", share, "--dry-run")["packs_read"] == goes

@@ -22,7 +22,7 @@ from registry.dtypes import ITEM_SIZES
 from registry.errors import Damaged, IncompatibleState, InvalidInput, Malformed, MissingObject
 from registry.integrations import zarr as view
 from registry.integrations.zarr_layout import Layout
-from registry.manifest import TensorEntry
+from registry.objects.manifest import TensorEntry
 from registry.registry import open_on
 from tests.registry.conftest import flip, new_backend, packs_of, small_grid
 

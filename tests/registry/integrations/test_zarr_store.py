@@ -9,8 +9,8 @@ import torch
 from zarr.core.buffer import cpu
 from zarr.testing.store import StoreTests
 
-from registry.fit import tensors_by_path
 from registry.integrations.zarr import CheckpointStore
+from registry.reading.fit import tensors_by_path
 
 
 def writes(name):

@@ -25,11 +25,11 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.framing import join_lines
-from registry.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
 from registry.log import SNAPSHOT_EVERY, RunLog
 from registry.maintenance.gc import DAY_S, Collector, collect
 from registry.maintenance.live import Needs
+from registry.objects.framing import join_lines
+from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
 from registry.registry import open_on
 from registry.spec import Draw, Phase, Pool, RunSpec
 from tests.registry.conftest import (

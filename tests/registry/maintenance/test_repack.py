@@ -24,12 +24,14 @@ from registry.errors import (
     RegistryError,
     StoreUnavailable,
 )
-from registry.keys import ObjectKey, epoch_key, log_prefix
 from registry.log import RunLog
-from registry.maintenance import repack, repack_packs, repack_plan
 from registry.maintenance.gc import collect
-from registry.pack import PackEntry, PackTable, trailer
-from registry.placement import ChunkPlace, PackRef
+from registry.maintenance.repacking import packs as repack_packs
+from registry.maintenance.repacking import plan as repack_plan
+from registry.maintenance.repacking import repack
+from registry.objects.keys import ObjectKey, epoch_key, log_prefix
+from registry.objects.pack import PackEntry, PackTable, trailer
+from registry.objects.placement import ChunkPlace, PackRef
 from registry.registry import Registry, open_on
 from tests.crash.inline import without_threads
 from tests.registry.conftest import (

@@ -12,22 +12,24 @@ from hypothesis import strategies as st
 from backends.memory import MemoryBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
 from registry import Retention, codecs
-from registry.chunk_cache import ChunkCache
+from registry.caching.chunk_cache import ChunkCache
 from registry.codecs import CODECS, LZ4, RAW, ZSTD
 from registry.codecs import blosc as frames
 from registry.digest import Digest
 from registry.errors import Conflict, Damaged, InvalidInput
-from registry.keys import ObjectKey
-from registry.maintenance import repack_chunks, repack_packs, repack_plan
 from registry.maintenance.gc import collect
-from registry.maintenance.repack import RepackReport
-from registry.maintenance.repack_places import Layout
-from registry.maintenance.repack_plan import RepackPlan
-from registry.maintenance.repack_targets import Target
-from registry.pack import PackEntry, PackTable, trailer
-from registry.placement import ChunkPlace, PackRef, Placement
-from registry.placing import Spot, build_placement, spots_of
+from registry.maintenance.repacking import chunks as repack_chunks
+from registry.maintenance.repacking import packs as repack_packs
+from registry.maintenance.repacking import plan as repack_plan
+from registry.maintenance.repacking.places import Layout
+from registry.maintenance.repacking.plan import RepackPlan
+from registry.maintenance.repacking.repack import RepackReport
+from registry.maintenance.repacking.targets import Target
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackEntry, PackTable, trailer
+from registry.objects.placement import ChunkPlace, PackRef, Placement
 from registry.registry import Registry, open_on
+from registry.writing.placing import Spot, build_placement, spots_of
 from tests.crash.inline import without_threads
 from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, same, small_grid
 

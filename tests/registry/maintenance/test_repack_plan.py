@@ -8,9 +8,9 @@ import pytest
 from backends.wrappers import Metered
 from registry import Retention
 from registry.errors import Damaged, Malformed, MissingObject, NotFound
-from registry.maintenance import repack_plan
-from registry.maintenance.repack_plan import plan_repack
-from registry.pack import PackTable, open_pack
+from registry.maintenance.repacking import plan as repack_plan
+from registry.maintenance.repacking.plan import plan_repack
+from registry.objects.pack import PackTable, open_pack
 from tests.registry.conftest import (
     contents,
     flip,
@@ -213,11 +213,11 @@ def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
 
 def test_a_chunk_in_two_encodings_goes_to_two_packs():
     from registry.digest import Digest
-    from registry.keys import ObjectKey
-    from registry.maintenance.repack_plan import _Choice
-    from registry.maintenance.repack_survey import Survey
-    from registry.pack import PackEntry
-    from registry.placement import PackRef
+    from registry.maintenance.repacking.plan import _Choice
+    from registry.maintenance.repacking.survey import Survey
+    from registry.objects.keys import ObjectKey
+    from registry.objects.pack import PackEntry
+    from registry.objects.placement import PackRef
 
     chunk, other = Digest.of(b"chunk"), Digest.of(b"other")
     delta = PackEntry(chunk, 0, 10, 100, "delta", other, Digest.of(b"stored"))
@@ -287,7 +287,7 @@ def test_neither_chunks_nor_manifests_are_read(run, backend, open_registry):
 def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeypatch, tail_bytes):
     with small_grid():
         run.save(state(1), step=1)
-    monkeypatch.setattr("registry.pack.TAIL_GUESS_BYTES", tail_bytes)
+    monkeypatch.setattr("registry.objects.pack.TAIL_GUESS_BYTES", tail_bytes)
     for pack in run.latest().placement.packs:
         table = reg.store.read_table(pack)
         assert isinstance(table, PackTable)

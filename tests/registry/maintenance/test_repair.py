@@ -12,9 +12,9 @@ from registry import sync
 from registry.actions import Mark
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import Conflict, InvalidInput, UnsupportedFormat
-from registry.keys import ObjectKey, epoch_key, slot_key
 from registry.log import RunLog
 from registry.maintenance.repair import repair
+from registry.objects.keys import ObjectKey, epoch_key, slot_key
 from tests.registry.conftest import (
     Hooked,
     Once,

@@ -12,9 +12,9 @@ from backends.wrappers import Metered
 from registry import Retention, codecs
 from registry.actions import Evict, Eviction
 from registry.errors import Damaged, MissingObject
-from registry.keys import ObjectKey
 from registry.maintenance.usage import StateUsage, Usage, measure
-from registry.placement import PackRef
+from registry.objects.keys import ObjectKey
+from registry.objects.placement import PackRef
 from registry.registry import Registry, open_on
 from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_grid
 from tests.registry.maintenance.test_repack import _as_delta

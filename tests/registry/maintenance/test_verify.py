@@ -8,9 +8,9 @@ from backends.wrappers import Metered, Wrapper
 from registry.actions import Mark, Place
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import IntegrityError, StorageError, StoreUnavailable
-from registry.framing import join_lines, split_lines
-from registry.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
 from registry.log import REPLAY_VERSION, RunLog
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
 from registry.registry import open_on
 from registry.spec import Retention
 from tests.crash.inline import without_threads
@@ -244,7 +244,7 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
 
     import numpy as np
 
-    from registry.placement import Placement
+    from registry.objects.placement import Placement
 
     with small_grid(64, list_threshold=4):
         state = {"m": {"w": np.frombuffer(np.random.default_rng(0).bytes(640), np.uint8)}}
@@ -581,8 +581,8 @@ def test_what_a_repack_moved_meanwhile_is_checked_where_it_went(two, backend, op
 
 
 def _move(registry, checkpoint) -> None:
-    from registry.adopting import adopt
     from registry.writer import Writer
+    from registry.writing.adopting import adopt
 
     log = RunLog(registry.store, "run")
     log.open()

@@ -9,7 +9,7 @@ from registry import Retention, log
 from registry.actions import Mark
 from registry.epochs import encode_sweep
 from registry.errors import Conflict, InvalidInput
-from registry.keys import ObjectKey, epoch_key
+from registry.objects.keys import ObjectKey, epoch_key
 from registry.pool.promoting import Terms
 from registry.pool.ratings import Rating
 from tests.registry.conftest import Hooked, Once, flip, same

@@ -1,0 +1,1 @@
+"""Verified chunks on a local disk, shared by processes."""

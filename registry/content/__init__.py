@@ -1,0 +1,1 @@
+"""Looking into tensors piece by piece, in bounded memory: sums, norms, distances."""

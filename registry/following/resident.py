@@ -1,0 +1,210 @@
+"""The tensors of a model where they lie in memory, read and written chunk by chunk.
+
+Owns the way from a chunk of the grid to a part of a tensor that exists, on the host or not,
+contiguous or not, and the mark by which it can be told that a tensor was written to. What its
+chunks ought to be is the business of `registry.following.following`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from registry import pytree
+from registry.digest import Digest
+from registry.errors import IncompatibleState
+from registry.objects.chunking import grid
+from registry.precision.policy import widen_all
+from registry.reading.destinations import Destination
+
+
+class Resident:
+    """One tensor or array of a model.
+
+    It keeps the memory alive, so that no other tensor can come to lie there unseen.
+
+    Args:
+        source: The tensor or array.
+        dtype: Its element type, a name of `registry.dtypes`.
+        shape: Its axis lengths.
+        stored_dtype: The narrower type that chunks have, to be widened here; its own without.
+
+    Attributes:
+        grid: How a checkpoint cuts it.
+    """
+
+    def __init__(
+        self, source: Any, dtype: str, shape: tuple[int, ...], stored_dtype: str | None = None
+    ) -> None:
+        self.grid = grid(stored_dtype or dtype, shape)
+        self._dtype = dtype
+        self._stored_dtype = stored_dtype
+        self._shape = shape
+        # torch tensors know `detach`, NumPy arrays do not.
+        self._is_torch = hasattr(source, "detach")
+        self._plain = source.detach() if self._is_torch else source
+        self._view = pytree.view_of(self._plain) if stored_dtype is None else None
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the length of every chunk, in order."""
+        return self.grid.sizes()
+
+    def read(self, number: int, into: memoryview) -> None:
+        """Copy a chunk's bytes out of the tensor."""
+        if self._view is not None:
+            start = self._start(number)
+            into[:] = self._view[start : start + len(into)]
+            return
+        part = self._plain[self._index(number)]
+        kind = "torch" if self._is_torch else "numpy"
+        made, view = pytree.allocate(self._stored_dtype or self._dtype, tuple(part.shape), kind)
+        staged: Any = made
+        if self._is_torch:
+            staged.copy_(part)  # a widened number comes back as it was stored
+        else:
+            staged[...] = part
+        into[:] = view
+
+    def write(self, number: int, data: memoryview, pool: Executor) -> None:
+        """Copy a chunk's bytes into the tensor.
+
+        Args:
+            number: The chunk.
+            data: Its bytes.
+            pool: Threads to widen it with, where it is stored in a narrower type.
+        """
+        if self._view is not None:
+            start = self._start(number)
+            self._view[start : start + len(data)] = data
+            return
+        destination = Destination(self._plain[self._index(number)], self._stored_dtype)
+        destination.view[:] = data
+        if destination.widening is not None:
+            widen_all([destination.widening], pool)
+        destination.settle()
+
+    def digest(self, number: int, size: int) -> Digest:
+        """Return the digest of a chunk as it lies there now."""
+        if self._view is not None:
+            start = self._start(number)
+            return Digest(hashlib.sha256(self._view[start : start + size]).digest())
+        data = memoryview(bytearray(size))
+        self.read(number, data)
+        return Digest(hashlib.sha256(data).digest())
+
+    def place(self) -> tuple[object, ...]:
+        """Return where the tensor lies: equal for tensors that share all of their memory."""
+        plain = self._plain
+        if self._is_torch:
+            return str(plain.device), plain.data_ptr(), plain.stride(), self._dtype, self._shape
+        return "numpy", plain.ctypes.data, plain.strides, self._dtype, self._shape
+
+    def span(self) -> tuple[str, int, int] | None:
+        """Return device, first and last address of a contiguous tensor; `None` for another one."""
+        plain = self._plain
+        if self._is_torch:
+            device, address, whole = str(plain.device), plain.data_ptr(), plain.is_contiguous()
+        else:
+            device, address, whole = "cpu", plain.ctypes.data, plain.flags.c_contiguous
+        end = address + grid(self._dtype, self._shape).nbytes
+        return (device, address, end) if whole else None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether torch counts what is written to the tensor.
+
+        It counts what is done in place to a tensor, its views and `detach()`, unless it was made in
+        inference mode, and not what is done by way of `.data`, NumPy or foreign kernels. NumPy
+        counts nothing.
+        """
+        return self._is_torch and not self._plain.is_inference()
+
+    def mark(self) -> tuple[object, ...]:
+        """Return what changes when the tensor is another one, or a counted write has come."""
+        return *self.place(), self._plain._version if self.is_counted else None
+
+    def check_writable(self, where: str) -> None:
+        """Refuse what could not be written to, before anything is.
+
+        Raises:
+            IncompatibleState: It is read-only, or elements of it share memory with each other.
+        """
+        flags = getattr(self._plain, "flags", None)
+        strides = self._plain.stride() if self._is_torch else self._plain.strides
+        shared = any(
+            not step and length > 1 for step, length in zip(strides, self._shape, strict=True)
+        )
+        if (flags is not None and not flags.writeable) or (shared and self.grid.nbytes):
+            raise IncompatibleState(
+                "a tensor of the target cannot be written to",
+                where=where,
+                found="elements that share memory" if shared else "a read-only array",
+                hint="Copy it first: .clone() or .copy().",
+            )
+
+    def _start(self, number: int) -> int:
+        run, at = divmod(number, self.grid.chunks_per_run)
+        return run * (self.grid.nbytes // self.grid.runs) + at * self.grid.chunk_bytes
+
+    def _index(self, number: int) -> tuple[Any, ...]:
+        if not self._shape:
+            return (...,)
+        run, at = divmod(number, self.grid.chunks_per_run)
+        position: list[int] = []
+        for length in reversed(self._shape[: self.grid.axis]):
+            run, inside = divmod(run, length)
+            position.insert(0, inside)
+        rows = self.grid.rows
+        return (*position, slice(at * rows, (at + 1) * rows), ...)
+
+
+class LiveChunks:
+    """Chunks that lie in a model, for whoever would fetch them otherwise: a `Recall`.
+
+    What lies where is what was once known. A chunk is copied first and the copy hashed, here or by
+    whoever asked, so that nothing is taken for what it is no more.
+
+    Args:
+        residents: Tensors by path.
+        held: The digests of their chunks.
+
+    Attributes:
+        misled: Whether a chunk turned out to be another one than was known.
+    """
+
+    def __init__(
+        self, residents: Mapping[str, Resident], held: Mapping[str, Sequence[Digest]]
+    ) -> None:
+        self.misled = False
+        self._where = {
+            digest: (residents[path], number, size)
+            for path, digests in held.items()
+            for number, (digest, size) in enumerate(
+                zip(digests, residents[path].sizes(), strict=True)
+            )
+        }
+
+    def fill(self, wanted: Mapping[Digest, memoryview], *, verified: bool = True) -> list[Digest]:
+        """Fill memory with those chunks that the model holds; return the others.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+            verified: Whether each is held against its digest.
+        """
+        return [
+            digest
+            for digest, view in wanted.items()
+            if not self._fill(digest, view, verified=verified)
+        ]
+
+    def _fill(self, digest: Digest, view: memoryview, *, verified: bool) -> bool:
+        resident, number, size = self._where.get(digest, (None, 0, -1))
+        if resident is None or size != len(view):
+            return False
+        resident.read(number, view)
+        if not verified or hashlib.sha256(view).digest() == digest:
+            return True
+        self.misled = True
+        return False

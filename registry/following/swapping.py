@@ -1,0 +1,266 @@
+"""A model whose weights are exchanged in place: what it holds, what it lacks of a checkpoint.
+
+Owns finding that out, having the missing chunks fetched and verified aside, and putting them into
+the model, which is done whole or not at all. Which checkpoint it is to have is the business of
+`registry.following.following`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from registry import pytree
+from registry.bursts import allocation_burst
+from registry.digest import Digest
+from registry.errors import IncompatibleState, NotFound
+from registry.following.resident import LiveChunks, Resident
+from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
+from registry.reading.fetching import Fetch
+from registry.reading.fit import LoadReport, arrays_in, check_fit, tensors_by_path, widened_paths
+from registry.reading.loading import index_chunks
+from registry.store import Store
+from registry.suggest import near
+from registry.writing.placing import Base
+
+_Chunks = tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a tensor of the model was found to hold, or given, and how it was marked then."""
+
+    resident: Resident
+    mark: tuple[object, ...]
+    chunks: _Chunks
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What a checkpoint asks of a model, and the chunks that the model lacks.
+
+    Attributes:
+        ref: The checkpoint.
+        base: What it is and where.
+        residents: The model's tensors by path; of those that share memory the first.
+        wanted: The digests of their chunks, as the checkpoint has them.
+        held: The digests of their chunks as they are.
+        inline: Bytes that the manifest itself holds.
+        aside: Chunks that are fetched and verified.
+        moved_bytes: Stored bytes of chunks that were read from the store.
+    """
+
+    ref: str
+    base: Base
+    residents: dict[str, Resident] = field(default_factory=dict)
+    wanted: dict[str, _Chunks] = field(default_factory=dict)
+    held: dict[str, _Chunks] = field(default_factory=dict)
+    inline: dict[Digest, memoryview] = field(default_factory=dict)
+    aside: dict[Digest, memoryview] = field(default_factory=dict)
+    moved_bytes: int = 0
+
+    def stale(self) -> Iterator[tuple[str, int, int, Digest]]:
+        """Yield path, number, size and digest of each chunk that is to be replaced."""
+        for path, wanted in self.wanted.items():
+            held = self.held[path]
+            if wanted == held:
+                continue
+            sizes = self.residents[path].sizes()
+            for number, (new, old, size) in enumerate(zip(wanted, held, sizes, strict=True)):
+                if new != old:
+                    yield path, number, size, new
+
+    def lacking(self) -> dict[Digest, memoryview]:
+        """Take memory for the chunks that are neither here nor in the manifest."""
+        found: dict[Digest, memoryview] = {}
+        for _, _, size, digest in self.stale():
+            if digest in self.inline:
+                self.aside[digest] = self.inline[digest]
+            elif digest not in self.aside and digest not in found:
+                found[digest] = pytree.allocate("uint8", (size,), "numpy")[1]
+        return found
+
+
+class SwappedModel:
+    """A model whose weights are exchanged in place.
+
+    Args:
+        store: Where chunks come from.
+        model: An object with `state_dict()`, or a dict of tensors or arrays.
+        component: The component that the model stands for; without it its keys are components.
+        strict: Whether a path that only one side has is an error.
+        rehash: Which tensors are hashed although they have the mark that was left on them: all,
+            none, or with `None` those in which writes are not counted.
+
+    Attributes:
+        changed: Paths of the tensors that the last exchange wrote to.
+        changed_bytes: Bytes that it wrote.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: object,
+        *,
+        component: str | None,
+        strict: bool,
+        rehash: bool | None,
+    ) -> None:
+        self._store = store
+        self._model = model
+        self._component = component
+        self._strict = strict
+        self._rehash = rehash
+        self._known: dict[str, _Known] = {}
+        self.changed: tuple[str, ...] = ()
+        self.changed_bytes = 0
+
+    def prepare(self, ref: str, base: Base, before: Exchange | None = None) -> Exchange:
+        """Fetch what the model lacks of a checkpoint; the model itself is only read.
+
+        Args:
+            ref: The checkpoint.
+            base: What it is and where.
+            before: What was prepared of the same checkpoint; the model may have changed since.
+
+        Raises:
+            IncompatibleState: It does not fit the model.
+            NotFound: It has no such component.
+            IntegrityError: Something is damaged or gone.
+        """
+        with allocation_burst():
+            made = self._plan(ref, base)
+        if before is not None:
+            made.aside, made.moved_bytes = before.aside, before.moved_bytes
+        places = index_chunks(base.manifest, base.placement, base.lists)
+        rehash = self._rehash
+        while True:
+            self._survey(made, rehash)
+            live = LiveChunks(made.residents, made.held)
+            fetch = Fetch(self._store, base.placement, places, (live,))
+            lacking = made.lacking()
+            if lacking:
+                fetch.read(lacking)
+            made.aside.update(lacking)
+            made.moved_bytes += fetch.moved_bytes
+            if rehash or not live.misled:
+                return made
+            rehash = True  # written to unseen in one place, perhaps in others, too
+
+    def put(self, exchange: Exchange) -> None:
+        """Put what was prepared into the model, which nobody may have written to since."""
+        self._known = {}  # until all of it is there
+        pool, changed = self._store.pools.hashing, dict[str, int]()
+        for path, number, size, digest in exchange.stale():
+            exchange.residents[path].write(number, exchange.aside[digest], pool)
+            changed[path] = changed.get(path, 0) + size
+        self._known = {
+            path: _Known(resident, resident.mark(), exchange.wanted[path])
+            for path, resident in exchange.residents.items()
+        }
+        self.changed, self.changed_bytes = tuple(changed), sum(changed.values())
+
+    def _plan(self, ref: str, base: Base) -> Exchange:
+        """Hold a checkpoint against the model as it is now: a module may have got new tensors."""
+        sources = tensors_by_path(self._parts(ref, base.manifest))
+        leaves = self._leaves()
+        report = LoadReport.of(sources, leaves)
+        widened = widened_paths(sources, leaves)
+        check_fit(ref, report, sources, leaves, strict=self._strict, widened=widened)
+        made = Exchange(ref, base)
+        first: dict[object, str] = {}
+        for path in report.loaded:
+            entry, leaf = sources[path], leaves[path]
+            stored_dtype = entry.dtype if path in widened else None
+            resident = Resident(leaf.source, leaf.dtype, leaf.shape, stored_dtype)
+            resident.check_writable(f"{ref}: {path}")
+            if not resident.grid.nbytes:
+                continue
+            chunks = _chunks(entry, base.lists)
+            # Tied tensors are one.
+            other = first.setdefault(resident.place(), path)
+            if other != path:
+                if made.wanted[other] != chunks:
+                    raise _tied(ref, other, path)
+                continue
+            made.residents[path], made.wanted[path] = resident, chunks
+            if entry.inline is not None:
+                made.inline[chunks[0]] = memoryview(entry.inline)
+        _check_apart(ref, made.residents)
+        return made
+
+    def _survey(self, exchange: Exchange, rehash: bool | None) -> None:
+        """Find out what the model holds: by what is known of it, by hashing where nothing is."""
+        marks = {path: resident.mark() for path, resident in exchange.residents.items()}
+        unknown: list[tuple[str, int, int]] = []
+        for path, resident in exchange.residents.items():
+            known = self._known.get(path)
+            trusts = resident.is_counted if rehash is None else not rehash
+            if known is not None and trusts and known.mark == marks[path]:
+                exchange.held[path] = known.chunks
+            else:
+                unknown += [(path, number, size) for number, size in enumerate(resident.sizes())]
+        digests = self._store.pools.hashing.map(
+            lambda one: exchange.residents[one[0]].digest(one[1], one[2]), unknown
+        )
+        found: dict[str, list[Digest]] = {path: [] for path, *_ in unknown}
+        for (path, *_), digest in zip(unknown, digests, strict=True):
+            found[path].append(digest)
+        exchange.held.update({path: tuple(chunks) for path, chunks in found.items()})
+        self._known = {
+            path: _Known(resident, marks[path], exchange.held[path])
+            for path, resident in exchange.residents.items()
+        }
+
+    def _leaves(self) -> dict[str, pytree.ArrayLeaf]:
+        component = self._component
+        flat = pytree.flatten(self._model if component is None else {component: self._model})
+        pytree.await_devices(flat)
+        return {
+            part.leaves[index].path: part.leaves[index]
+            for part in flat.components
+            for index in arrays_in(part.skeleton)
+        }
+
+    def _parts(self, ref: str, manifest: Manifest) -> Mapping[str, Component]:
+        name = self._component
+        if name is None:
+            return manifest.components
+        if name not in manifest.components:
+            raise NotFound(
+                "no such component",
+                where=f"{ref}: {name}",
+                expected=", ".join(manifest.components),
+                hint=near(name, manifest.components),
+            )
+        return {name: manifest.components[name]}
+
+
+def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
+    """Return the digests of a tensor's chunks; one that the manifest holds is one chunk."""
+    if entry.inline is not None:
+        return (Digest.of(entry.inline),)
+    if entry.chunk_list is not None:
+        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
+    return entry.chunks
+
+
+def _check_apart(ref: str, residents: Mapping[str, Resident]) -> None:
+    """Refuse tensors that share some of their memory, but not all.
+
+    Raises:
+        IncompatibleState: There are such.
+    """
+    spans = sorted((*span, path) for path, one in residents.items() if (span := one.span()))
+    for (device, _, stop, first), (other, start, _, second) in pairwise(spans):
+        if device == other and start < stop:
+            raise _tied(ref, first, second)
+
+
+def _tied(ref: str, first: str, second: str) -> IncompatibleState:
+    return IncompatibleState(
+        "two tensors of the target share memory and differ in the checkpoint",
+        where=f"{ref}: {first} and {second}",
+        hint="Untie them, or follow a component in which they are equal.",
+    )

@@ -1,0 +1,143 @@
+"""Chunks decoded and encoded anew for a repack.
+
+Reads the raw bytes of any chunk that the runs need, however it is stored, and makes the stored
+bytes that a plan decided on. Every byte is verified before it is encoded, and what comes out is
+held against the entry that the plan gave it. What becomes of which chunk is the business of
+`codecs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+
+from backends import Buffer
+from registry import codecs
+from registry.codecs import RAW, codec_number
+from registry.digest import Digest
+from registry.dtypes import item_size
+from registry.errors import Damaged
+from registry.objects.pack import PackEntry
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.reading.fetching import Fetch
+from registry.store import Store
+
+#: Raw bytes that are decoded together.
+_BATCH_BYTES = 16 * 2**20
+
+#: Where a chunk lies, and its entry there.
+Lying = tuple[PackRef, PackEntry]
+
+
+class RawChunks:
+    """The raw bytes of chunks. Any thread may ask.
+
+    Args:
+        store: Where they are.
+        lying: Where each lies, the bases of deltas included.
+    """
+
+    def __init__(self, store: Store, lying: Mapping[Digest, Lying]) -> None:
+        self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in lying.items()}
+        numbers = {digest: number for number, digest in enumerate(lying)}
+        packs: dict[PackRef, int] = {}
+        places: dict[Digest, ChunkPlace] = {}
+        for digest, (pack, entry) in lying.items():
+            places[digest] = ChunkPlace(
+                packs.setdefault(pack, len(packs)),
+                entry.offset,
+                entry.stored_bytes,
+                codec_number(entry.codec, where=str(pack.key)),
+                NO_BASE if entry.base is None else numbers[entry.base],
+            )
+        # As if one state had them all; its name is never looked at.
+        placement = Placement(Digest(bytes(32)), tuple(packs), tuple(places.values()))
+        # A repack is about the store's own bytes, and would only drive others' out of a cache.
+        uncached = copy(store)
+        uncached.cache = None
+        self._fetch = Fetch(uncached, placement, places)
+
+    def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:
+        """Return verified bytes, each in memory of its own.
+
+        Raises:
+            MissingObject: A pack is gone.
+            IntegrityError: Something is damaged.
+        """
+        wanted = {digest: memoryview(bytearray(self._lengths[digest])) for digest in digests}
+        self._fetch.read(wanted)
+        return wanted
+
+    def batches(self, digests: Iterable[Digest]) -> Iterator[list[Digest]]:
+        """Cut what is to be read into portions of bounded size."""
+        batch: list[Digest] = []
+        size = 0
+        for digest in digests:
+            batch.append(digest)
+            size += self._lengths[digest]
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+
+class Workshop:
+    """Makes chunks that a plan stores anew. Any thread may ask.
+
+    Args:
+        chunks: Their raw bytes.
+        dtypes: Element types, by chunk.
+    """
+
+    def __init__(self, chunks: RawChunks, dtypes: Mapping[Digest, str]) -> None:
+        self._chunks = chunks
+        self._dtypes = dtypes
+
+    def make(self, entries: Sequence[PackEntry]) -> Iterator[tuple[PackEntry, Buffer]]:
+        """Yield the stored bytes of chunks, a bounded number of them in memory.
+
+        Raises:
+            MissingObject: A pack with one of them is gone.
+            Damaged: A chunk is not what it should be, or its encoding not what was planned.
+        """
+        planned = {entry.digest: entry for entry in entries}
+        for batch in self._chunks.batches(planned):
+            chosen = [planned[digest] for digest in batch]
+            bases = [entry.base for entry in chosen if entry.base is not None]
+            raw = self._chunks.read(dict.fromkeys([*batch, *bases]))
+            for entry in chosen:
+                yield entry, self._encode(entry, raw)
+
+    def _encode(self, entry: PackEntry, raw: Mapping[Digest, memoryview]) -> Buffer:
+        data = raw[entry.digest]
+        if entry.codec == RAW:
+            return data
+        base = None if entry.base is None else raw[entry.base]
+        stored = encode_chunk(data, base, entry.codec, self._dtypes[entry.digest])
+        found = Digest(hashlib.sha256(stored).digest())
+        if found != entry.stored_digest:
+            raise Damaged(
+                "a chunk was encoded to other bytes than a moment ago",
+                where=entry.digest,
+                expected=entry.stored_digest,
+                found=found,
+                hint="Nothing was written. If it happens again, this machine is faulty.",
+            )
+        return stored
+
+
+def encode_chunk(data: memoryview, base: memoryview | None, codec: str, dtype: str) -> bytes:
+    """Return the stored bytes of a chunk.
+
+    Args:
+        data: Its raw bytes.
+        base: Those of the chunk that it is to be a delta against.
+        codec: A name of `registry.codecs` other than `RAW`.
+        dtype: Its element type.
+    """
+    if base is not None:
+        data = memoryview(bytearray(data))  # others may stand on it
+        codecs.join(data, base)
+    return codecs.encode(data, item_size(dtype), codec)

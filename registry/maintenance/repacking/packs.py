@@ -1,0 +1,163 @@
+"""The new packs of a repack: built of verified chunks of others, and put once.
+
+Stored bytes are moved as they are, codec and delta base included, but for chunks that a plan has
+encoded anew (`registry.maintenance.repacking.chunks`). Which packs are made is the
+business of `registry.maintenance.repacking.plan`, under which key that of `registry.writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from threading import Lock
+
+from backends import ByteRange
+from registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
+from registry.maintenance.repacking.targets import Target
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackEntry, open_pack, trailer
+from registry.objects.placement import PackRef
+from registry.reading.fetching import verify_chunk
+from registry.store import Store, missing
+from registry.writer import Writer
+
+#: Chunks of one pack are read together up to so many bytes ...
+_READ_BYTES = 16 * 2**20
+#: ... and across gaps of so many, since a request costs more than they do.
+_GAP_BYTES = 2**20
+
+#: Called with the number of bytes moved so far.
+Progress = Callable[[int], object]
+#: A chunk that is wanted: where it begins in the pack that holds it, and its entry in the new one.
+_Wanted = tuple[int, PackEntry]
+
+
+class Packs:
+    """Makes packs; may be used by several threads.
+
+    Args:
+        store: The registry's objects.
+        progress: Told of bytes moved.
+
+    Attributes:
+        written: Packs that were put.
+        bytes_moved: Bytes of the chunks in them.
+        recoded: Chunks in them that were encoded anew.
+        recoded_before: Bytes of those before ...
+        recoded_after: ... and after.
+    """
+
+    def __init__(self, store: Store, progress: Progress | None) -> None:
+        self._store = store
+        self._progress = progress
+        self._sound: set[ObjectKey] = set()
+        self._lock = Lock()
+        self.written = 0
+        self.bytes_moved = 0
+        self.recoded = self.recoded_before = self.recoded_after = 0
+
+    def provide(self, writer: Writer, target: Target) -> PackRef:
+        """Make sure that a pack is there, whole, under a key that a run may name.
+
+        Args:
+            writer: The run's; chooses the key.
+            target: The pack.
+
+        Raises:
+            MissingObject: A pack that holds its chunks is gone.
+            Damaged: One of its chunks is not what it should be; nothing was written.
+        """
+        key = writer.usable("packs", target.name, target.size_bytes)
+        if key is not None and not self._is_sound(key):
+            # What holds these chunks now is about to be let go: nothing may rest on a damaged pack.
+            writer.distrusted.add(key)
+            key = None
+        if key is None:
+            body = self._build(target)
+            key = writer.put_pack(target.name, [body], len(body))
+            self._count(key, target)
+        return PackRef(key, target.size_bytes)
+
+    def _count(self, key: ObjectKey, target: Target) -> None:
+        with self._lock:
+            self._sound.add(key)
+            self.written += 1
+            self.bytes_moved += target.chunk_bytes
+            self.recoded += len(target.recoded)
+            self.recoded_before += target.before_bytes
+            self.recoded_after += target.recoded_bytes
+            if self._progress is not None:
+                self._progress(self.bytes_moved)
+
+    def _is_sound(self, key: ObjectKey) -> bool:
+        """Return whether every byte of a pack is what it should be; each is read once."""
+        if key in self._sound:
+            return True
+        try:
+            data = memoryview(self._store.read(key))
+            for entry in open_pack(data, key.digest, where=str(key)).entries:
+                _verify(data[entry.offset :][: entry.stored_bytes], entry, key, entry.offset)
+        except IntegrityError:
+            return False
+        with self._lock:
+            self._sound.add(key)
+        return True
+
+    def _build(self, target: Target) -> bytearray:
+        body = bytearray(target.size_bytes)
+        view = memoryview(body)
+        for pack, stretch in _stretches(target):
+            start = stretch[0][0]
+            data = self._read(pack, start, stretch[-1][0] + stretch[-1][1].stored_bytes)
+            for offset, entry in stretch:
+                stored = data[offset - start :][: entry.stored_bytes]
+                _verify(stored, entry, pack.key, offset)
+                view[entry.offset :][: entry.stored_bytes] = stored
+        if target.workshop is not None:
+            for entry, made in target.workshop.make(target.recoded):
+                view[entry.offset :][: entry.stored_bytes] = made
+        view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
+        return body
+
+    def _read(self, pack: PackRef, start: int, stop: int) -> memoryview:
+        try:
+            return memoryview(self._store.backend.get(str(pack.key), ByteRange(start, stop)))
+        except ObjectNotFound as error:
+            raise missing(pack.key) from error
+        except ObjectTruncated as error:
+            raise Damaged(
+                "damaged pack: it ends before its chunks do",
+                where=pack.key,
+                expected=f"{pack.size_bytes} bytes",
+                found=error.found,
+            ) from error
+
+
+def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
+    """Yield what is read in one go: chunks of one pack that lie close to each other."""
+    wanted: dict[PackRef, list[_Wanted]] = {}
+    for entry, source in zip(target.table.entries, target.sources, strict=True):
+        if source is not None:
+            pack, offset = source
+            wanted.setdefault(pack, []).append((offset, entry))
+    for pack, chunks in wanted.items():
+        chunks.sort(key=lambda chunk: chunk[0])
+        stretch: list[_Wanted] = []
+        start = end = 0
+        for offset, entry in chunks:
+            if stretch and (offset - end > _GAP_BYTES or end - start >= _READ_BYTES):
+                yield pack, stretch
+                stretch = []
+            if not stretch:
+                start = offset
+            stretch.append((offset, entry))
+            end = offset + entry.stored_bytes
+        yield pack, stretch
+
+
+def _verify(stored: memoryview, entry: PackEntry, key: ObjectKey, offset: int) -> None:
+    """Check the stored bytes of a chunk; those of every codec but `raw` have a digest of their own.
+
+    Raises:
+        Damaged: They do not hash to it.
+    """
+    verify_chunk(stored, entry.stored_digest or entry.digest, key, offset)

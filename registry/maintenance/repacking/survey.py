@@ -1,0 +1,164 @@
+"""What the runs of a registry need, pack by pack and chunk by chunk.
+
+A repack plans from it, and `registry.maintenance.usage` counts by it. Owns reading logs, placements
+and the tables of packs. Neither manifests nor chunks are read: where a chunk lies is in the
+placements, what it is in the table of its pack.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from registry.actions import Place
+from registry.digest import Digest
+from registry.epochs import Epochs
+from registry.errors import Malformed
+from registry.log import RunLog, list_runs
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackEntry, PackTable
+from registry.objects.placement import PackRef, Placement
+from registry.pools import results
+from registry.state import RunManifest
+from registry.store import Store
+
+#: Placements and tables read at once.
+_READS_AT_ONCE = 64
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+class Chunk(NamedTuple):
+    """A chunk as it is encoded, wherever it lies.
+
+    Attributes:
+        digest: SHA-256 of its raw bytes.
+        codec: Name in `registry.codecs`.
+        base: The chunk that a delta is against.
+    """
+
+    digest: Digest
+    codec: str
+    base: Digest | None
+
+
+class Survey:
+    """What the runs need, and where it lies.
+
+    Attributes:
+        packs: Every pack that is needed, in the order in which runs and their states name them.
+        packs_of: The packs that each state of each run names.
+        first_run: The run that names a pack first.
+        ranks: By pack and offset, when a chunk was first named: 0, 1, 2, ...
+        own: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
+        tables: The tables of the packs, by offset.
+        condemned: Packs that a sweep condemned and spared: no run may begin to name them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.packs: dict[ObjectKey, PackRef] = {}
+        self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
+        self.first_run: dict[ObjectKey, str] = {}
+        self.ranks: dict[ObjectKey, dict[int, int]] = {}
+        self.own: dict[ObjectKey, dict[int, int]] = {}
+        self.tables: dict[ObjectKey, dict[int, PackEntry]] = {}
+        self.condemned: set[ObjectKey] = set()
+        self._named = 0
+        self._starts: list[tuple[int, str]] = []
+
+    def read(self, states: Iterable[RunManifest] | None = None) -> None:
+        """Read logs, placements and tables of packs.
+
+        Args:
+            states: The runs, where somebody else looks at them too; read here without it.
+
+        Raises:
+            IntegrityError: Something is damaged or gone.
+        """
+        logs = map(_held_places, read_states(self._store) if states is None else states)
+        # A fork after its parent: the older run is the one that stored what both of them name.
+        for _, run_id, places in sorted(logs):
+            self._read_run(run_id, places)
+        tables = in_batches(self._store.pools.small, self._read_table, self.packs.values())
+        for key, table in zip(self.packs, tables, strict=True):
+            self.tables[key] = {entry.offset: entry for entry in table.entries}
+            if not self.ranks[key].keys() <= self.tables[key].keys():
+                raise Malformed(
+                    "a placement names a chunk where its pack has another",
+                    where=key,
+                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                )
+        epochs = Epochs(self._store)
+        self.condemned = epochs.condemned(self.packs, epochs.observe())
+
+    def needed_by(self, runs: Iterable[str]) -> set[ObjectKey]:
+        """Return the packs that runs need."""
+        return {key for run in runs for named in self.packs_of[run].values() for key in named}
+
+    def run_of(self, rank: float) -> str:
+        """Return the run that named a chunk of this rank first."""
+        after = bisect_right(self._starts, rank, key=lambda start: start[0])
+        return self._starts[after - 1][1]
+
+    def _read_run(self, run_id: str, places: list[Place]) -> None:
+        self._starts.append((self._named, run_id))
+        placements = in_batches(self._store.pools.small, self._read_placement, places)
+        self.packs_of[run_id] = {
+            place: self._note(run_id, placement)
+            for place, placement in zip(places, placements, strict=True)
+        }
+
+    def _read_placement(self, place: Place) -> Placement:
+        return self._store.placement(place.placement_key)
+
+    def _note(self, run_id: str, placement: Placement) -> frozenset[ObjectKey]:
+        """Note what a placement names; only its packs are kept of it."""
+        for pack in placement.packs:
+            self.packs.setdefault(pack.key, pack)
+            self.first_run.setdefault(pack.key, run_id)
+        ranks = [self.ranks.setdefault(pack.key, {}) for pack in placement.packs]
+        own = [self.own.setdefault(pack.key, {}) for pack in placement.packs]
+        # Bases that the state does not name itself come last.
+        bases = len(placement.rows) - len(placement.extra)
+        for number, row in enumerate(placement.rows):
+            if ranks[row.pack].setdefault(row.offset, self._named) == self._named:
+                self._named += 1
+            if number < bases:
+                own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
+        return frozenset(pack.key for pack in placement.packs)
+
+    def _read_table(self, pack: PackRef) -> PackTable:
+        return self._store.read_table(pack)
+
+
+def read_states(store: Store) -> Iterator[RunManifest]:
+    """Yield every run as it stands, in the order of their names.
+
+    Raises:
+        IntegrityError: A log is damaged or gone.
+    """
+    return in_batches(
+        store.pools.bulk, lambda run_id: RunLog(store, run_id).open(), list_runs(store)
+    )
+
+
+def _held_places(state: RunManifest) -> tuple[int, str, list[Place]]:
+    places = [place for place in state.places if place.manifest in state.held]
+    return state.created_ms, state.run_id, places
+
+
+def chunk_of(entry: PackEntry) -> Chunk:
+    """Return what an entry of a table holds."""
+    return Chunk(entry.digest, entry.codec, entry.base)
+
+
+def in_batches(pool: Executor, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
+    """Yield what many reads give, in order, a bounded number of them at once."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, _READS_AT_ONCE)):
+        yield from results([pool.submit(work, item) for item in batch])

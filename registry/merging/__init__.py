@@ -1,0 +1,1 @@
+"""Making a checkpoint of others: averages of some tensors, the rest picked."""

@@ -1,0 +1,256 @@
+"""Merges: a new checkpoint of averages and parts of several ones, committed like a push.
+
+Owns where the sources come from, what a merge says and its commit. What may be merged is the
+business of `registry.merging.plan`, the bytes that of `registry.merging.mixing`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
+
+from registry.actions import Action
+from registry.charge import Charge, check_not_dropped
+from registry.checkpoint import Checkpoint
+from registry.codecs import COMPRESSIONS, Compression
+from registry.committer import Committer, Stale
+from registry.errors import Conflict, InvalidInput, NotFound
+from registry.log import RunLog
+from registry.merging.mixing import Mixing
+from registry.merging.plan import Material, MergePlan, check_weights, plan_merge
+from registry.objects.manifest import Component
+from registry.options import check_options
+from registry.pytree import FlatState
+from registry.state import RunManifest
+from registry.stored import Stored
+from registry.trainer.save_commit import SaveCommit
+from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
+from registry.writing.placing import Base, Written
+
+#: The key of a checkpoint's meta that says what it was merged from.
+MERGE = "merge"
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class MergeOptions(TypedDict, total=False):
+    """What may be said with a merge; `Run.merge` explains each."""
+
+    weights: Sequence[float] | None
+    average: str | Iterable[str] | None
+    pick: Mapping[str, Stored] | None
+    phase: int | str | None
+    metrics: Mapping[str, object] | None
+    meta: Mapping[str, object] | None
+    tier: str | None
+    allow_nonfinite: bool
+    compression: Compression | None
+
+
+#: Those that go on to the save.
+_SAVE = ("phase", "metrics", "tier", "allow_nonfinite", "compression")
+
+
+def merge(
+    committer: Committer,
+    sources: Iterable[Stored],
+    step: object,
+    **options: Unpack[MergeOptions],
+) -> Checkpoint:
+    """Make a checkpoint of a run out of stored states of its registry.
+
+    Args:
+        committer: Of the run.
+        sources: The states.
+        step: Of the checkpoint.
+        **options: As for `Run.merge`.
+    """
+    check_options(options, MergeOptions.__annotations__, "a merge")
+    wanted = _Wanted(committer, sources, options)
+    said: dict[str, Any] = {name: options[name] for name in _SAVE if name in options}  # type: ignore[literal-required]  # names of its own
+    own = _own_meta(options.get("meta"))
+    SaveRequest.check(step, takes_over=False, **said)  # before anything is read
+    wanted.check_held()
+    plan = wanted.plan()
+    meta = {**own, MERGE: wanted.provenance(plan)}
+    request = SaveRequest.check(step, takes_over=False, meta=meta, **said)
+    save = prepare_save(plan.state, request, committer.log.state)
+    commit = _MergeCommit(committer, save, wanted, plan)
+    state = committer.commit(commit.actions, commit.plan)
+    return Checkpoint(committer.store, committer.log, state.by_n[commit.outcome])
+
+
+class _Wanted:
+    """What is to be merged: the states, each as this registry has it, and what becomes of them."""
+
+    def __init__(
+        self, committer: Committer, sources: Iterable[Stored], options: MergeOptions
+    ) -> None:
+        self._committer = committer
+        self._logs: dict[str, RunLog] = {committer.log.run_id: committer.log}
+        given = [sources] if isinstance(sources, Stored) else list(sources)
+        pick, average = options.get("pick") or {}, options.get("average")
+        named = [average] if isinstance(average, str) else average
+        self.average = None if named is None else list(named)
+        self.weights = check_weights(options.get("weights"), len(given))
+        self.count = len(given)
+        self.given = [*given]
+        self.pick: dict[str, int] = {}
+        for name, of in pick.items():
+            if of not in self.given:
+                self.given.append(of)
+            self.pick[name] = self.given.index(of)
+        self.stored = [self._find(one) for one in self.given]
+
+    def plan(self) -> MergePlan:
+        materials = [
+            Material(given.ref, stored.manifest.kind, _parts(given, stored))
+            for given, stored in zip(self.given, self.stored, strict=True)
+        ]
+        return plan_merge(materials, self.count, self.average, self.pick)
+
+    def provenance(self, plan: MergePlan) -> dict[str, Any]:
+        """Return what the checkpoint is to say of where it comes from."""
+        said: dict[str, Any] = {"sources": [_name(one) for one in self.given[: self.count]]}
+        if plan.averages:
+            said["weights"] = list(self.weights)
+        if self.average:
+            said["average"] = self.average
+        if self.pick:
+            said["pick"] = {name: _name(self.given[of]) for name, of in self.pick.items()}
+        return said
+
+    def check_held(self) -> None:
+        """Refuse sources that were let go, as of now.
+
+        Raises:
+            Conflict: One was evicted, or its run dropped.
+            NotFound: This registry never held it.
+        """
+        for log in self._logs.values():
+            log.refresh()
+        for given in self.given:
+            state = self._logs[given.run_id].state
+            if given.digest in state.held:
+                continue
+            if given.digest not in state.by_manifest:
+                raise self._unknown(given, f"a run of {state.commits} commits")
+            check_not_dropped(state)
+            raise Conflict(
+                "a merge is made of states that are kept",
+                where=given.ref,
+                found="let go by its run",
+                hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+            )
+
+    def _find(self, given: object) -> Stored:
+        """Return the same state by way of this registry, whichever gave it."""
+        if not isinstance(given, Stored):
+            raise InvalidInput("a merge is made of checkpoints", found=repr(given))
+        log = self._logs.get(given.run_id)
+        if log is None:
+            log = self._logs[given.run_id] = RunLog(self._committer.store, given.run_id)
+            log.open()
+        if not log.state.commits:
+            raise self._unknown(given, "no such run")
+        return Stored(self._committer.store, log, given.digest, given.digest.short)
+
+    def _unknown(self, given: Stored, found: str) -> NotFound:
+        return NotFound(
+            "this state is not in the registry that is to hold the merge",
+            where=f"{self._committer.store.backend.url}: {given.ref}",
+            expected=given.digest.short,
+            found=found,
+            hint="Bring its run here with `holdfast sync` first.",
+        )
+
+
+class _MergeCommit(SaveCommit):
+    """A merge under way: a save whose state is made of stored ones."""
+
+    def __init__(
+        self, committer: Committer, save: PreparedSave, wanted: _Wanted, plan: MergePlan
+    ) -> None:
+        super().__init__(committer, Charge(committer.log.run_id), save, ())
+        self._wanted = wanted
+        self._blends = plan.blends
+        self._is_written = False
+
+    def plan(self) -> Sequence[Written]:
+        """Put everything that the commit names on the store."""
+        self._is_written = False
+        state = self._committer.log.state
+        self._charge.check_allowed(state, takes_over=False)
+        self._wanted.check_held()
+        return super().plan()
+
+    def actions(self, state: RunManifest) -> Sequence[Action]:
+        """Return what the commit says, for the run as it stands."""
+        if not self._is_written:
+            raise Stale  # a source was gone before all of it was read: `plan` says so
+        return super().actions(state)
+
+    def _write(self, state: FlatState, bases: Sequence[Base]) -> Written:
+        committer, run = self._committer, self._committer.log.state
+        # What is kept of states that the run holds needs no check while it holds them.
+        first = [one.digest for one in self._wanted.stored]
+        near = committer.choose_bases([*first, *(base.manifest.digest for base in bases)])
+        mixed = Mixing(
+            committer.store,
+            committer.writer,
+            self._wanted.stored,
+            self._wanted.weights,
+            state,
+            self._blends,
+            run.spec.finite,
+        ).store(near, self._codec())
+        self._is_written = True
+        self._nonfinite = mixed.nonfinite
+        if mixed.nonfinite and not self._request.allow_nonfinite:
+            _LOGGER.warning(
+                "%s: step %d is recorded and held back: NaN or infinity in %s",
+                run.run_id,
+                self._request.step,
+                ", ".join(mixed.nonfinite),
+            )
+        return mixed.written
+
+    def _codec(self) -> str:
+        config = self._committer.store.config
+        every = config.keyframe_every or 1
+        chosen = self._request.compression or config.compression
+        return COMPRESSIONS[chosen or ("none" if every == 1 else "zstd")]
+
+
+def _parts(given: Stored, stored: Stored) -> dict[str, Component]:
+    """Return the components of a state; keys that its commit keeps are among them."""
+    parts = dict(stored.manifest.components)
+    kept = given.commit_keys()
+    if kept is None:
+        return parts
+    plain = dict(kept.values["d"])
+    parts |= {name: Component.build(value, ()) for name, value in plain.items()}
+    return {name: parts[name] for name in kept.order}
+
+
+def _name(one: Stored) -> dict[str, str]:
+    return {"ref": one.ref, "id": one.digest.hex()}
+
+
+def _own_meta(meta: object) -> dict[str, Any]:
+    """Return the meta that the caller gives.
+
+    Raises:
+        InvalidInput: It has no room for what the merge says of itself.
+    """
+    if meta is None:
+        return {}
+    if not isinstance(meta, Mapping) or MERGE in meta:
+        raise InvalidInput(
+            "the meta of a merge says what it was made of, beside what it is given",
+            where="meta",
+            expected=f"a dict without the key {MERGE!r}",
+            found=repr(meta)[:80],
+        )
+    return dict(meta)

@@ -1,0 +1,1 @@
+"""What lies on a store, byte for byte: keys, manifests, packs, placements."""

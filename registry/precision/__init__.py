@@ -1,0 +1,1 @@
+"""Storing tensors in fewer bits: which ones, and how they are rounded."""

@@ -1,0 +1,343 @@
+"""Precision policies: which tensors of a state are stored in fewer bits than they were given in.
+
+Owns the choice, by patterns on paths, and what is refused; the arithmetic is `rounding`'s. A tensor
+is rounded when its bytes are asked for, one at a time, so that a state is never there twice. What
+was lossy is recorded with each tensor in the manifest.
+
+Source: seeds/thalia.md, Mixed Precision. Optimizer state is left alone here unless somebody says
+so: small second moments vanish in fp16, and a training that goes on from there is another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache, partial
+from types import ModuleType
+
+from registry.canonical import Json
+from registry.dtypes import ITEM_SIZES
+from registry.errors import InvalidInput, UnsupportedValue
+from registry.objects.manifest import ORIGINAL_DTYPES, NarrowedDtype
+from registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from registry.suggest import near
+
+#: Policy -> the element type that a tensor is stored in. `auto` depends on its size.
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+POLICIES = ("fp16", "bf16", "auto", "keep")
+#: `auto` makes tensors of at least so many bytes bf16: below there is little to be won, and biases,
+#: norms and scales, which are small, gain most from their bits (seeds/thalia.md says 1 MB too).
+AUTO_BYTES = 2**20
+#: Not fp16: what has the range of float32 does not stop a training on the day a value passes 65504.
+_AUTO_DTYPE = "bfloat16"
+#: What others call them.
+_ALIASES = {
+    **dict.fromkeys(("float16", "half", "f16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bfp16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "fp64", "float64", "full", "none"), "keep"),
+    "mixed": "auto",
+}
+_LARGEST = {"float16": "65504", "bfloat16": "3.39e38"}
+
+#: Keys that optimizers are kept under: `optimizer`, `actor_optim`, `opt_state`, `optimizer_states`.
+_OPTIMIZER = re.compile(
+    r"(?:.*[_.-])?opt(?:im)?s?(?:[_.\-\d].*)?|.*optimi[sz]er.*", re.IGNORECASE | re.DOTALL
+)
+#: Keys of what `torch.optim.Optimizer.state_dict` gives, and tag of a dict -> its pairs.
+_OPTIMIZER_KEYS = {"state", "param_groups"}
+_PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
+
+PrecisionPolicy = str | Mapping[str, str]
+#: By component: number of a leaf -> the element type that it is stored in.
+Narrowing = Sequence[Mapping[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What precision the tensors of a save are stored in.
+
+    Attributes:
+        rules: Pattern of paths and policy; the first that matches a tensor is the one.
+        allow_optimizer: Whether optimizer state is treated like the rest.
+    """
+
+    rules: tuple[tuple[str, str], ...]
+    allow_optimizer: bool = False
+
+    @classmethod
+    def check(cls, given: object, *, allow_optimizer: bool = False) -> Precision | None:
+        """Check what a save was given.
+
+        Args:
+            given: A policy for every tensor, or policies by pattern; nothing changes without it.
+            allow_optimizer: Whether optimizer state may lose precision too.
+
+        Raises:
+            InvalidInput: It is neither, or there is no such policy.
+        """
+        if given is None or given == {}:
+            return None
+        rules = {"*": given} if isinstance(given, str) else given
+        if not isinstance(rules, Mapping):
+            raise InvalidInput(
+                "not a precision",
+                expected="a policy, or a mapping of patterns to policies",
+                found=repr(given),
+                hint="For example precision={'model/*': 'bf16'}.",
+            )
+        for pattern, policy in rules.items():
+            _check_rule(pattern, policy)
+        return cls(tuple(rules.items()), allow_optimizer)
+
+    def choose(self, state: FlatState, *, where: str) -> Narrowing:
+        """Return which leaves of a state are stored in what type.
+
+        Args:
+            state: The state as it was given.
+            where: What is saved, for messages.
+
+        Raises:
+            InvalidInput: A pattern decides about no tensor, or asks for optimizer state, which is
+                not allowed.
+        """
+        uses = [_Use(pattern, policy) for pattern, policy in self.rules]
+        chosen = [self._choose(part, uses) for part in state.components]
+        for use in uses:
+            use.check(state, where, allow_optimizer=self.allow_optimizer)
+        return chosen
+
+    def _choose(self, part: FlatComponent, uses: Sequence[_Use]) -> dict[int, str]:
+        chosen = {}
+        paths = [leaf.path for leaf in part.leaves]
+        optimizer = _optimizer_leaves(part.skeleton, paths)
+        for number, leaf in enumerate(part.leaves):
+            use = _first_match(uses, paths[number])
+            if use is None:
+                continue
+            dtype = use.take(leaf, is_optimizer=number in optimizer)
+            if dtype and (self.allow_optimizer or number not in optimizer):
+                chosen[number] = dtype
+        return chosen
+
+
+@dataclass(slots=True)
+class _Use:
+    """A pattern, and what it met in one state."""
+
+    pattern: str
+    policy: str
+    matched: bool = False
+    others: int = 0
+    optimizer: int = 0
+    narrowable: str | None = None
+
+    @property
+    def is_for_all(self) -> bool:
+        """Whether it means everything, not something in particular."""
+        return not self.pattern.strip("*")
+
+    def take(self, leaf: ArrayLeaf, *, is_optimizer: bool) -> str | None:
+        """Count a tensor that falls to this pattern; return the type that it is to have, if any."""
+        self.optimizer += is_optimizer
+        self.others += not is_optimizer
+        if leaf.dtype not in ORIGINAL_DTYPES or self.policy == "keep":
+            return None
+        if is_optimizer:
+            self.narrowable = self.narrowable or leaf.path
+        if self.policy == "auto":
+            return _AUTO_DTYPE if leaf.nbytes >= AUTO_BYTES else None
+        return _DTYPES[self.policy]
+
+    def check(self, state: FlatState, where: str, *, allow_optimizer: bool) -> None:
+        where = f"{where}, precision {self.pattern!r}"
+        if not self.matched and not (self.is_for_all and not any(_leaves(state))):
+            paths = [leaf.path for leaf in _leaves(state)]
+            raise InvalidInput(
+                "a pattern matches no tensor",
+                where=where,
+                hint=near(self.pattern, paths)
+                or "Paths are components and keys joined with '/', as `holdfast show --tensors` "
+                "lists them; `*` matches anything.",
+            )
+        if self.is_for_all:
+            return
+        if not self.optimizer + self.others:
+            raise InvalidInput(
+                "patterns before this one take every tensor of it",
+                where=where,
+                hint="The first pattern that matches decides: put the narrower one first.",
+            )
+        # What takes other tensors too does not ask for them, and passes them over.
+        if self.narrowable and not self.others and not allow_optimizer:
+            raise InvalidInput(
+                "optimizer state would lose precision",
+                where=where,
+                found=self.narrowable,
+                hint="Training on from it would not be the same: small moments vanish. Pass "
+                "allow_lossy_optimizer=True if that is what you want.",
+            )
+
+
+def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
+    """Return a state whose chosen leaves give their bytes rounded, when they are asked for.
+
+    Raises:
+        UnsupportedValue: A finite number would become infinity; no leaf has been rounded yet.
+    """
+    components = []
+    for part, chosen in zip(state.components, narrowing, strict=True):
+        leaves = list(part.leaves)
+        for number, dtype in chosen.items():
+            _check_range(leaves[number], dtype)
+            leaves[number] = _NarrowedLeaf(leaves[number], dtype)
+        components.append(replace(part, leaves=tuple(leaves)))
+    return FlatState(state.kind, tuple(components))
+
+
+def stored_dtypes(state: FlatState, narrowing: Narrowing) -> Iterator[tuple[str, str]]:
+    """Yield path and element type of every tensor as it is going to be stored."""
+    for part, chosen in zip(state.components, narrowing, strict=True):
+        for number, leaf in enumerate(part.leaves):
+            yield leaf.path, chosen.get(number, leaf.dtype)
+
+
+def stored_view(memory: memoryview, dtype: str, original: str) -> memoryview:
+    """Return where in the memory of a tensor its narrower elements are to be read to."""
+    tail: memoryview = _rounding().tail(memory, dtype, original)
+    return tail
+
+
+def widen_all(tensors: Iterable[tuple[memoryview, str, str]], pool: Executor) -> None:
+    """Give tensors their original element type, where they lie; exact, what was lost stays lost.
+
+    Args:
+        tensors: Memory in the original type, with the narrower elements in `stored_view` of it;
+            stored and original type.
+        pool: Threads to do it with.
+    """
+    jobs = list(tensors)
+    if jobs:
+        list(pool.map(_rounding().widen, *zip(*jobs, strict=True)))
+
+
+class _NarrowedLeaf(ArrayLeaf):
+    """A tensor that is stored in a narrower type than the one that it has."""
+
+    __slots__ = ()
+
+    def __init__(self, leaf: ArrayLeaf, dtype: str) -> None:
+        nbytes = leaf.nbytes // ITEM_SIZES[leaf.dtype] * ITEM_SIZES[dtype]
+        named = NarrowedDtype(dtype, leaf.dtype)
+        super().__init__(
+            named, leaf.shape, nbytes, leaf, partial(_rounded, dtype=dtype), leaf._link
+        )
+
+
+def _rounded(leaf: ArrayLeaf, nbytes: int, dtype: str) -> memoryview:  # noqa: ARG001
+    made: memoryview = _rounding().narrow(leaf.buffer(), leaf.dtype, dtype)
+    leaf.release()
+    return made
+
+
+def _check_range(leaf: ArrayLeaf, dtype: str) -> None:
+    found = _rounding().overflow(leaf.buffer(), leaf.dtype, dtype)
+    leaf.release()
+    if found is None:
+        return
+    policy = next(name for name, made in _DTYPES.items() if made == dtype)
+    raise UnsupportedValue(
+        f"a number that {policy} cannot hold: it would become infinity",
+        where=leaf.path,
+        expected=f"at most {_LARGEST[dtype]} in magnitude",
+        found=f"{found:g}",
+        hint="Say 'keep' for this tensor"
+        + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
+    )
+
+
+def _check_rule(pattern: object, policy: object) -> None:
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidInput(
+            "not a pattern", where="precision", expected="a text", found=repr(pattern)
+        )
+    if policy not in POLICIES:
+        alias = _ALIASES.get(str(policy).lower())
+        raise InvalidInput(
+            "there is no such precision",
+            where=f"precision {pattern!r}",
+            expected=", ".join(POLICIES),
+            found=repr(policy),
+            hint=f"Did you mean {alias!r}?" if alias else near(str(policy), POLICIES),
+        )
+
+
+def _first_match(uses: Iterable[_Use], path: str) -> _Use | None:
+    first = None
+    for use in uses:
+        # Later ones too, so that one that never comes first is told from one that fits nothing.
+        if (first is None or not use.matched) and fnmatchcase(path, use.pattern):
+            use.matched = True
+            first = first or use
+    return first
+
+
+def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
+    for component in state.components:
+        yield from component.leaves
+
+
+def optimizer_leaves(part: FlatComponent) -> set[int]:
+    """Return the numbers of the leaves that are optimizer state, by their keys or by its shape."""
+    return _optimizer_leaves(part.skeleton, [leaf.path for leaf in part.leaves])
+
+
+def _optimizer_leaves(skeleton: Json, paths: Iterable[str]) -> set[int]:
+    found = {
+        number
+        for number, path in enumerate(paths)
+        if any(_is_optimizer_key(step) for step in _containers(path))
+    }
+    stack: list[tuple[Json, bool]] = [(skeleton, False)]
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, list):
+            stack += [(child, inside) for child in node if isinstance(child, (list, dict))]
+        elif isinstance(node, dict):
+            for tag, payload in node.items():
+                if inside and tag in ("t", "n") and isinstance(payload, int):
+                    found.add(payload)
+                elif isinstance(payload, (list, dict)):
+                    stack.append((payload, inside or _is_optimizer(tag, payload)))
+    return found
+
+
+def _containers(path: str) -> list[str]:
+    """Return the keys that a tensor lies under; of a bare one its own."""
+    steps = path.split("/")
+    return steps[:-1] or steps
+
+
+@lru_cache(maxsize=4096)  # a state has thousands of tensors under a few keys
+def _is_optimizer_key(step: str) -> bool:
+    return _OPTIMIZER.fullmatch(step) is not None
+
+
+def _is_optimizer(tag: str, payload: Json) -> bool:
+    """Return whether a node is a dict with the keys of an optimizer's."""
+    if tag not in _PAIRS or not isinstance(payload, list):
+        return False
+    index = _PAIRS[tag]
+    pairs = payload if index is None else payload[index] if index < len(payload) else None
+    if not isinstance(pairs, list):
+        return False
+    keys = [pair[0] for pair in pairs if isinstance(pair, list) and pair]
+    return all(key in keys for key in _OPTIMIZER_KEYS)
+
+
+def _rounding() -> ModuleType:
+    from registry.precision import rounding  # with numpy, which a program that only lists needs not
+
+    return rounding

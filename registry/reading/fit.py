@@ -1,0 +1,164 @@
+"""Holding a stored state against what it is to fill: paths, shapes, dtypes, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from registry import pytree
+from registry.canonical import Json
+from registry.errors import IncompatibleState
+from registry.objects.manifest import Component, TensorEntry
+from registry.precision.policy import widen_all
+from registry.reading.destinations import Destination
+from registry.reading.loading import Target
+
+_NAMED_AT_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        loaded: Paths of the tensors that were filled.
+        missing: Paths in the target that the checkpoint does not have.
+        unexpected: Paths in the checkpoint that the target does not have.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sources: Collection[str], leaves: Collection[str]) -> LoadReport:
+        """Compare the paths of a checkpoint and of a target."""
+        return cls(
+            loaded=tuple(path for path in sources if path in leaves),
+            missing=tuple(path for path in leaves if path not in sources),
+            unexpected=tuple(path for path in sources if path not in leaves),
+        )
+
+
+class _Leaf(Protocol):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+    """Return the tensors of components by path, as they stand in the manifest."""
+    found = {}
+    for name, part in parts.items():
+        paths = pytree.leaf_paths(name, part.skeleton)
+        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+    return found
+
+
+def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
+    """Return the tensors and arrays of a target by path."""
+    return {
+        part.leaves[index].path: part.leaves[index]
+        for part in pytree.flatten(target).components
+        for index in arrays_in(part.skeleton)
+    }
+
+
+def distinct(
+    ref: str, sources: Mapping[str, TensorEntry], into: Mapping[str, Destination]
+) -> list[Target]:
+    """Return what is read where; tensors that share memory are read once.
+
+    Raises:
+        IncompatibleState: Tensors of different content would go to the same memory.
+    """
+    targets: list[Target] = []
+    last, begin, end = "", -1, -1
+    for path in sorted(into, key=lambda path: into[path].address):
+        destination = into[path]
+        if destination.address >= end or not destination.nbytes:
+            targets.append((sources[path], destination.view))
+            last, begin = path, destination.address
+            end = begin + destination.nbytes
+            continue
+        same_place = (destination.address, destination.nbytes) == (begin, end - begin)
+        if not same_place or sources[path].content != sources[last].content:
+            raise IncompatibleState(
+                "two tensors of the target share memory and differ in the checkpoint",
+                where=f"{ref}: {last} and {path}",
+                hint="Untie them, or load one of the two into its own tensor.",
+            )
+    return targets
+
+
+def widened_paths(
+    sources: Mapping[str, TensorEntry], leaves: Mapping[str, _Leaf]
+) -> frozenset[str]:
+    """Return the paths at which the target has the type that a tensor was given in at its save."""
+    return frozenset(
+        path
+        for path, leaf in leaves.items()
+        if path in sources and sources[path].original == leaf.dtype
+    )
+
+
+def settle(into: Mapping[str, Destination], pool: Executor) -> None:
+    """Finish tensors that have been read: widened where they lie, moved where they were staged."""
+    # Tensors that share their memory are widened once.
+    distinct_ones = {one.address: one for one in into.values()}
+    widen_all((one.widening for one in distinct_ones.values() if one.widening), pool)
+    for destination in into.values():
+        destination.settle()
+
+
+def arrays_in(skeleton: Json) -> list[int]:
+    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
+    kinds = pytree.leaf_kinds(skeleton)
+    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
+
+
+def check_fit(
+    ref: str,
+    report: LoadReport,
+    sources: Mapping[str, TensorEntry],
+    leaves: Mapping[str, _Leaf],
+    *,
+    strict: bool,
+    widened: Collection[str] = (),
+) -> None:
+    """Refuse a state that does not fit.
+
+    Args:
+        ref: The state.
+        report: Which paths are on which side.
+        sources: Its tensors.
+        leaves: Those of the target.
+        strict: Whether a path that only one side has is an error.
+        widened: Paths whose tensors are given back the type that they had before their save.
+
+    Raises:
+        IncompatibleState: Paths, shapes or dtypes differ.
+    """
+    wrong = []
+    for path in report.loaded:
+        have, want = sources[path], leaves[path]
+        dtype = have.original if path in widened else have.dtype
+        if (dtype, have.shape) != (want.dtype, want.shape):
+            wrong.append(
+                f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
+            )
+    if strict:
+        wrong += [f"{path} is not in the checkpoint" for path in report.missing]
+        wrong += [f"{path} is not in the target" for path in report.unexpected]
+    if not wrong:
+        return
+    shown = "; ".join(wrong[:_NAMED_AT_MOST])
+    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+    raise IncompatibleState(
+        "the checkpoint does not fit the target",
+        where=ref,
+        found=shown + more,
+        hint="Nothing was changed. Name the right component, or pass strict=False to fill what "
+        "both sides have.",
+    )

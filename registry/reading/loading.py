@@ -1,0 +1,132 @@
+"""The read path: which chunks of a state go to which memory.
+
+How they come there, verified, is the business of `fetching`; where the memory comes from that of
+`registry.stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from registry.digest import Digest
+from registry.errors import Malformed
+from registry.objects.manifest import Manifest, TensorEntry, parse_list
+from registry.objects.placement import ChunkPlace, Placement
+from registry.reading.fetching import Fetch, check_length
+from registry.store import Store
+
+#: A tensor and the memory that its bytes go to.
+Target = tuple[TensorEntry, memoryview]
+
+
+def read_tensors(
+    store: Store, manifest: Manifest, placement: Placement, targets: Sequence[Target]
+) -> None:
+    """Fill memory with tensors of a checkpoint, every byte verified.
+
+    Args:
+        store: Where from.
+        manifest: The checkpoint.
+        placement: Where its chunks lie.
+        targets: Tensors of the manifest, each with a writable flat byte view of its size.
+
+    Raises:
+        Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+        MissingObject: A pack is gone.
+    """
+    lists = read_lists(store, manifest, placement)
+    places = index_chunks(manifest, placement, lists)
+    first: dict[Digest, memoryview] = {}
+    copies: list[tuple[memoryview, memoryview]] = []
+    for digest, view in _chunks(targets, lists):
+        if digest in first:
+            copies.append((view, first[digest]))
+        else:
+            first[digest] = view
+    read_chunks(store, placement, places, first)
+    for view, source in copies:
+        view[:] = source
+
+
+def read_chunks(
+    store: Store,
+    placement: Placement,
+    places: Mapping[Digest, ChunkPlace],
+    wanted: Mapping[Digest, memoryview],
+) -> None:
+    """Fill memory with single chunks, every byte verified.
+
+    Args:
+        store: Where from.
+        placement: Where the chunks lie.
+        places: The same, as `index_chunks` gives it.
+        wanted: Chunks, each with a writable flat byte view of its raw length.
+
+    Raises:
+        Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+        MissingObject: A pack is gone.
+    """
+    Fetch(store, placement, places).read(wanted)
+
+
+def index_chunks(
+    manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
+) -> dict[Digest, ChunkPlace]:
+    """Return each chunk's place, deltas' bases included.
+
+    Raises:
+        Malformed: The placement is another manifest's, or has fewer or more rows than chunks.
+    """
+    if placement.manifest != manifest.digest:
+        raise Malformed(
+            "another checkpoint's placement",
+            where=f"placement {placement.digest.short}",
+            expected=manifest.digest,
+            found=placement.manifest,
+        )
+    return placement.index(manifest.all_chunks(lists))
+
+
+def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[Digest, bytes]:
+    """Return the stored digest lists of a manifest's largest tensors, verified."""
+    if not manifest.chunk_lists:
+        return {}
+    # Rows follow the manifest's own chunks first, so lists can be found before they are read.
+    if len(placement.rows) < len(manifest.direct_chunks):
+        raise Malformed(
+            "placement does not cover its manifest",
+            where=placement.digest,
+            expected=f"at least {len(manifest.direct_chunks)} rows",
+            found=len(placement.rows),
+        )
+    rows = dict(zip(manifest.direct_chunks, placement.rows, strict=False))
+    buffers = {}
+    for digest in manifest.chunk_lists:
+        # Before memory is taken: a manifest can claim any shape, a pack only what it holds.
+        check_length(digest, rows[digest], manifest.direct_chunks[digest])
+        buffers[digest] = bytearray(manifest.direct_chunks[digest])
+    views = {digest: memoryview(data) for digest, data in buffers.items()}
+    Fetch(store, placement, rows).read(views)
+    return {digest: bytes(data) for digest, data in buffers.items()}
+
+
+def _chunks(
+    targets: Iterable[Target], lists: Mapping[Digest, bytes]
+) -> Iterator[tuple[Digest, memoryview]]:
+    """Yield every chunk of the targets with its part of their memory; fill inline tensors."""
+    for tensor, view in targets:
+        if tensor.inline is not None:
+            view[:] = tensor.inline
+            continue
+        digests = tensor.chunks
+        if tensor.chunk_list is not None:
+            digests = parse_list(
+                lists[tensor.chunk_list], tensor.grid.count, where=tensor.chunk_list
+            )
+        if len(digests) == 1:
+            yield digests[0], view
+            continue
+        start = 0
+        for digest, size in zip(digests, tensor.grid.sizes(), strict=True):
+            yield digest, view[start : start + size]
+            start += size

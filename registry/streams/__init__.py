@@ -1,0 +1,1 @@
+"""Histories that go with the checkpoints: segments, appends, reading."""

@@ -1,0 +1,100 @@
+"""Making stored states one's own: what another run, another registry or an eviction left behind.
+
+Each object gets a key that may be named (`registry.writer`): the one that is there, or a verified
+copy of it. `registry.sync` brings runs from another registry, a fork takes over what its parent
+holds, an eviction that is undone comes back through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from registry.actions import Place
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.pack import open_pack
+from registry.objects.placement import PackRef, Placement
+from registry.pools import results
+from registry.reading.fetching import verify_pack_chunks
+from registry.reading.loading import index_chunks, read_lists
+from registry.store import Store
+from registry.writer import Choice, Writer, placed_keys
+
+#: Packs held in memory at once on their way from store to store.
+_PACKS_IN_FLIGHT = 4
+
+#: Told of each pack, and whether it had to be sent.
+Counted = Callable[[PackRef, bool], object]
+
+
+def adopt(
+    source: Store,
+    destination: Store,
+    writer: Writer,
+    wanted: Sequence[Place],
+    counted: Counted | None = None,
+) -> tuple[list[Place], Choice]:
+    """Make sure that placed manifests lie in a registry under keys that may be named.
+
+    Args:
+        source: Where they lie; may be the destination itself.
+        destination: Where they are to lie.
+        writer: Chooses the keys.
+        wanted: Their places at the source.
+        counted: Told of each pack.
+
+    Returns:
+        Their places at the destination, and every key that naming them names.
+
+    Raises:
+        MissingObject: Something is gone at the source.
+        IntegrityError: Something is damaged there; it is not passed on.
+    """
+    placements = [source.placement(place.placement_key) for place in wanted]
+    packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
+    copied: dict[ObjectKey, ObjectKey] = {}
+    waiting = iter(packs)
+    while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
+        jobs = [destination.pools.bulk.submit(_copy_pack, source, writer, ref) for ref in batch]
+        for ref, (key, sent) in zip(batch, results(jobs), strict=True):
+            copied[ref.key] = key
+            if counted is not None:
+                counted(ref, sent)
+    places, keys = [], set[ObjectKey]()
+    for place, placement in zip(wanted, placements, strict=True):
+        moved = replace(
+            placement,
+            packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
+        )
+        places.append(_put_place(source, destination, writer, place, moved))
+        keys |= placed_keys(places[-1], moved)
+    return places, Choice(frozenset(keys))
+
+
+def _copy_pack(source: Store, writer: Writer, ref: PackRef) -> tuple[ObjectKey, bool]:
+    """Return the destination's key of a pack, and whether it had to be sent."""
+    present = writer.usable("packs", ref.key.digest, ref.size_bytes)
+    if present is not None:
+        return present, False
+    data = source.read(ref.key)
+    # A damaged pack must not spread; its bytes are in memory, so checking costs one hash.
+    table = open_pack(data, ref.key.digest, where=str(ref.key))
+    verify_pack_chunks(data, table, ref.key)
+    return writer.put_pack(ref.key.digest, [data], len(data)), True
+
+
+def _put_place(
+    source: Store, destination: Store, writer: Writer, place: Place, placement: Placement
+) -> Place:
+    manifest = source.manifest(place.manifest_key)
+    index_chunks(manifest, placement, read_lists(destination, manifest, placement))
+    key = writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
+    placed = writer.put_small("placements", placement.digest, placement.encode(), Placement)
+    return Place(
+        manifest=manifest.digest,
+        manifest_generation=key.generation,
+        placement=placement.digest,
+        placement_generation=placed.generation,
+    )

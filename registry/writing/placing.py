@@ -1,0 +1,216 @@
+"""Stored states against which others are stored: which chunks they hold, and where a new one lies.
+
+Owns the step from chunks on the store to a placed manifest, and the cut: a state made of components
+of another one, for which no chunk is stored again. Nothing here commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from registry.actions import Place
+from registry.digest import Digest
+from registry.errors import Malformed
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.pools import results
+from registry.store import Store
+from registry.writer import Choice, Writer, placed_keys
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a stored chunk lies, whichever placement said so.
+
+    Attributes:
+        pack: The pack.
+        offset: Where its stored bytes begin.
+        stored_bytes: Their length.
+        codec: Number in `registry.codecs`.
+        base: The chunk that a delta is against.
+    """
+
+    pack: PackRef
+    offset: int
+    stored_bytes: int
+    codec: int = 0
+    base: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A placed checkpoint whose chunks need not be stored again.
+
+    Attributes:
+        place: Where its manifest and placement lie.
+        manifest: What it is.
+        placement: Where its chunks lie.
+        lists: The bytes of its stored digest lists.
+    """
+
+    place: Place
+    manifest: Manifest
+    placement: Placement
+    lists: Mapping[Digest, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A state whose objects are all on the store.
+
+    Attributes:
+        base: What and where it is; the next state can be stored against it.
+        choice: Every object that a commit of it names.
+        new_bytes: Bytes of chunks that had to be stored.
+    """
+
+    base: Base
+    choice: Choice
+    new_bytes: int
+
+
+def cut_state(store: Store, writer: Writer, base: Base, names: Sequence[str]) -> Written:
+    """Make a stored state of some components of another; its chunks stay where they are.
+
+    Args:
+        store: The registry's objects.
+        writer: Chooses the keys.
+        base: The state that is cut.
+        names: Components, in the order in which they are to stand.
+    """
+    _ = writer.epoch  # observed before any key is chosen
+    parts = {name: base.manifest.components[name] for name in names}
+    manifest = Manifest(base.manifest.kind, parts)
+    lists = {digest: base.lists[digest] for digest in manifest.chunk_lists}
+    return place_manifest(store, writer, manifest, lists, spots_of([base]), [base])
+
+
+def place_manifest(
+    store: Store,
+    writer: Writer,
+    manifest: Manifest,
+    lists: Mapping[Digest, bytes],
+    spots: Mapping[Digest, Spot],
+    bases: Sequence[Base],
+    new_bytes: int = 0,
+) -> Written:
+    """Put the manifest and the placement of a state whose chunks are all on the store.
+
+    Args:
+        store: The registry's objects.
+        writer: Chooses the keys.
+        manifest: What the state is.
+        lists: The bytes of its stored digest lists.
+        spots: Where each of its chunks lies, bases of deltas included.
+        bases: States of this run that cover some of these chunks (W2a).
+        new_bytes: Bytes of chunks that were stored for it.
+    """
+    placement = build_placement(manifest, lists, spots)
+    manifest_key, placement_key = results(
+        [
+            store.pools.small.submit(
+                writer.put_small, "manifests", manifest.digest, manifest.encode(), Manifest
+            ),
+            store.pools.small.submit(
+                writer.put_small, "placements", placement.digest, placement.encode(), Placement
+            ),
+        ]
+    )
+    place = Place(
+        manifest=manifest.digest,
+        manifest_generation=manifest_key.generation,
+        placement=placement.digest,
+        placement_generation=placement_key.generation,
+    )
+    store.remember(place.manifest_key, manifest)
+    store.remember(placement_key, placement)
+    choice = Choice(placed_keys(place, placement), cover(bases))
+    return Written(Base(place, manifest, placement, lists), choice, new_bytes)
+
+
+def cover(bases: Iterable[Base]) -> dict[ObjectKey, list[Place]]:
+    """Return the objects of stored states, each with the places that cover it (W2a)."""
+    covered: dict[ObjectKey, list[Place]] = {}
+    for base in bases:
+        for key in placed_keys(base.place, base.placement):
+            covered.setdefault(key, []).append(base.place)
+    return covered
+
+
+def build_placement(
+    manifest: Manifest, lists: Mapping[Digest, bytes], spots: Mapping[Digest, Spot]
+) -> Placement:
+    """Return the placement of a manifest, given where every chunk lies.
+
+    Args:
+        manifest: The manifest.
+        lists: The bytes of each stored digest list.
+        spots: Where each chunk lies, bases of deltas included.
+    """
+    order = list(manifest.all_chunks(lists))
+    seen = set(order)
+    extra: list[Digest] = []
+    for digest in order:
+        base = spots[digest].base
+        while base is not None and base not in seen:
+            seen.add(base)
+            extra.append(base)
+            base = spots[base].base
+    rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
+    packs: dict[PackRef, int] = {}
+    rows = []
+    for digest in rows_of:
+        spot = spots[digest]
+        pack = packs.setdefault(spot.pack, len(packs))
+        base_row = NO_BASE if spot.base is None else rows_of[spot.base]
+        rows.append(ChunkPlace(pack, spot.offset, spot.stored_bytes, spot.codec, base_row))
+    return Placement(manifest.digest, tuple(packs), tuple(rows), tuple(extra))
+
+
+def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
+    """Return where every chunk of stored states lies, deltas with all that is below them.
+
+    Of several places of a chunk the one with the fewest differences below it counts, then the
+    first. So the chains of different states, however they cross, never join to a longer one.
+    """
+    spots: dict[Digest, Spot] = {}
+    links: dict[Digest, int] = {}
+    for base in bases:
+        packs = base.placement.packs
+        digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
+        rows = base.placement.rows
+        for number in _bases_first(rows):
+            row, digest = rows[number], digests[number]
+            below = None if row.base == NO_BASE else digests[row.base]
+            count = 0 if below is None else links[below] + 1
+            if count < links.get(digest, count + 1):
+                spots[digest] = Spot(
+                    packs[row.pack], row.offset, row.stored_bytes, row.codec, below
+                )
+                links[digest] = count
+    return spots
+
+
+def _bases_first(rows: Sequence[ChunkPlace]) -> Iterable[int]:
+    """Return the numbers of rows so that a delta comes after its base.
+
+    Raises:
+        Malformed: Deltas go round in a circle.
+    """
+    if all(row.base == NO_BASE for row in rows):
+        return range(len(rows))
+    depths: dict[int, int] = {}
+    for start in range(len(rows)):
+        chain, number = [], start
+        while number not in depths and rows[number].base != NO_BASE:
+            chain.append(number)
+            number = rows[number].base
+            if len(chain) > len(rows):
+                raise Malformed("deltas on deltas without end", where=f"row {start}")
+        depth = depths.setdefault(number, 0)
+        for above in reversed(chain):
+            depth += 1
+            depths[above] = depth
+    return sorted(depths, key=depths.__getitem__)

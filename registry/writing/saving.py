@@ -1,0 +1,411 @@
+"""The write path: from a flat state to objects on the store, ready to be committed.
+
+Chunks are views of the caller's memory, never copies. Groups of up to a pack's size are hashed in
+the thread pool, a few groups ahead; in order of the manifest each group drops the chunks that are
+stored already and the rest goes out as one pack, while later groups are hashed. Which key an object
+gets is the business of `registry.writer`; nothing here commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from backends import Buffer
+from registry.bursts import allocation_burst
+from registry.codecs import RAW, codec_number
+from registry.digest import Digest
+from registry.objects.chunking import INLINE_BYTES, grid
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
+from registry.objects.pack import (
+    PACK_BYTES,
+    TRAILER_BYTES,
+    PackEntry,
+    PackTable,
+    raw_table,
+    trailer,
+)
+from registry.objects.placement import PackRef
+from registry.pools import abandon, results
+from registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from registry.store import Store
+from registry.writer import Choice, Writer, placed_keys
+from registry.writing.deltas import Predecessors, Trials
+from registry.writing.encoding import Encoded, Encoding, chain_entries
+from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
+
+#: Bytes that one hashing job takes: enough to outweigh the hand-over, small enough to share fairly.
+_HASH_JOB_BYTES = 4 * 2**20
+#: Groups hashed ahead of the one that is being packed.
+_GROUPS_AHEAD = 3
+#: Packs on their way to the store at once; with the groups ahead this bounds bytes in flight.
+_PACKS_IN_FLIGHT = 8
+#: The same of packs whose bytes are copies.
+_ENCODED_IN_FLIGHT = 2
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def write_state(
+    store: Store,
+    writer: Writer,
+    state: FlatState,
+    bases: Sequence[Base],
+    codec: str = RAW,
+    keyframe_every: int = 1,
+    trials: Trials | None = None,
+) -> Written:
+    """Store what of a state is not stored yet.
+
+    Args:
+        store: Where to.
+        writer: Chooses the keys.
+        state: The state; its leaves' memory must not change until this returns.
+        bases: Checkpoints of this registry whose chunks may be used again.
+        codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
+        keyframe_every: So many versions of a chunk at most are read for the last of them: the
+            others are stored as differences where that wins. 1 for no differences.
+        trials: What earlier saves have found out about differences.
+    """
+    made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
+    return made.write(state)
+
+
+def write_stream(
+    store: Store,
+    writer: Writer,
+    groups: Iterable[list[Chunk]],
+    finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
+    *,
+    bases: Sequence[Base],
+    spots: Mapping[Digest, Spot],
+    codec: str = RAW,
+) -> Written:
+    """Store a state whose chunks are made as they are wanted; one group is in memory at a time.
+
+    Args:
+        store: Where to.
+        writer: Chooses the keys.
+        groups: Chunks that one pack may hold; each list is emptied once its pack is on the store.
+        finish: Gives the manifest and its digest lists, after the last group.
+        bases: Checkpoints of the run that cover chunks.
+        spots: Where chunks lie that need not be stored again; each may be named.
+        codec: As for `write_state`.
+    """
+    made = _StateWriter(store, writer, bases, codec, 1, Trials())
+    return made.write_stream(groups, finish, spots)
+
+
+class Chunk(NamedTuple):
+    """A chunk to be stored: of a tensor, or a list of digests.
+
+    Attributes:
+        digest: Its id.
+        view: Its raw bytes.
+        leaf: The tensor; `None` of a list.
+        number: Its place in the tensor's grid.
+    """
+
+    digest: Digest
+    view: memoryview
+    leaf: ArrayLeaf | None = None
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """One chunk of one leaf, on its way."""
+
+    leaf: ArrayLeaf
+    number: int
+    start: int
+    stop: int
+    view: memoryview | None = None
+    digest: Digest | None = None
+
+
+class _StateWriter:
+    """One state being written."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: Writer,
+        bases: Sequence[Base],
+        codec: str,
+        keyframe_every: int,
+        trials: Trials,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._codec = codec
+        self._encoding = Encoding(codec)
+        self._bases = [base for base in bases if not self._is_distrusted(base)]
+        self._stored = spots_of(self._bases)
+        self._predecessors: Predecessors | None = None
+        if codec != RAW and keyframe_every > 1:
+            self._predecessors = Predecessors(
+                store, self._bases, self._stored, keyframe_every, trials
+            )
+        self._fresh: dict[Digest, tuple[Digest, PackEntry]] = {}
+        self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
+        self._in_flight: deque[Future[ObjectKey]] = deque()
+        self._under_way: list[Future[Any]] = []
+        self._pieces: dict[int, list[_Piece]] = {}
+        self._lists: dict[Digest, bytes] = {}
+        self._components: dict[str, Component] = {}
+        self._cut_until: list[int] = []
+
+    def write(self, state: FlatState) -> Written:
+        _ = self._writer.epoch  # observed once, before any key is chosen
+        try:
+            packed = 0
+            for group in self._hashed(cut_groups(self._cut(state))):
+                self._pack(
+                    Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
+                )
+                _let_go(group)
+                packed += len(group)
+                self._assemble(state, packed)
+            self._assemble(state, packed)
+            return self._place(Manifest(state.kind, self._components))
+        finally:
+            abandon(self._under_way)
+
+    def write_stream(
+        self,
+        groups: Iterable[list[Chunk]],
+        finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
+        spots: Mapping[Digest, Spot],
+    ) -> Written:
+        self._stored = dict(spots)
+        try:
+            for group in groups:
+                self._pack(group)
+                group.clear()
+                while self._in_flight:
+                    self._in_flight.popleft().result()
+                self._under_way.clear()  # what is done holds the bytes that it made
+            manifest, lists = finish()
+            self._lists.update(lists)
+            return self._place(manifest)
+        finally:
+            abandon(self._under_way)
+
+    def _is_distrusted(self, base: Base) -> bool:
+        return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
+
+    def _cut(self, state: FlatState) -> Iterator[tuple[str, int, _Piece]]:
+        """Yield every chunk with the name of the pack group that it belongs to and its length."""
+        cut = 0
+        for component in state.components:
+            group = group_name(component)
+            for leaf in component.leaves:
+                if leaf.nbytes <= INLINE_BYTES:
+                    continue
+                pieces = _pieces(leaf)
+                self._pieces[id(leaf)] = pieces
+                cut += len(pieces)
+                for piece in pieces:
+                    yield group, piece.stop - piece.start, piece
+            self._cut_until.append(cut)
+
+    def _hashed(self, groups: Iterable[list[_Piece]]) -> Iterator[list[_Piece]]:
+        """Yield groups in order, each hashed, with a few more under way."""
+        ahead: deque[tuple[list[_Piece], list[Future[None]]]] = deque()
+        for group in groups:
+            jobs = [
+                self._submit(self._store.pools.hashing, _hash, batch) for batch in _batches(group)
+            ]
+            ahead.append((group, jobs))
+            if len(ahead) > _GROUPS_AHEAD:
+                yield _await(*ahead.popleft())
+        while ahead:
+            yield _await(*ahead.popleft())
+
+    def _submit(
+        self, pool: Executor, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Future[_T]:
+        future = pool.submit(work, *args, **kwargs)
+        self._under_way.append(future)
+        return future
+
+    def _pack(self, chunks: Iterable[Chunk]) -> None:
+        """Send those chunks that are stored nowhere yet as one pack."""
+        fresh: dict[Digest, Chunk] = {}
+        for chunk in chunks:
+            if chunk.digest not in self._stored and chunk.digest not in self._fresh:
+                fresh.setdefault(chunk.digest, chunk)
+        if not fresh:
+            return
+        # Encoded bytes take memory of their own, raw ones are the caller's.
+        at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
+        while len(self._in_flight) >= at_most:
+            self._in_flight.popleft().result()
+        entries, stored = self._encode(fresh.values())
+        table = PackTable(entries)
+        encoded = table.encode()
+        name = Digest.of(encoded)
+        for entry in table.entries:
+            self._fresh[entry.digest] = (name, entry)
+        size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
+        body: list[Buffer] = [*stored, encoded, trailer(encoded)]
+        future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
+        self._in_flight.append(future)
+        self._packs[name] = (size, future)
+
+    def _encode(self, fresh: Collection[Chunk]) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
+        """Return chunks as they are to be stored, with their entries in a pack's table."""
+        digests = [chunk.digest for chunk in fresh]
+        if self._codec == RAW:
+            views: list[Buffer] = [chunk.view for chunk in fresh]
+            return raw_table(digests, [len(view) for view in views]).entries, views
+        # What differences are to has to be read first, and reading is waiting.
+        pools = self._store.pools
+        pool = pools.bulk if self._predecessors else pools.hashing
+        # Not remembered as under way: each result holds its bytes.
+        made = results([pool.submit(self._encode_one, chunk) for chunk in fresh])
+        return chain_entries(digests, made), [one.stored for one in made]
+
+    def _encode_one(self, chunk: Chunk) -> Encoded:
+        below = None
+        if self._predecessors is not None and chunk.leaf is not None:
+            below = self._predecessors.below(chunk.leaf, chunk.number)
+            if self._store.cache is not None:
+                # The next save builds on it.
+                self._store.cache.offer({chunk.digest: chunk.view})
+        return self._encoding.encode(chunk.view, chunk.leaf, below)
+
+    def _assemble(self, state: FlatState, packed: int) -> None:
+        """Make the components of which every chunk is packed, while later ones are hashed."""
+        with allocation_burst():
+            for part in state.components[len(self._components) :]:
+                position = len(self._components)
+                if position >= len(self._cut_until) or self._cut_until[position] > packed:
+                    return
+                self._components[part.name] = self._component(part)
+
+    def _component(self, part: FlatComponent) -> Component:
+        known = len(self._lists)
+        component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
+        lists = islice(self._lists.items(), known, None)
+        self._pack(Chunk(digest, memoryview(data)) for digest, data in lists)
+        return component
+
+    def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
+        pieces = self._pieces.get(id(leaf))
+        if pieces is None:
+            return TensorEntry(leaf.dtype, leaf.shape, inline=bytes(leaf.buffer()))
+        chunks = tuple(piece.digest for piece in pieces if piece.digest is not None)
+        return chunked_entry(leaf, chunks, self._lists)
+
+    def _place(self, manifest: Manifest) -> Written:
+        """Put manifest and placement once every pack is there; neither where a base is the same."""
+        for base in self._bases:
+            if base.manifest.digest == manifest.digest:
+                keys = placed_keys(base.place, base.placement)
+                return Written(base, Choice(keys, cover(self._bases)), 0)
+        refs = {
+            name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
+        }
+        spots = dict(self._stored)
+        for digest, (name, entry) in self._fresh.items():
+            codec = codec_number(entry.codec, where=name.short)
+            spots[digest] = Spot(refs[name], entry.offset, entry.stored_bytes, codec, entry.base)
+        new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
+        return place_manifest(
+            self._store, self._writer, manifest, self._lists, spots, self._bases, new_bytes
+        )
+
+
+def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
+    cut = grid(leaf.dtype, leaf.shape)
+    if cut.count == 1:
+        return [_Piece(leaf, 0, 0, cut.nbytes)]
+    leaf.buffer()  # where this copies, from another device, the threads below must not all do it
+    pieces, start = [], 0
+    for number, size in enumerate(cut.sizes()):
+        pieces.append(_Piece(leaf, number, start, start + size))
+        start += size
+    return pieces
+
+
+def chunked_entry(
+    leaf: ArrayLeaf, chunks: tuple[Digest, ...], lists: dict[Digest, bytes]
+) -> TensorEntry:
+    """Return a tensor as it stands in a manifest; a long list of digests is added to `lists`."""
+    if len(chunks) <= LIST_THRESHOLD:
+        return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
+    data = b"".join(chunks)
+    digest = Digest.of(data)
+    lists[digest] = data
+    return TensorEntry(leaf.dtype, leaf.shape, chunk_list=digest)
+
+
+def group_name(component: FlatComponent) -> str:
+    """Return what packs of a component are called: bare tensors share them, others never do."""
+    return "" if component.is_bare else component.name
+
+
+def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
+    """Split chunks, in manifest order, into what one pack may hold.
+
+    Depends on the state alone, not on what is stored already, so that whole components of equal
+    content make equal packs in any run.
+
+    Args:
+        pieces: Each with the name of its group and its length.
+    """
+    group: list[_T] = []
+    name, size = "", 0
+    for of, length, piece in pieces:
+        if group and (of != name or size + length > PACK_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        name, size = of, size + length
+    if group:
+        yield group
+
+
+def _batches(group: list[_Piece]) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    size = 0
+    for piece in group:
+        batch.append(piece)
+        size += piece.stop - piece.start
+        if size >= _HASH_JOB_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _hash(batch: list[_Piece]) -> None:
+    for piece in batch:
+        view = piece.leaf.buffer()
+        if piece.stop - piece.start != len(view):
+            view = view[piece.start : piece.stop]
+        piece.view = view
+        piece.digest = Digest(hashlib.sha256(view).digest())
+
+
+def _let_go(group: list[_Piece]) -> None:
+    """Drop what a packed group holds; copies from other devices live until it is written."""
+    for piece in group:
+        piece.view = None
+        if piece.stop == piece.leaf.nbytes:
+            piece.leaf.release()
+
+
+def _await(group: list[_Piece], jobs: list[Future[None]]) -> list[_Piece]:
+    for job in jobs:
+        job.result()
+    return group

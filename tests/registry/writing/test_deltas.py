@@ -1,0 +1,418 @@
+"""Lossless deltas: the same state, the same id, and of what changed only the difference."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import registry
+from backends.wrappers import Metered
+from registry import codecs, sync
+from registry.caching.chunk_cache import ChunkCache
+from registry.codecs import COMPRESSIONS, RAW
+from registry.digest import Digest
+from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
+from registry.log import RunLog
+from registry.objects.keys import ObjectKey
+from registry.objects.pack import PackTable, trailer
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.reading.fetching import MAX_DEPTH
+from registry.registry import open_on
+from registry.retention import Retention
+from registry.writing.placing import Base, spots_of
+from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
+
+ROWS = 2000
+
+
+def weights(seed: int = 0, rows: int = ROWS) -> torch.Tensor:
+    fresh = np.random.default_rng(seed)
+    return torch.from_numpy(fresh.normal(size=(rows, 50)).astype(np.float32)).bfloat16()
+
+
+def nudged(tensor: torch.Tensor, step: int, share: float = 0.01) -> torch.Tensor:
+    """Return a tensor of which some elements have moved by one unit in the last place."""
+    result = tensor.clone()
+    bits = result.view(torch.int16).view(-1)
+    where = np.random.default_rng(1000 + step).integers(0, bits.numel(), int(bits.numel() * share))
+    bits[torch.from_numpy(where)] ^= 1
+    return result
+
+
+def history(steps: int, share: float = 0.01) -> list[dict]:
+    tensor, states = weights(), []
+    for step in range(steps):
+        states.append({"model": {"w": tensor}, "step": step})
+        tensor = nudged(tensor, step, share)
+    return states
+
+
+def saved(run, states, **options):
+    return [run.save(state, step=state["step"], **options) for state in states]
+
+
+def links_of(checkpoint) -> list[int]:
+    """Return how many differences are below each chunk of a checkpoint."""
+    rows = checkpoint.placement.rows
+    found = []
+    for row in rows[: len(checkpoint.manifest.direct_chunks)]:
+        found.append(0)
+        while row.base != NO_BASE:
+            row = rows[row.base]
+            found[-1] += 1
+    return found
+
+
+def equal(a: dict, b: dict) -> bool:
+    return a["step"] == b["step"] and torch.equal(a["model"]["w"], b["model"]["w"])
+
+
+# What is stored
+
+
+def test_of_a_small_change_only_the_difference_is_stored(run, backend, open_registry):
+    states = history(3)
+    first, second, third = saved(run, states, compression="zstd", keyframe_every=8)
+    assert (links_of(first), links_of(second), links_of(third)) == ([0], [1], [2])
+    whole = first.placement.rows[0].stored_bytes
+    assert third.placement.rows[0].stored_bytes < whole / 10
+    assert sum(backend.stat(key).size_bytes for key in packs_of(third)) < 1.3 * whole
+    for state, checkpoint in zip(states, (first, second, third), strict=True):
+        assert equal(open_registry(backend).checkpoint(checkpoint.ref).load(), state)
+
+
+def test_ids_know_nothing_of_deltas(run, reg):
+    states = history(3)
+    plain = saved(reg.create_run("plain"), states)
+    deltified = saved(run, states, keyframe_every=8)
+    assert [one.digest for one in plain] == [one.digest for one in deltified]
+
+
+@pytest.mark.parametrize("every", [2, 3, 8])
+def test_a_chunk_is_whole_at_least_each_so_many_versions(run, every):
+    links = [links_of(one)[0] for one in saved(run, history(10), keyframe_every=every)]
+    assert links == [number % every for number in range(10)]
+
+
+def test_one_is_no_deltas(run, tmp_path):
+    assert [links_of(one) for one in saved(run, history(3), keyframe_every=1)] == [[0]] * 3
+    with registry.init(tmp_path, keyframe_every=4, skip_race_probe=True) as reg:
+        own = reg.create_run("r")
+        states = history(3)
+        own.save(states[0], step=0)
+        assert links_of(own.save(states[1], step=1)) == [1]
+        assert links_of(own.save(states[2], step=2, keyframe_every=1)) == [0]
+        assert links_of(own.save(history(4)[3], step=3, compression="none")) == [0]
+
+
+def test_a_registry_keeps_its_own_distance(tmp_path):
+    registry.init(tmp_path, compression="lz4", keyframe_every=2, skip_race_probe=True).close()
+    with registry.open(tmp_path) as reg:
+        first, second, third = saved(reg.create_run("r"), history(3))
+        assert (links_of(first), links_of(second), links_of(third)) == ([0], [1], [0])
+        names = {codecs.CODECS[row.codec] for row in second.placement.rows}
+        assert names == {codecs.LZ4}
+
+
+def test_deltas_alone_mean_zstd(run):
+    _, second = saved(run, history(2), keyframe_every=2)
+    assert {codecs.CODECS[row.codec] for row in second.placement.rows} == {codecs.ZSTD}
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 33, True, 2.0, "8"])
+def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
+    before = contents(backend)
+    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+        run.save({}, step=1, keyframe_every=wanted)
+    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+        registry.init(tmp_path / "r", keyframe_every=wanted)
+    assert contents(backend) == before
+    assert not (tmp_path / "r").exists()
+
+
+def test_deltas_without_compression_are_refused(run, tmp_path):
+    with pytest.raises(InvalidInput, match="without compression"):
+        run.save({}, step=1, compression="none", keyframe_every=2)
+    with pytest.raises(InvalidInput, match="without compression"):
+        registry.init(tmp_path / "r", compression="none", keyframe_every=2)
+
+
+def test_noise_is_stored_whole(run):
+    fresh = np.random.default_rng(0)
+    for step in range(3):
+        state = {"m": {"x": fresh.integers(0, 256, 300_000, np.uint8)}}
+        assert links_of(run.save(state, step=step, keyframe_every=8)) == [0]
+
+
+def test_what_gains_nothing_is_not_read_at_every_save(backend, open_registry):
+    calls: list = []
+    run = open_registry(Metered(backend, calls)).create_run("run")
+    tried = []
+    for step in range(9):
+        calls.clear()
+        run.save({"m": {"w": weights(step)}}, step=step, keyframe_every=4)
+        tried.append(any(call.method == "get" and "packs/" in call.key for call in calls))
+    assert tried == [False, True, False, False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": weights(rows=ROWS + 1)},
+        {"w": weights().float()},
+        {"v": weights()},
+        {"w": weights().reshape(-1)},
+    ],
+)
+def test_another_tensor_is_no_base(run, other):
+    run.save({"model": {"w": nudged(weights(), 7)}}, step=1, keyframe_every=8)
+    assert links_of(run.save({"model": other}, step=2, keyframe_every=8)) == [0]
+
+
+def test_each_chunk_by_itself(run, backend, open_registry):
+    with small_grid(4000, list_threshold=4):
+        first = {"model": {"w": weights()}}
+        second = {"model": {"w": weights()}}
+        second["model"]["w"][300:500] = nudged(second["model"]["w"][300:500], 1)
+        second["model"]["w"][900:1000] = weights(5, 100)  # nothing in common
+        run.save(first, step=1, keyframe_every=8)
+        checkpoint = run.save(second, step=2, keyframe_every=8)
+        rows = checkpoint.placement.rows
+        assert 4 < sum(row.base != NO_BASE for row in rows) < 8
+        loaded = open_registry(backend).checkpoint("run")
+        assert torch.equal(loaded.load()["model"]["w"], second["model"]["w"])
+        assert torch.equal(loaded["model/w"][310:990:7], second["model"]["w"][310:990:7])
+
+
+def test_a_base_that_is_damaged_is_not_built_on(run, backend, open_registry):
+    states = history(2)
+    first = run.save(states[0], step=0, keyframe_every=8)
+    flip(backend, packs_of(first)[0])
+    second = open_registry(backend).run("run").save(states[1], step=1, keyframe_every=8)
+    assert links_of(second) == [0]
+    assert equal(open_registry(backend).checkpoint("run").load(), states[1])
+
+
+def test_with_a_cache_a_save_reads_nothing_of_the_store(tmp_path, backend):
+    calls: list = []
+    with open_on(Metered(backend, calls), cache=ChunkCache(tmp_path, max_bytes=2**26)) as reg:
+        run = reg.create_run("run")
+        for number, state in enumerate(history(4)):
+            calls.clear()
+            checkpoint = run.save(state, step=number, keyframe_every=8)
+            assert links_of(checkpoint) == [number]
+            assert not [call for call in calls if call.method == "get" and "packs/" in call.key]
+
+
+def test_who_has_the_checkpoint_before_moves_only_the_difference(run, tmp_path, backend):
+    states = history(3)
+    saved(run, states[:2], keyframe_every=8)
+    with ExitStack() as stack:
+
+        def pulled() -> int:
+            calls: list = []
+            cache = ChunkCache(tmp_path, max_bytes=2**26)
+            reg = stack.enter_context(open_on(Metered(backend, calls), cache=cache))
+            assert reg.checkpoint("run").load()["step"] == run.latest().step
+            ranges = [call.byte_range for call in calls if "packs/" in call.key]
+            return sum(0 if one is None else one.stop - one.start for one in ranges)
+
+        assert pulled() > weights().nbytes / 2
+        third = run.save(states[2], step=2, keyframe_every=8)
+        # The difference, and its pack's table.
+        assert pulled() < third.placement.rows[0].stored_bytes + 2**10
+
+
+# Bases live as long as what is stored against them
+
+
+def test_collection_keeps_what_a_delta_is_to(run, reg, backend, open_registry):
+    states = history(4)
+    saved(run, states, keyframe_every=8)
+    run.prune(Retention(last=1))
+    reg.gc(grace_s=0)
+    fresh = open_registry(backend)
+    assert equal(fresh.checkpoint("run").load(), states[3])
+    assert fresh.verify(deep=True).findings == ()
+
+
+def test_forks_gates_and_mirrors_carry_the_bases_along(run, reg, backend):
+    states = history(5)
+    saved(run, states[:3], keyframe_every=8)
+    fork = reg.fork("run", "child")
+    assert links_of(fork.save(states[3], step=3, keyframe_every=8)) == [3]
+    with open_on(new_backend("mirror")) as mirror:
+        sync(reg, mirror)
+        assert equal(mirror.checkpoint("child").load(), states[3])
+        assert mirror.verify(deep=True).findings == ()
+        assert links_of(mirror.run("child").save(states[4], step=4, keyframe_every=8)) == [4]
+
+
+def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
+    first, second, third = saved(run, history(3), keyframe_every=8)
+    names = [next(iter(one.manifest.direct_chunks)) for one in (first, second, third)]
+    deep = [third.base(), second.base(), first.base()]
+    below = [spots_of(deep)[name].base for name in names]
+    assert below == [None, names[0], names[1]]
+    pack = PackRef(ObjectKey("packs", Digest.of(b"whole"), 0), 1000)
+    whole = Placement(second.digest, (pack,), (ChunkPlace(0, 0, 900, 1),))
+    known = Base(second.place, second.manifest, whole, {})
+    assert spots_of([*deep, known])[names[1]].base is None
+    assert spots_of([known, *deep])[names[1]].base is None
+
+
+def test_no_save_makes_a_chain_too_long_to_read(reg, backend, open_registry):
+    """Runs that fork, go back and save the same chunks at other depths."""
+    fresh = np.random.default_rng(3)
+    with small_grid(500):
+        tensors = [weights(rows=60)]
+        runs = [reg.create_run("r0")]
+        for step in range(60):
+            tensors.append(nudged(tensors[fresh.integers(len(tensors))], step, 0.02))
+            if step % 15 == 14:
+                runs.append(reg.fork(runs[-1].id, f"r{len(runs)}"))
+            mixed = tensors[-1].clone()
+            mixed[:30] = tensors[fresh.integers(len(tensors))][:30]
+            run = runs[fresh.integers(len(runs))]
+            every = int(fresh.integers(2, MAX_DEPTH + 1))
+            checkpoint = run.push({"m": {"w": mixed}}, step=step, keyframe_every=every)
+            assert max(links_of(checkpoint)) < MAX_DEPTH
+            loaded = open_registry(backend).checkpoint(checkpoint.ref).load()
+            assert torch.equal(loaded["m"]["w"], mixed)
+
+
+# Any state
+
+
+@st.composite
+def changing(draw):
+    dtype = draw(st.sampled_from([np.uint8, np.int16, np.float32, np.float64]))
+    size = draw(st.integers(0, 1500))
+    fresh = np.random.default_rng(size)
+    raw = fresh.integers(0, 100, size).astype(dtype)
+    versions = []
+    for _ in range(draw(st.integers(1, 5))):
+        versions.append(raw.copy())
+        kind = draw(st.sampled_from(["few", "all", "none", "resized"]))
+        if kind == "few" and raw.size:
+            raw[fresh.integers(0, raw.size, 1 + raw.size // 50)] += 1
+        elif kind == "all":
+            raw = fresh.integers(0, 100, raw.size).astype(dtype)
+        elif kind == "resized":
+            raw = raw[: raw.size // 2].copy()
+    return versions
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    changing(),
+    st.sampled_from(list(COMPRESSIONS)),
+    st.integers(1, MAX_DEPTH),
+    st.sampled_from([300, 700]),
+    st.slices(60),
+    st.booleans(),
+)
+def test_any_history_any_slice(versions, compression, every, chunk_bytes, part, prunes):
+    every = 1 if compression == "none" else every
+    with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
+        run = reg.create_run("r")
+        how = {"compression": compression, "keyframe_every": every}
+        made = [run.save({"m": {"a": a}}, step=n, **how) for n, a in enumerate(versions)]
+        if prunes:
+            run.prune(Retention(last=1))
+            reg.gc(grace_s=0)
+            made, versions = made[-1:], versions[-1:]
+        for checkpoint, array in zip(made, versions, strict=True):
+            assert same(checkpoint.load(), {"m": {"a": array}})
+            assert checkpoint["m/a"][part].tobytes() == array[part].tobytes()
+        assert reg.verify(deep=True).findings == ()
+
+
+# Nothing is believed unchecked
+
+
+@pytest.fixture(params=["none", "zstd"])
+def chain(run, request):
+    """A checkpoint of one chunk, two differences above one that is raw or compressed."""
+    first, *others = history(3)
+    run.save(first, step=0, compression=request.param)
+    return saved(run, others, keyframe_every=8)[-1]
+
+
+def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> None:
+    with pytest.raises(kind, match=match):
+        open_registry(backend).checkpoint("run").load()
+
+
+def test_every_byte_of_every_link_matters(chain, backend, open_registry):
+    for pack, row in zip(chain.placement.packs, chain.placement.rows, strict=True):
+        for at in range(row.offset, row.offset + row.stored_bytes, 1 + row.stored_bytes // 12):
+            flip(backend, str(pack.key), at * 8 + 3)
+            refused(backend, open_registry, "damaged", Damaged)
+            assert not open_registry(backend).verify(deep=True).ok
+            flip(backend, str(pack.key), at * 8 + 3)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
+    key = str(chain.placement.packs[which].key)
+    backend.put(key, backend.get(key)[:50])
+    refused(backend, open_registry, "ends before|gone|too early|not a trailer|too short")
+    backend.delete(key)
+    refused(backend, open_registry, "gone")
+
+
+def placed(reg, checkpoint, rows, packs=None) -> None:
+    """Say that a checkpoint lies elsewhere, as who can write to the store could."""
+    before = checkpoint.placement
+    after = Placement(before.manifest, packs or before.packs, tuple(rows), before.extra)
+    moved = checkpoint.place.model_copy(update={"placement": after.digest})
+    reg.store.backend.put(str(moved.placement_key), after.encode())
+    log = RunLog(reg.store, "run")
+    log.open()
+    log.append(lambda _: [moved])
+
+
+def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
+    rows = list(chain.placement.rows)
+    last = rows[2]
+    link = rows[1]
+    data = backend.get(str(chain.placement.packs[link.pack].key))
+    frame = data[link.offset : link.offset + link.stored_bytes]
+    names = [*chain.manifest.direct_chunks, *chain.placement.extra]
+    entry = reg.store.table(chain.placement.packs[link.pack]).at(link.offset)
+    forged = PackTable(
+        (type(entry)(names[1], 0, len(frame), entry.raw_bytes, entry.codec, names[1],
+                     Digest.of(frame)),)
+    )  # fmt: skip
+    body = forged.encode()
+    pack = PackRef(
+        ObjectKey("packs", Digest.of(body), 0), len(frame) + len(body) + len(trailer(body))
+    )
+    backend.put(str(pack.key), frame + body + trailer(body))
+    rows[1] = ChunkPlace(3, 0, len(frame), link.codec, 1)
+    placed(reg, chain, [rows[0], rows[1], last], (*chain.placement.packs, pack))
+    refused(backend, open_registry, "without end", Malformed)
+
+
+def test_bases_that_are_swapped(chain, reg, backend, open_registry):
+    rows = list(chain.placement.rows)
+    swapped = ChunkPlace(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
+    placed(reg, chain, [swapped, *rows[1:]])
+    refused(backend, open_registry, "another", Malformed)
+
+
+def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registry):
+    states = history(2)
+    run.save(states[0], step=0)
+    second = run.save(states[1], step=1, keyframe_every=8)
+    rows = list(second.placement.rows)
+    assert codecs.CODECS[rows[1].codec] == RAW
+    short = ChunkPlace(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
+    placed(reg, second, [rows[0], short])
+    refused(backend, open_registry, "another length", Malformed)
