@@ -29,14 +29,14 @@ APPENDS = {
     "writer.py": "commits that name objects, rechecked (W3, W4)",
     "creation.py": "commit 0, which references nothing (W1)",
     "sync.py": "commit 0 of a run at its destination",
-    "trainer.py": "a status, which names no object",
+    "trainer/trainer.py": "a status, which names no object",
     "checkpoint.py": "late metrics, which name no object",
     "maintenance/gc.py": "marks",
 }
 #: Who may say where a manifest lies.
 PLACES = {
-    "placing.py": "a state that was written through the writer",
-    "adopting.py": "a state that was adopted through the writer",
+    "writing/placing.py": "a state that was written through the writer",
+    "writing/adopting.py": "a state that was adopted through the writer",
 }
 
 
@@ -81,5 +81,5 @@ def test_what_commits_places_goes_through_the_writer():
     assert touching("commit", on="writer") == {
         "committer.py",
         "sync.py",
-        "maintenance/repack.py",
+        "maintenance/repacking/repack.py",
     }

@@ -99,7 +99,7 @@ def test_a_release_is_pulled_and_shown(
     found = call_json("show", "demo/releases/1.0.0")
     assert set(found) == {
         *("ref", "id", "run", "kind", "created", "metrics", "source", "size_bytes"),
-        *("components", "file"),
+        *("components", "lossy", "file"),
     }
     assert (found["kind"], found["source"]) == ("release", "demo/main/step00000010")
     assert call_json("run", "show", "demo")["releases"] == ["1.0.0"]

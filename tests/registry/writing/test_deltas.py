@@ -246,7 +246,7 @@ def test_forks_gates_and_mirrors_carry_the_bases_along(run, reg, backend):
     saved(run, states[:3], keyframe_every=8)
     fork = reg.fork("run", "child")
     assert links_of(fork.save(states[3], step=3, keyframe_every=8)) == [3]
-    with open_on(new_backend("mirror")) as mirror:
+    with open_on(new_backend("deltas-mirror")) as mirror:
         sync(reg, mirror)
         assert equal(mirror.checkpoint("child").load(), states[3])
         assert mirror.verify(deep=True).findings == ()
