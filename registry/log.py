@@ -75,7 +75,7 @@ class RunLog:
         self._lock = RLock()
         self._snapshot_slot = snapshot_slot
         self.run_id = run_id
-        self.state = RunManifest(run_id=run_id)
+        self.state = RunManifest.empty(run_id)
 
     def open(self) -> RunManifest:
         """Read the run in at most three round trips.
@@ -93,7 +93,7 @@ class RunLog:
                     self._snapshot_slot = slot
                     self.state = opened
                     return self.state
-            self.state = advance(RunManifest(run_id=self.run_id), self._read_listed(0))
+            self.state = advance(RunManifest.empty(self.run_id), self._read_listed(0))
             return self.state
 
     def refresh(self) -> RunManifest:

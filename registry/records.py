@@ -5,16 +5,22 @@ Owns the base class and the field types that JSON lacks: digests and floats with
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PlainSerializer,
+    SerializationInfo,
     ValidationError,
+    ValidationInfo,
 )
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema, to_json
 
 from registry import canonical
 from registry.digest import Digest
@@ -104,6 +110,59 @@ class Record(BaseModel):
             raise Malformed(
                 f"not a {cls.__name__.lower()} of this format", where=where, found=_first(error)
             ) from error
+
+
+@dataclass(frozen=True)
+class AtFirstUse:
+    """Annotates a record, or a union of them, whose validators are built when one is met.
+
+    Those of a record are otherwise built with the record in which it stands: a log that holds three
+    kinds of actions would wait for twenty. The rules are the same.
+
+    Attributes:
+        tag: Name of the field that tells the kinds of a union apart.
+    """
+
+    tag: str = ""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return a schema that does not yet hold those of the records."""
+        kinds: tuple[type[Record], ...] = get_args(source) or (source,)
+        by_tag = {kind.model_fields[self.tag].default: kind for kind in kinds if self.tag}
+
+        def check(value: Any, info: ValidationInfo) -> Record:
+            if isinstance(value, kinds):
+                return value
+            kind = _tagged(by_tag, self.tag, value) if self.tag else kinds[0]
+            if info.mode == "json":
+                # Back into JSON: a strict record takes a list for a tuple from there alone.
+                return kind.model_validate_json(to_json(value))
+            return kind.model_validate(value)
+
+        return core_schema.with_info_plain_validator_function(
+            check,
+            serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
+        )
+
+
+def _tagged(kinds: Mapping[object, type[Record]], field: str, value: object) -> type[Record]:
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    if field not in value:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": field})
+    tag = value[field]
+    if not isinstance(tag, str) or tag not in kinds:
+        raise PydanticKnownError(
+            "union_tag_invalid",
+            {"discriminator": field, "tag": str(tag), "expected_tags": ", ".join(map(str, kinds))},
+        )
+    return kinds[tag]
+
+
+def _dump(record: Record, info: SerializationInfo) -> dict[str, Any]:
+    return record.model_dump(mode=info.mode, exclude_none=info.exclude_none)
 
 
 def _first(error: Exception) -> str:

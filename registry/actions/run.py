@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from registry.monitors import Monitor
-from registry.records import DigestField, FloatField, Name, PhaseName, Plain, Record
+from registry.records import AtFirstUse, DigestField, FloatField, Name, PhaseName, Plain, Record
 from registry.spec import Change, RunSpec
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
@@ -54,7 +54,7 @@ class CreateRun(Record):
     seed: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     environment: dict[str, str]
     monitors: tuple[Monitor, ...] = ()
-    spec: RunSpec | None = None
+    spec: Annotated[RunSpec, AtFirstUse()] | None = None
     parent: Parent | None = None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
-
 from registry.actions.checkpoints import (
     AddCheckpoint,
     Evict,
@@ -19,6 +17,7 @@ from registry.actions.pool import EvictEntries, Promote, RateMatch
 from registry.actions.run import CreateRun, DropRun, EnterPhase, Rewind, SetStatus, TakeOver
 from registry.actions.streams import AppendStream, ArchiveStream
 from registry.actions.watching import Acknowledge, Claim
+from registry.records import AtFirstUse
 
 Action = Annotated[
     CreateRun
@@ -41,5 +40,5 @@ Action = Annotated[
     | ArchiveStream
     | Claim
     | Acknowledge,
-    Field(discriminator="action"),
+    AtFirstUse("action"),
 ]

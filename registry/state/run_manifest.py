@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from registry.actions import CreateRun, Place, RunStatus
 from registry.digest import Digest
 from registry.monitors import Monitor
-from registry.records import DigestField, PhaseName, Record
+from registry.records import AtFirstUse, DigestField, PhaseName, Record
 from registry.spec import RunSpec
 from registry.state.records import (
     CheckpointRecord,
@@ -59,7 +59,7 @@ class RunManifest(Record):
     next_slot: Annotated[int, Field(ge=0)] = 0
     commits: int = 0
     head: DigestField | None = None
-    created: CreateRun | None = None
+    created: Annotated[CreateRun, AtFirstUse()] | None = None
     created_ms: int = 0
     status: RunStatus = "running"
     dropped: str | None = None
@@ -76,6 +76,11 @@ class RunManifest(Record):
     groups: tuple[GroupRecord, ...] = ()
     places: tuple[Place, ...] = ()
     epoch: int = 0
+
+    @classmethod
+    def empty(cls, run_id: str) -> Self:
+        """Return a run before its first slot; the rules for what is read are not built for it."""
+        return cls.model_construct(run_id=run_id)
 
     @cached_property
     def by_n(self) -> dict[int, CheckpointRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from registry import canonical
 from registry.actions import Place, ReportMetrics
 from registry.digest import Digest
 from registry.errors import Malformed
+from registry.records import AtFirstUse, Record
 
 DIGEST = Digest.of(b"x")
 PLACE = Place(manifest=DIGEST, manifest_generation=3, placement=DIGEST, placement_generation=0)
@@ -80,3 +82,53 @@ def test_absent_optional_fields_are_left_out():
 
     assert Rewind().encode() == b'{"action":"run.rewind"}'
     assert Rewind.decode(b'{"action":"run.rewind"}', where="x").to is None
+
+
+class Part(Record):
+    kind: Literal["part"] = "part"
+    sizes: tuple[int, ...] = ()
+
+
+class Other(Record):
+    kind: Literal["other"] = "other"
+
+
+class Neither(Record):
+    kind: Literal["neither"] = "neither"
+
+
+class Whole(Record):
+    parts: tuple[Annotated[Part | Other | Neither, AtFirstUse("kind")], ...] = ()
+    one: Annotated[Part, AtFirstUse()] | None = None
+
+
+@pytest.mark.parametrize("whole", [Whole(parts=(Part(sizes=(1, 2)),)), Whole(one=Part())])
+def test_a_record_within_a_record_comes_back(whole):
+    assert Whole.decode(whole.encode(), where="x") == whole
+    assert Whole(**whole.model_dump()) == whole
+    assert whole.model_dump(mode="json", exclude_none=True) == whole.to_json()
+
+
+def test_rules_are_built_for_a_record_that_is_met_and_for_no_other():
+    whole = canonical.encode({"parts": [Other().to_json()]})
+    assert Whole.decode(whole, where="x").parts == (Other(),)
+    assert Other.__pydantic_complete__
+    assert not Neither.__pydantic_complete__
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"parts": [{"kind": "part"}, {"kind": "part", "sizes": ["1"]}]}, r"parts\.1\.sizes\.0"),
+        ({"parts": [{"kind": "part", "more": 1}]}, r"parts\.0\.more"),
+        ({"parts": [{"kind": "later"}]}, r"parts\.0: .*'later'"),
+        ({"parts": [{"kind": ["part"]}]}, r"parts\.0"),
+        ({"parts": [{}]}, r"parts\.0"),
+        ({"parts": [5]}, r"parts\.0.*not an object"),
+        ({"one": {"kind": "other"}}, r"one\.kind"),
+        ({"one": []}, "one.*object"),
+    ],
+)
+def test_a_record_within_a_record_is_refused_with_the_field_named(body, named):
+    with pytest.raises(Malformed, match=named):
+        Whole.decode(canonical.encode(body), where="x")
