@@ -22,6 +22,9 @@ _BLOCK = 2**16
 #: Numbers that stay finite; a few more do, too.
 _SURELY_FINITE = {"float16": 65504.0, "bfloat16": 2.0**127}
 
+#: float32 bits of the greatest number that rounds to zero, half of the least one there is (a tie).
+_VANISHES = {"float16": 0x3300_0000, "bfloat16": 0x8000}
+
 _Array = np.ndarray[Any, Any]
 
 
@@ -60,6 +63,27 @@ def overflow(data: memoryview, original: str, dtype: str) -> float | None:
         made = _rounded(np.array([largest], source.dtype), dtype).astype("<u2")
         widened = _widened(made, dtype, "float32")
     return largest if math.isinf(float(widened[0])) else None
+
+
+def vanishing(data: memoryview, original: str, dtype: str) -> tuple[int, int]:
+    """Return how many elements that are not zero a narrower type makes zeros of, of how many.
+
+    Args are those of `narrow`. What goes from float32 to bfloat16 is not looked at: it loses
+    nothing but numbers below 1e-40, which float32 itself holds with a few bits only.
+    """
+    if dtype == "bfloat16" and original == "float32":
+        return 0, 0
+    source = _elements(data, original)
+    lost = nonzero = 0
+    with np.errstate(all="ignore"):
+        for start, stop in _blocks(len(source)):
+            block = source[start:stop]
+            some = int(np.count_nonzero(block))
+            bits = block.astype("<f4", copy=False).view("<u4") & np.uint32(0x7FFF_FFFF)
+            small = int(np.count_nonzero(bits <= np.uint32(_VANISHES[dtype])))
+            lost += small - (len(block) - some)
+            nonzero += some
+    return lost, nonzero
 
 
 def widen(memory: memoryview, dtype: str, original: str) -> None:

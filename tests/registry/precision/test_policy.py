@@ -168,7 +168,9 @@ def test_an_optimizer_is_known_by_its_key(name):
     assert chosen(nested, "bf16") == {"model/w": "bfloat16"}
 
 
-@pytest.mark.parametrize("name", ["options", "optical_flow", "adopt", "model", "optimal"])
+@pytest.mark.parametrize(
+    "name", ["options", "optical_flow", "adopt", "model", "optimal", "exp_average", "momentum"]
+)
 def test_other_keys_are_no_optimizers(name):
     assert chosen({name: MOMENTS}, "bf16") == {f"{name}/{key}": "bfloat16" for key in MOMENTS}
     # The key of the tensor itself says nothing, unless there is no other.
@@ -183,6 +185,32 @@ def test_an_optimizer_is_known_by_its_shape_wherever_it_lies():
     }
     # Not every dict with a `state` is one.
     assert chosen({"env": {"state": torch.ones(3)}}, "bf16") == {"env/state": "bfloat16"}
+
+
+MOMENT_KEYS = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
+    *("grad_avg", "acc_delta", "state.layer.0.exp_avg_sq"),
+)
+
+
+@pytest.mark.parametrize("key", MOMENT_KEYS)
+def test_moments_are_known_by_their_own_keys(key):
+    # What `optimizer.state_dict()["state"]` holds has no `param_groups` beside it.
+    for state in (
+        {"adam": {0: {"step": 1, key: torch.ones(50)}}},
+        {"adam": {key: {"w": torch.ones(50)}}},
+        {key: torch.ones(50)},
+    ):
+        assert chosen({**state, "model": {"w": torch.ones(3)}}, "fp16") == {"model/w": "float16"}
+    with pytest.raises(InvalidInput, match="optimizer state would lose precision"):
+        chosen({"adam": {0: {key: torch.ones(50)}}}, {"adam/*": "bf16"})
+
+
+def test_mu_and_nu_are_moments_side_by_side():
+    one = {"w": torch.ones(5)}
+    assert chosen({"tx": {"inner": [{"mu": one, "nu": one}]}}, "bf16") == {}
+    alone = {"vae": {"mu": one, "logvar": one}, "flow": {"nu": one}}
+    assert set(chosen(alone, "bf16")) == {"vae/mu/w", "vae/logvar/w", "flow/nu/w"}
 
 
 @quick
@@ -388,6 +416,18 @@ def test_a_state_is_never_there_twice(tmp_path, order):
             UnsupportedValue,
             r"w: a number that bf16.*3\.39e38.*1e\+39",
         ),
+        (
+            {"adam": {"v": np.full(100, 1e-9, np.float32)}, "w": torch.ones(3)},
+            "fp16",
+            UnsupportedValue,
+            "adam/v: numbers that fp16.*become zero.*at most 1%.*found 100 of 100.*'bf16'",
+        ),
+        (
+            {"w": np.full(9, 1e-50)},
+            "bf16",
+            UnsupportedValue,
+            "w: numbers that bf16.*become zero.*found 9 of 9.*'keep' for this tensor",
+        ),
         ({"w": np.full(2**18, 1e39)}, "auto", UnsupportedValue, "w: a number that bf16.*'keep'"),
         (trained()[1], {"trainer/*": "bf16"}, InvalidInput, "optimizer state would lose"),
         (model_state(), {"other": "bf16"}, InvalidInput, "matches no tensor"),
@@ -411,6 +451,17 @@ def test_nan_and_infinity_pass(run):
         back = run.save({"w": values}, step=step, precision=policy).load(precision="original")
         assert torch.equal(torch.isnan(back["w"]), torch.isnan(values))
         assert torch.equal(back["w"].nan_to_num(5.0), values.nan_to_num(5.0))
+
+
+def test_one_in_a_hundred_may_vanish(run):
+    values = torch.full((200,), 1.0)
+    values[:100] = 0.0
+    values[7] = 1e-9
+    back = run.save({"w": values}, step=1, precision="fp16").load()
+    assert back["w"].count_nonzero() == 100
+    values[8] = -1e-9
+    with pytest.raises(UnsupportedValue, match="found 2 of 102"):
+        run.save({"w": values}, step=2, precision="fp16")
 
 
 def test_misspelt_options_are_refused(run):
@@ -564,6 +615,8 @@ def test_any_numbers_come_back_as_torch_rounds_them(data):
     values = data.draw(hnp.arrays(dtype, shapes, elements=elements))
     policy = data.draw(st.sampled_from(["bf16", "fp16"]))
     narrow = torch.bfloat16 if policy == "bf16" else torch.float16
+    # Tensors much of which would vanish are refused.
+    values = np.where((torch.from_numpy(values).to(narrow) == 0).numpy(), 0, values).astype(dtype)
     with registry.registry.open_on(new_backend()) as opened, small_grid(64, list_threshold=3):
         state = {"t": torch.from_numpy(values.copy()), "n": values}
         checkpoint = opened.create_run("run").save(state, step=1, precision=policy)

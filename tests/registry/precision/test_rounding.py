@@ -140,3 +140,18 @@ def test_nothing_but_nan_and_infinity_overflows_nothing():
     values = np.array([math.nan, math.inf, -math.inf])
     assert rounding.overflow(memoryview(values.view("u1")), "float64", "float16") is None
     assert rounding.overflow(memoryview(b""), "float64", "float16") is None
+
+
+@pairs
+def test_what_vanishes_is_counted(original, dtype):
+    """As many as torch makes zeros of, at the tie, one above it and at random."""
+    least = 2.0**-25 if dtype == "float16" else 2.0**-134
+    near = np.array([least, -least, 0.0, -0.0, np.inf, np.nan], original)
+    above = np.nextafter(np.float32(least), np.float32(1)).astype(original)
+    tiny = np.random.default_rng(3).uniform(0, 3 * least, rounding._BLOCK).astype(original)
+    values = np.concatenate([near, [above], tiny, np.array([1e-60], original)]).astype(original)
+    made = by_torch(values, dtype).double().numpy()
+    expected = int(((made == 0) & (values != 0)).sum()), int(np.count_nonzero(values))
+    if (original, dtype) == ("float32", "bfloat16"):
+        expected = (0, 0)  # not looked at
+    assert rounding.vanishing(memoryview(values.view("u1")), original, dtype) == expected
