@@ -2,7 +2,7 @@
 
 Owns the way from a chunk of the grid to a part of a tensor that exists, on the host or not,
 contiguous or not, and the mark by which it can be told that a tensor was written to. What its
-chunks ought to be is the business of `registry.following.following`.
+chunks ought to be is the business of `registry.following.swapping`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from registry import pytree
 from registry.digest import Digest
 from registry.errors import IncompatibleState
 from registry.objects.chunking import grid
-from registry.precision.policy import widen_all
+from registry.precision.policy import stored_view, widen_all
 from registry.reading.destinations import Destination
 
 
@@ -57,15 +57,8 @@ class Resident:
             start = self._start(number)
             into[:] = self._view[start : start + len(into)]
             return
-        part = self._plain[self._index(number)]
-        kind = "torch" if self._is_torch else "numpy"
-        made, view = pytree.allocate(self._stored_dtype or self._dtype, tuple(part.shape), kind)
-        staged: Any = made
-        if self._is_torch:
-            staged.copy_(part)  # a widened number comes back as it was stored
-        else:
-            staged[...] = part
-        into[:] = view
+        own = self._own(number)
+        into[:] = own if self._stored_dtype is None else self._narrowed(own, self._stored_dtype)
 
     def write(self, number: int, data: memoryview, pool: Executor) -> None:
         """Copy a chunk's bytes into the tensor.
@@ -85,14 +78,24 @@ class Resident:
             widen_all([destination.widening], pool)
         destination.settle()
 
-    def digest(self, number: int, size: int) -> Digest:
-        """Return the digest of a chunk as it lies there now."""
+    def examine(self, number: int, size: int) -> tuple[Digest, bool]:
+        """Return the digest of a chunk as it lies there now, and whether it is that chunk.
+
+        Numbers that are widened here are rounded to be hashed. They may be others than those that
+        the chunk stands for, and round to the same: as the base of a delta they will do, as what
+        the tensor ought to hold they will not.
+        """
         if self._view is not None:
             start = self._start(number)
-            return Digest(hashlib.sha256(self._view[start : start + size]).digest())
-        data = memoryview(bytearray(size))
-        self.read(number, data)
-        return Digest(hashlib.sha256(data).digest())
+            return Digest(hashlib.sha256(self._view[start : start + size]).digest()), True
+        own = self._own(number)
+        if self._stored_dtype is None:
+            return Digest(hashlib.sha256(own).digest()), True
+        data = self._narrowed(own, self._stored_dtype)
+        again = memoryview(bytearray(len(own)))
+        stored_view(again, self._stored_dtype, self._dtype)[:] = data
+        _rounding().widen(again, self._stored_dtype, self._dtype)
+        return Digest(hashlib.sha256(data).digest()), _equal(again, own)
 
     def place(self) -> tuple[object, ...]:
         """Return where the tensor lies: equal for tensors that share all of their memory."""
@@ -144,6 +147,26 @@ class Resident:
                 hint="Copy it first: .clone() or .copy().",
             )
 
+    def _own(self, number: int) -> memoryview:
+        """Return a chunk's bytes as they are in the tensor, copied to the host if need be."""
+        part = self._plain[self._index(number)]
+        view = pytree.view_of(part)
+        if view is not None:
+            return view
+        kind = "torch" if self._is_torch else "numpy"
+        made, view = pytree.allocate(self._dtype, tuple(part.shape), kind)
+        staged: Any = made
+        if self._is_torch:
+            staged.copy_(part)
+        else:
+            staged[...] = part
+        return view
+
+    def _narrowed(self, own: memoryview, dtype: str) -> memoryview:
+        """Round as a save does: a widened number comes back as it was stored."""
+        made: memoryview = _rounding().narrow(own, self._dtype, dtype)
+        return made
+
     def _start(self, number: int) -> int:
         run, at = divmod(number, self.grid.chunks_per_run)
         return run * (self.grid.nbytes // self.grid.runs) + at * self.grid.chunk_bytes
@@ -158,6 +181,20 @@ class Resident:
             position.insert(0, inside)
         rows = self.grid.rows
         return (*position, slice(at * rows, (at + 1) * rows), ...)
+
+
+def _rounding() -> Any:
+    # It imports numpy.
+    from registry.precision import rounding
+
+    return rounding
+
+
+def _equal(one: memoryview, other: memoryview) -> bool:
+    # Many times as fast as to compare the views, and without the lock of the interpreter.
+    import numpy as np
+
+    return np.array_equal(np.frombuffer(one, "<u4"), np.frombuffer(other, "<u4"))
 
 
 class LiveChunks:

@@ -34,6 +34,7 @@ class _Known:
     resident: Resident
     mark: tuple[object, ...]
     chunks: _Chunks
+    inexact: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -46,6 +47,8 @@ class Exchange:
         residents: The model's tensors by path; of those that share memory the first.
         wanted: The digests of their chunks, as the checkpoint has them.
         held: The digests of their chunks as they are.
+        inexact: Numbers of chunks that are these only when they are rounded: they are bases of
+            deltas, but to be replaced.
         inline: Bytes that the manifest itself holds.
         aside: Chunks that are fetched and verified.
         moved_bytes: Stored bytes of chunks that were read from the store.
@@ -56,6 +59,7 @@ class Exchange:
     residents: dict[str, Resident] = field(default_factory=dict)
     wanted: dict[str, _Chunks] = field(default_factory=dict)
     held: dict[str, _Chunks] = field(default_factory=dict)
+    inexact: dict[str, frozenset[int]] = field(default_factory=dict)
     inline: dict[Digest, memoryview] = field(default_factory=dict)
     aside: dict[Digest, memoryview] = field(default_factory=dict)
     moved_bytes: int = 0
@@ -63,12 +67,12 @@ class Exchange:
     def stale(self) -> Iterator[tuple[str, int, int, Digest]]:
         """Yield path, number, size and digest of each chunk that is to be replaced."""
         for path, wanted in self.wanted.items():
-            held = self.held[path]
-            if wanted == held:
+            held, inexact = self.held[path], self.inexact[path]
+            if wanted == held and not inexact:
                 continue
             sizes = self.residents[path].sizes()
             for number, (new, old, size) in enumerate(zip(wanted, held, sizes, strict=True)):
-                if new != old:
+                if new != old or number in inexact:
                     yield path, number, size, new
 
     def lacking(self) -> dict[Digest, memoryview]:
@@ -198,18 +202,22 @@ class SwappedModel:
             known = self._known.get(path)
             trusts = resident.is_counted if rehash is None else not rehash
             if known is not None and trusts and known.mark == marks[path]:
-                exchange.held[path] = known.chunks
+                exchange.held[path], exchange.inexact[path] = known.chunks, known.inexact
             else:
                 unknown += [(path, number, size) for number, size in enumerate(resident.sizes())]
-        digests = self._store.pools.hashing.map(
-            lambda one: exchange.residents[one[0]].digest(one[1], one[2]), unknown
+        examined = self._store.pools.hashing.map(
+            lambda one: exchange.residents[one[0]].examine(one[1], one[2]), unknown
         )
         found: dict[str, list[Digest]] = {path: [] for path, *_ in unknown}
-        for (path, *_), digest in zip(unknown, digests, strict=True):
+        inexact: dict[str, set[int]] = {path: set() for path in found}
+        for (path, number, _), (digest, is_exact) in zip(unknown, examined, strict=True):
             found[path].append(digest)
+            if not is_exact:
+                inexact[path].add(number)
         exchange.held.update({path: tuple(chunks) for path, chunks in found.items()})
+        exchange.inexact.update({path: frozenset(numbers) for path, numbers in inexact.items()})
         self._known = {
-            path: _Known(resident, marks[path], exchange.held[path])
+            path: _Known(resident, marks[path], exchange.held[path], exchange.inexact[path])
             for path, resident in exchange.residents.items()
         }
 

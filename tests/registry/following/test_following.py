@@ -202,6 +202,50 @@ def test_what_was_stored_with_less_precision_is_widened(
     assert following.moved_bytes < 100  # a delta, against what the model's own numbers narrow to
 
 
+@pytest.mark.parametrize("policy", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", ["torch", "strided", "numpy"])
+def test_numbers_that_only_round_to_what_is_stored_are_replaced(
+    world: World, policy: str, kind: str
+) -> None:
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}[policy]
+    w = weights().reshape(50, 100)
+    target = w.T.clone().T if kind == "strided" else w.clone()
+    model = {"w": target.numpy() if kind == "numpy" else target}
+    following = world.follow(model, component="m")
+    how = {"precision": {"m/*": policy}, **DELTAS}
+    world.run.save({"m": {"w": w}}, step=1, **how)
+    following.poll()
+    assert torch.equal(target, w.to(narrow).float())
+    assert (following.changed, following.moved_bytes) == (("m/w",), 0)
+    target.mul_(1 + 1e-4)
+    world.run.save({"m": {"w": w}}, step=2, **how)
+    following.poll()
+    assert torch.equal(target, w.to(narrow).float())
+    assert following.moved_bytes == 0  # what it rounds to is what is wanted
+
+
+def test_numbers_that_round_to_infinity_are_replaced(world: World) -> None:
+    model = {"w": np.full(3000, 1e30, np.float32)}
+    world.run.save({"m": {"w": torch.ones(3000)}}, step=1, precision="fp16")
+    world.follow(model, component="m").poll()
+    assert (model["w"] == 1).all()
+
+
+def test_not_numbers_are_held(world: World) -> None:
+    w = weights()
+    w.view(torch.int32)[:3] = torch.tensor([0x7FC10000, -0x3F0000, 0x7F800001])
+    model = {"w": w.clone()}
+    following = world.follow(model, component="m", rehash=True)
+    how = {"precision": {"m/*": "bf16"}, "allow_nonfinite": True}
+    for step in (1, 2):
+        world.run.save({"m": {"w": w}}, step=step, **how)
+        following.poll()
+    assert following.changed == ()
+    into = {"w": torch.zeros(5000)}
+    world.run.latest().load_into(into, component="m")
+    assert torch.equal(model["w"].view(torch.int32), into["w"].view(torch.int32))
+
+
 def test_empty_scalar_and_tiny_tensors(world: World) -> None:
     def made(value: float) -> dict:
         return {"e": torch.zeros(0, 3), "s": torch.tensor(value), "t": torch.full((5,), value)}
@@ -328,7 +372,7 @@ def test_it_is_not_hashed_again(world: World, monkeypatch: pytest.MonkeyPatch) -
     following.poll()
     from registry.following.resident import Resident
 
-    monkeypatch.setattr(Resident, "digest", None)
+    monkeypatch.setattr(Resident, "examine", None)
     world.run.save(state(nudged(weights(), 9)), step=2)
     assert following.poll().step == 2
 
