@@ -149,7 +149,7 @@ class Committer:
     def write_plain(self, state: object) -> Written:
         """Put a state on the store that is like none of the checkpoints."""
         with allocation_burst():
-            flat = pytree.flatten(state)
+            flat = state if isinstance(state, FlatState) else pytree.flatten(state)
         pytree.await_devices(flat)
         return self.write(flat, ())
 

@@ -120,6 +120,8 @@ def pull(
         stored = opened.stored(ref)
         # Formats ask nothing of a checkpoint that a stored state does not have.
         written = formats.write(to, stored, only=only or None, force=force)  # type: ignore[arg-type]
+    if lossy := describe.lossy_text(describe.lossy_json(stored)):
+        output.note(f"saved with less precision: {lossy}")
     if json:
         shape = {"ref": stored.ref, "id": stored.digest, "path": str(written.path)}
         output.document({**shape, "format": written.format, "size_bytes": written.size_bytes})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from registry.checkpoint import Checkpoint
+from registry.pytree import FlatState
 
 #: The component that an opaque file is: its name, and its bytes as an array.
 OPAQUE = "file"
@@ -19,12 +20,13 @@ class FileState:
     """A file as a state.
 
     Attributes:
-        state: What `Run.save` takes.
+        state: What `Run.save` takes; taken apart already where the file says of tensors that they
+            were saved with less precision, which a tensor itself cannot.
         format: How the file was read; `opaque` means not at all.
         size_bytes: Size of the file.
     """
 
-    state: dict[str, Any]
+    state: dict[str, Any] | FlatState
     format: Format
     size_bytes: int
 

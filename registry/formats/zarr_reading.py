@@ -2,8 +2,9 @@
 
 Groups become dicts and arrays NumPy arrays, names in order of their characters. A folder that
 `registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back with the
-same id. Decoding is left to zarr, behind the checks of `registry.integrations.zarr_nodes`; links
-and anything but files are refused, since a folder may come from anywhere.
+same id: what was saved with less precision is so marked again. Decoding is left to zarr, behind the
+checks of `registry.integrations.zarr_nodes`; links and anything but files are refused, since a
+folder may come from anywhere.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from registry.formats.state_file import FileState
 from registry.integrations import read_zarr_array
 from registry.integrations.zarr_layout import BITS, DOCUMENT, STATE_ATTRIBUTE
 from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3
+from registry.objects.manifest import NarrowedDtype
+from registry.pytree import FlatState
 
 #: The component that an array without a group becomes.
 ALONE = "array"
@@ -50,7 +53,9 @@ def read(path: Path) -> FileState:
     else:
         state = _nested(folder, arrays, groups)
     folder.check_unchanged()
-    return FileState(state, "zarr", sum(identity[0] for identity in folder.files.values()))
+    return FileState(
+        _marked(folder, state), "zarr", sum(identity[0] for identity in folder.files.values())
+    )
 
 
 class _Folder:
@@ -59,6 +64,8 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = dict(_files(path))
+        #: What tensors were before they were saved with less precision, by the value's `id`.
+        self.narrowed: dict[int, str] = {}
 
     def check_unchanged(self) -> None:
         if dict(_files(self.path)) != self.files:
@@ -226,9 +233,32 @@ def _nested(folder: _Folder, arrays: dict[str, ArrayNode], groups: set[str]) -> 
 
 def _loaded(folder: _Folder, path: str, node: ArrayNode) -> Any:
     # What NumPy has no name for is a tensor: most who read it have no ml_dtypes.
-    value, view = _allocated(node, "torch" if node.dtype in BITS else "numpy")
+    return _filled(folder, path, node, "torch" if node.dtype in BITS else "numpy")
+
+
+def _filled(folder: _Folder, path: str, node: ArrayNode, kind: str) -> Any:
+    value, view = _allocated(node, kind)
     folder.load(path, node, view)
+    if node.original is not None:
+        folder.narrowed[id(value)] = node.original
     return value
+
+
+def _marked(folder: _Folder, state: dict[str, Any]) -> dict[str, Any] | FlatState:
+    """Return a state that says which tensors were saved with less precision, if any were.
+
+    A tensor cannot say so itself; the leaf that it is of a state that was taken apart can.
+    """
+    if not folder.narrowed:
+        return state
+    flat = pytree.flatten(state)
+    for part in flat.components:
+        for leaf in part.leaves:
+            original = folder.narrowed.pop(id(leaf.source), None)
+            if original is not None:
+                leaf.dtype = NarrowedDtype(leaf.dtype, original)
+    assert not folder.narrowed  # every array is a leaf, and the same object still
+    return flat
 
 
 def _allocated(node: ArrayNode, kind: str) -> tuple[Any, memoryview]:
@@ -291,9 +321,3 @@ def _restored(folder: _Folder, arrays: Mapping[str, ArrayNode], described: Any) 
             found=error,
             hint="Remove it from zarr.json to read the hierarchy as it is.",
         ) from error
-
-
-def _filled(folder: _Folder, path: str, node: ArrayNode, kind: str) -> Any:
-    value, view = _allocated(node, kind)
-    folder.load(path, node, view)
-    return value

@@ -32,6 +32,8 @@ BITS = {
 }
 #: The attribute of an array that names its true element type.
 DTYPE_ATTRIBUTE = "holdfast_dtype"
+#: The attribute of an array that names the wider type that it was saved from, if it was.
+ORIGINAL_ATTRIBUTE = "holdfast_original"
 #: The attribute of the root that says how a written state is put together again.
 STATE_ATTRIBUTE = "holdfast_state"
 #: Longest decimal number that can be a position.
@@ -95,6 +97,9 @@ class ArrayLayout:
         shown = BITS.get(dtype, dtype)
         # Equal names are equal lengths, as xarray wants it throughout a group.
         names = [f"axis{axis}_{length}" for axis, length in enumerate(self.entry.shape)]
+        attributes = {DTYPE_ATTRIBUTE: dtype}
+        if self.entry.original is not None:
+            attributes[ORIGINAL_ATTRIBUTE] = self.entry.original
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -107,7 +112,7 @@ class ArrayLayout:
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": _zero(shown),
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-            "attributes": {DTYPE_ATTRIBUTE: dtype},
+            "attributes": attributes,
             "dimension_names": names,
             "storage_transformers": [],
         }

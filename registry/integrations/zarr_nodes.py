@@ -17,7 +17,13 @@ from typing import Any, Literal, NoReturn
 
 from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput
-from registry.integrations.zarr_layout import BITS, DOCUMENT, DTYPE_ATTRIBUTE
+from registry.integrations.zarr_layout import (
+    BITS,
+    DOCUMENT,
+    DTYPE_ATTRIBUTE,
+    ORIGINAL_ATTRIBUTE,
+)
+from registry.objects.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
 
 #: Chunks of an array, those within shards counted too, at most: zarr lists them all at once.
 MAX_CHUNKS = 2**20
@@ -65,6 +71,7 @@ class ArrayNode:
         shown: What zarr takes them for: unsigned integers where it has no name for them.
         shape: Axis lengths.
         chunk_shape: Axis lengths of a chunk, or of a shard; every one at least 1.
+        original: The wider element type that it was saved from with less precision, or None.
     """
 
     where: str
@@ -74,6 +81,7 @@ class ArrayNode:
     shown: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
+    original: str | None
 
     @property
     def nbytes(self) -> int:
@@ -110,8 +118,10 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     seen = {**document, "data_type": shown, "fill_value": fill, "attributes": {}}
     seen.pop("dimension_names", None)
     documents = {DOCUMENT: json.dumps(seen).encode()}
-    dtype = _true_dtype(where, name, shown, document.get("attributes"))
-    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk)
+    attributes = document.get("attributes")
+    dtype = _true_dtype(where, name, shown, attributes)
+    original = _original(where, dtype, attributes)
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, original)
 
 
 def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
@@ -140,9 +150,9 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
             _check_codec(where, codec, "id", _NUMCODECS)
     _check_chunks(where, shape, chunk, (1,) * len(chunk))
     documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
-    return ArrayNode(
-        where, 2, documents, _true_dtype(where, name, name, attributes), name, shape, chunk
-    )
+    dtype = _true_dtype(where, name, name, attributes)
+    original = _original(where, dtype, attributes)
+    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, original)
 
 
 def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
@@ -232,6 +242,21 @@ def _true_dtype(where: str, name: str, shown: str, attributes: object) -> str:
         return name
     if not isinstance(named, str) or BITS.get(named, named) != shown or name not in (named, shown):
         _broken(where, f"attribute {DTYPE_ATTRIBUTE!r} does not fit the array", name, named)
+    return named
+
+
+def _original(where: str, dtype: str, attributes: object) -> str | None:
+    """Return the wider type that an array was saved from, as its attribute says."""
+    named = attributes.get(ORIGINAL_ATTRIBUTE) if isinstance(attributes, dict) else None
+    if named is None:
+        return None
+    if not isinstance(named, str) or named not in ORIGINAL_DTYPES or dtype not in NARROW_DTYPES:
+        _broken(
+            where,
+            f"attribute {ORIGINAL_ATTRIBUTE!r} does not fit the array",
+            f"{' or '.join(sorted(ORIGINAL_DTYPES))}, of {' or '.join(sorted(NARROW_DTYPES))}",
+            f"{named}, of {dtype}",
+        )
     return named
 
 

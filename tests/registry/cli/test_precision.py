@@ -94,3 +94,12 @@ def test_show_marks_what_is_lossy(call: Call, call_json: CallJson, weights: Path
 def test_show_says_nothing_of_what_is_exact(call: Call, call_json: CallJson) -> None:
     assert "lossy" not in call("show", "demo", "--tensors").stdout
     assert call_json("show", "demo")["lossy"] == []
+
+
+@pytest.mark.parametrize("name", ["x.zarr", "x.pt"])
+def test_pull_says_what_is_lossy(call: Call, weights: Path, tmp_path: Path, name: str) -> None:
+    call("push", weights, "demo", "--step", 30, "--precision", "model/weight=bf16")
+    pulled = call("pull", "demo", "--to", tmp_path / name)
+    assert "saved with less precision: 1 tensor of float32 as bfloat16" in pulled.stderr
+    call("push", weights, "demo", "--step", 31)
+    assert "precision" not in call("pull", "demo", "--to", tmp_path / f"y{name}").output

@@ -151,6 +151,24 @@ def test_a_state_that_does_not_describe_the_arrays_is_refused(described: Any, on
         formats.read(one)
 
 
+@pytest.mark.parametrize(("policy", "tensor"), [("bf16", torch.rand), ("fp16", np.ones)])
+@pytest.mark.parametrize("shape", [(3,), (60, 70)])
+def test_what_was_saved_with_less_precision_says_so_again(
+    policy: str, tensor: Any, shape: tuple[int, ...], run: Run, tmp_path: Path
+) -> None:
+    state = {"m": {"a/b": tensor(shape), "n": torch.ones(3).half(), "i": 7}}
+    checkpoint = written(run, state, tmp_path / "x.zarr", precision={'m/"a/b"': policy})
+    (was,) = {entry.original for entry in checkpoint.manifest.tensors()} - {None}
+    with small_grid(256, list_threshold=8):
+        pushed = run.push(formats.read(tmp_path / "x.zarr").state, step=2)
+        artifact = run.add_artifact("x", formats.read(tmp_path / "x.zarr").state)
+    assert pushed.digest == artifact.digest == checkpoint.digest
+    edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
+    with small_grid(256, list_threshold=8):
+        foreign = run.push(formats.read(tmp_path / "x.zarr").state, step=3)
+    assert sorted(str(entry.original) for entry in foreign.manifest.tensors()) == ["None", was]
+
+
 # Other hierarchies
 
 
@@ -257,6 +275,9 @@ def test_bfloat16_of_other_programs(one: Path) -> None:
         ({"codecs": [{"name": "numcodecs.astype", "configuration": {"decode_dtype": "O"}}]}, "num"),
         ({"attributes": {"holdfast_dtype": "bfloat16"}}, "holdfast_dtype"),
         ({"attributes": {"holdfast_dtype": 3}}, "holdfast_dtype"),
+        ({"attributes": {"holdfast_original": "float64"}}, "holdfast_original"),
+        ({"data_type": "float16", "attributes": {"holdfast_original": "int8"}}, "holdfast_or"),
+        ({"data_type": "float16", "attributes": {"holdfast_original": ["float32"]}}, "holdfast_or"),
         ({"codecs": []}, "zarr cannot read"),
         ({"storage_transformers": [{"name": "x"}]}, "zarr cannot read"),
         ({"fill_value": "no number"}, "zarr cannot read"),
