@@ -39,6 +39,8 @@ REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 WRITER_VERSION = 1
 #: Manifests and placements kept parsed in a handle, each.
 _KEPT = 32
+#: Tables of packs, of which one state with deltas can need many.
+_KEPT_TABLES = 256
 
 _T = TypeVar("_T")
 
@@ -127,7 +129,7 @@ class Store:
         kept = self._recall(self._tables, pack.key)
         if kept is None:
             kept = self.read_table(pack, after)
-            self._keep(self._tables, pack.key, kept)
+            self._keep(self._tables, pack.key, kept, _KEPT_TABLES)
         return kept
 
     def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
@@ -187,10 +189,12 @@ class Store:
                 kept.move_to_end(key)
             return kept.get(key)
 
-    def _keep(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey, value: _T) -> None:
+    def _keep(
+        self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey, value: _T, most: int = _KEPT
+    ) -> None:
         with self._lock:
             kept[key] = value
-            if len(kept) > _KEPT:
+            if len(kept) > most:
                 kept.popitem(last=False)
 
 

@@ -24,6 +24,8 @@ from registry.objects.keys import ObjectKey
 
 FORMAT = "holdfast.placement/1"
 NO_BASE = 2**32 - 1
+#: Deltas on deltas, at most.
+MAX_DEPTH = 32
 _COLUMNS = "IQIBI"
 _ROW_BYTES = struct.calcsize("<" + _COLUMNS)
 
@@ -105,11 +107,41 @@ class Placement:
         """Return the file."""
         return wrap_frame(self.content)
 
+    @cached_property
+    def links(self) -> Sequence[int]:
+        """How many deltas have to be added to what each row stands on.
+
+        Raises:
+            Malformed: More than `MAX_DEPTH`, or they go round in a circle.
+        """
+        if all(row.base == NO_BASE for row in self.rows):
+            return [0] * len(self.rows)
+        depths: dict[int, int] = {}
+        for start in range(len(self.rows)):
+            chain, number = [], start
+            while number not in depths and self.rows[number].base != NO_BASE:
+                chain.append(number)
+                number = self.rows[number].base
+                if len(chain) > MAX_DEPTH:
+                    break
+            depth = depths.setdefault(number, 0)
+            if depth + len(chain) > MAX_DEPTH:
+                raise Malformed(
+                    "deltas on deltas without end",
+                    where=f"placement {self.digest.short} of {self.manifest.short}, row {start}",
+                    expected=f"at most {MAX_DEPTH}",
+                    hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+                )
+            for above in reversed(chain):
+                depth += 1
+                depths[above] = depth
+        return [depths[number] for number in range(len(self.rows))]
+
     def index(self, chunks: Mapping[Digest, int]) -> dict[Digest, ChunkPlace]:
         """Return each chunk's place, given the manifest's distinct chunks in order.
 
         Raises:
-            Malformed: There are fewer or more rows than chunks, or a place is outside its pack.
+            Malformed: There are fewer or more rows than chunks, or deltas without end.
         """
         digests = [*chunks, *self.extra]
         if len(digests) != len(self.rows):
@@ -119,6 +151,7 @@ class Placement:
                 expected=f"{len(digests)} rows",
                 found=len(self.rows),
             )
+        _ = self.links  # checked before anything is read by it, or built on it
         return dict(zip(digests, self.rows, strict=True))
 
     @classmethod

@@ -25,6 +25,7 @@ from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable
+from registry.objects.placement import MAX_DEPTH as MAX_DEPTH
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.pools import results
 from registry.store import Store, missing
@@ -35,8 +36,6 @@ _JOB_BYTES = 16 * 2**20
 _HELD_BYTES = 2**20
 #: ... and so many buffers, what one system call takes.
 _JOB_CHUNKS = 1024
-#: Deltas on deltas, at most.
-MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +237,8 @@ class Fetch:
         """
         wanted = []
         for digest, of in deltas.items():
+            if any(len(view) != len(of[0]) for view in of):
+                raise Malformed("deltas of several lengths on one chunk", where=digest)
             base = memoryview(bytearray(len(of[0])))  # one at a time: they are many
             if self._fill({digest: base}, verified=verified):
                 wanted.append(self._want(digest, len(base)))

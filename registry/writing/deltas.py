@@ -126,7 +126,7 @@ class Predecessors:
 
     def _links(self, digest: Digest) -> int:
         links = 0
-        while (below := self._spots[digest].base) is not None:
+        while links < self._keyframe_every and (below := self._spots[digest].base) is not None:
             digest = below
             links += 1
         return links

@@ -1,8 +1,8 @@
 """Chunks made shorter: by a fixed codec, and only where a sample says that it is worth it.
 
-Each tensor is tried once, on a part of its first chunk; one that hardly shrinks (some moments,
-noise) stays raw as a whole. A chunk that does not get shorter stays raw by itself. Differences to
-another chunk are tried the same way, against what compression alone would give.
+Each tensor is tried once, in its middle; one that hardly shrinks (some moments, noise) stays raw as
+a whole. A chunk that does not get shorter stays raw by itself. Differences to another chunk are
+tried on the first of them, against what compression alone would give.
 """
 
 from __future__ import annotations
@@ -76,12 +76,16 @@ class Encoding:
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
-        # By tensor. Two threads may both try one; they find the same.
+        # By tensor. Two threads may both try one: of compression they find the same.
         self._ratios: dict[int, float] = {}
         self._gains_by_deltas: dict[int, bool] = {}
 
     def encode(
-        self, view: memoryview, leaf: ArrayLeaf | None, below: Below | None = None
+        self,
+        view: memoryview,
+        leaf: ArrayLeaf | None,
+        below: Below | None = None,
+        whole: memoryview | None = None,
     ) -> Encoded:
         """Return a chunk as it is to be stored.
 
@@ -89,6 +93,7 @@ class Encoding:
             view: Its raw bytes.
             leaf: The tensor that it is of; `None` for a list of digests, which never shrinks.
             below: What it can be stored as the difference to.
+            whole: The tensor, where it is at hand: tried instead of whichever chunk comes first.
         """
         if leaf is None:
             return Encoded.raw(view)
@@ -98,7 +103,7 @@ class Encoding:
             alone = self._alone(view, item)
             expected = len(alone.stored)
         else:
-            expected = self._expected(view, leaf, item)
+            expected = int(len(view) * self._ratio_of(leaf, view if whole is None else whole, item))
         if below is not None:
             difference = self._difference(view, leaf, below, int(expected * DELTA_WORTH))
             if difference is not None:
@@ -113,13 +118,13 @@ class Encoding:
             return Encoded.raw(view)
         return Encoded(stored, len(view), self._codec, Digest(hashlib.sha256(stored).digest()))
 
-    def _expected(self, view: memoryview, leaf: ArrayLeaf, item: int) -> int:
-        """Return how long compression will leave a chunk, by the sample of its tensor."""
+    def _ratio_of(self, leaf: ArrayLeaf, data: memoryview, item: int) -> float:
+        """Return to what compression will shrink a tensor; the same whoever asks first."""
         ratio = self._ratios.get(id(leaf))
         if ratio is None:
-            ratio = self._ratio(view, item)
+            ratio = self._ratio(data, item)
             self._ratios[id(leaf)] = ratio = ratio if ratio <= WORTH else 1
-        return int(len(view) * ratio)
+        return ratio
 
     def _ratio(self, view: memoryview, item: int) -> float:
         begin = max(0, (len(view) - _SAMPLE_BYTES) // 2) // item * item

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from registry.actions import Place
 from registry.digest import Digest
-from registry.errors import Malformed
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Manifest
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
@@ -181,7 +180,8 @@ def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
         packs = base.placement.packs
         digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
         rows = base.placement.rows
-        for number in _bases_first(rows):
+        # A base before what stands on it.
+        for number in sorted(range(len(rows)), key=base.placement.links.__getitem__):
             row, digest = rows[number], digests[number]
             below = None if row.base == NO_BASE else digests[row.base]
             count = 0 if below is None else links[below] + 1
@@ -191,26 +191,3 @@ def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
                 )
                 links[digest] = count
     return spots
-
-
-def _bases_first(rows: Sequence[ChunkPlace]) -> Iterable[int]:
-    """Return the numbers of rows so that a delta comes after its base.
-
-    Raises:
-        Malformed: Deltas go round in a circle.
-    """
-    if all(row.base == NO_BASE for row in rows):
-        return range(len(rows))
-    depths: dict[int, int] = {}
-    for start in range(len(rows)):
-        chain, number = [], start
-        while number not in depths and rows[number].base != NO_BASE:
-            chain.append(number)
-            number = rows[number].base
-            if len(chain) > len(rows):
-                raise Malformed("deltas on deltas without end", where=f"row {start}")
-        depth = depths.setdefault(number, 0)
-        for above in reversed(chain):
-            depth += 1
-            depths[above] = depth
-    return sorted(depths, key=depths.__getitem__)

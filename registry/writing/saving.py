@@ -34,6 +34,7 @@ from registry.objects.pack import (
 from registry.objects.placement import PackRef
 from registry.pools import abandon, results
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from registry.pytree.leaves import NamedLeaf
 from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
 from registry.writing.deltas import Predecessors, Trials
@@ -281,7 +282,9 @@ class _StateWriter:
             if self._store.cache is not None:
                 # The next save builds on it.
                 self._store.cache.offer({chunk.digest: chunk.view})
-        return self._encoding.encode(chunk.view, chunk.leaf, below)
+        is_at_hand = chunk.leaf is not None and not isinstance(chunk.leaf, NamedLeaf)
+        whole = chunk.leaf.buffer() if chunk.leaf is not None and is_at_hand else None
+        return self._encoding.encode(chunk.view, chunk.leaf, below, whole)
 
     def _assemble(self, state: FlatState, packed: int) -> None:
         """Make the components of which every chunk is packed, while later ones are hashed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -416,3 +417,55 @@ def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registr
     short = ChunkPlace(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
     placed(reg, second, [rows[0], short])
     refused(backend, open_registry, "another length", Malformed)
+
+
+def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, open_registry):
+    with small_grid(4000):
+        whole = np.arange(1500, dtype=np.int32)  # two chunks, of 4,000 and 2,000 bytes
+        first = run.save({"m": {"a": whole}}, step=1, compression="zstd")
+        second = run.save({"m": {"a": whole + 1}}, step=2, compression="zstd", keyframe_every=8)
+        rows = second.placement.rows
+        assert len(rows) == 4
+        long, short = rows[0], rows[1]
+        base = next(iter(first.manifest.direct_chunks))
+        entries = [
+            reg.store.table(second.placement.packs[row.pack]).at(row.offset)
+            for row in (long, short)
+        ]
+        forged = PackTable(tuple(replace(entry, base=base) for entry in entries))
+        body = forged.encode()
+        frames = b"".join(
+            backend.get(str(second.placement.packs[r.pack].key))[r.offset :][: r.stored_bytes]
+            for r in (long, short)
+        )
+        pack = PackRef(
+            ObjectKey("packs", Digest.of(body), 0), len(frames) + len(body) + len(trailer(body))
+        )
+        backend.put(str(pack.key), frames + body + trailer(body))
+        number = len(second.placement.packs)
+        moved = [
+            ChunkPlace(number, 0, long.stored_bytes, long.codec, long.base),
+            ChunkPlace(number, long.stored_bytes, short.stored_bytes, short.codec, long.base),
+        ]
+        placed(reg, second, [*moved, *rows[2:]], (*second.placement.packs, pack))
+        refused(backend, open_registry, "several lengths", Malformed)
+
+
+def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open_registry):
+    rows = list(chain.placement.rows)
+    circle = ChunkPlace(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
+    placed(reg, chain, [rows[0], circle, rows[2]])
+    refused(backend, open_registry, "without end", Malformed)
+    saved_now = open_registry(backend).run("run").push(history(4)[3], step=3, keyframe_every=8)
+    assert equal(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
+
+
+def test_what_is_stored_does_not_depend_on_the_threads(reg):
+    fresh = np.random.default_rng(0)
+    mixed = np.concatenate([fresh.integers(0, 256, 2**22, np.uint8), np.zeros(3 * 2**22, np.uint8)])
+    stored = set()
+    for number in range(6):
+        state = {"m": {"x": mixed}, "n": number}
+        checkpoint = reg.create_run(f"r{number}").save(state, step=1, compression="zstd")
+        stored.add(tuple(row.stored_bytes for row in checkpoint.placement.rows))
+    assert len(stored) == 1
