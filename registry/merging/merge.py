@@ -17,8 +17,15 @@ from registry.codecs import COMPRESSIONS, Compression
 from registry.committer import Committer, Stale
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
+from registry.merging.arguments import (
+    check_average,
+    check_pick,
+    check_sources,
+    check_weights,
+    shown,
+)
 from registry.merging.mixing import Mixing
-from registry.merging.plan import Material, MergePlan, check_weights, plan_merge
+from registry.merging.plan import Material, MergePlan, plan_merge
 from registry.objects.manifest import Component
 from registry.options import check_options
 from registry.pytree import FlatState
@@ -89,10 +96,9 @@ class _Wanted:
     ) -> None:
         self._committer = committer
         self._logs: dict[str, RunLog] = {committer.log.run_id: committer.log}
-        given = [sources] if isinstance(sources, Stored) else list(sources)
-        pick, average = options.get("pick") or {}, options.get("average")
-        named = [average] if isinstance(average, str) else average
-        self.average = None if named is None else list(named)
+        given = check_sources(sources)
+        pick = check_pick(options.get("pick"))
+        self.average = check_average(options.get("average"))
         self.weights = check_weights(options.get("weights"), len(given))
         self.count = len(given)
         self.given = [*given]
@@ -147,7 +153,7 @@ class _Wanted:
     def _find(self, given: object) -> Stored:
         """Return the same state by way of this registry, whichever gave it."""
         if not isinstance(given, Stored):
-            raise InvalidInput("a merge is made of checkpoints", found=repr(given))
+            raise InvalidInput("a merge is made of checkpoints", found=shown(given))
         log = self._logs.get(given.run_id)
         if log is None:
             log = self._logs[given.run_id] = RunLog(self._committer.store, given.run_id)

@@ -6,7 +6,6 @@ the paths and what to do about them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,10 +21,6 @@ from registry.pytree import FlatComponent, FlatState
 from registry.pytree.leaves import NamedLeaf
 from registry.suggest import near
 
-#: A chunk is computed from those of all sources at once, so their number bounds memory.
-MAX_SOURCES = 32
-#: How far the sum of weights may be from 1: what rounding their decimals leaves.
-_NEAR_ONE = 1e-9
 _NAMED_AT_MOST = 8
 _SAID_AT_MOST = 200
 
@@ -83,45 +78,6 @@ class MergePlan:
         return any(one.is_average for part in self.blends.values() for one in part)
 
 
-def check_weights(weights: Sequence[object] | None, count: int) -> tuple[float, ...]:
-    """Return the weight of each source: equal ones where none are given.
-
-    Raises:
-        InvalidInput: They are not as many finite numbers, or do not sum to 1.
-    """
-    if not 1 <= count <= MAX_SOURCES:
-        raise InvalidInput(
-            "a merge has another number of sources",
-            expected=f"1 to {MAX_SOURCES}",
-            found=count,
-            hint="Merge some of them first, with weights to match." if count else "",
-        )
-    if weights is None:
-        return (1 / count,) * count
-    given = list(weights)
-    numbers = [
-        float(one) for one in given if isinstance(one, int | float) and not isinstance(one, bool)
-    ]
-    if len(numbers) != len(given) or len(given) != count or not all(map(math.isfinite, numbers)):
-        raise InvalidInput(
-            "a merge has one weight for each source",
-            where="weights",
-            expected=f"{count} finite numbers",
-            found=repr(given),
-        )
-    total = math.fsum(numbers)
-    if abs(total - 1) > _NEAR_ONE:
-        shares = ", ".join(repr(one / total) for one in numbers) if total else ""
-        raise InvalidInput(
-            "the weights do not sum to 1",
-            where="weights",
-            expected="numbers whose sum is 1; negative ones may be among them",
-            found=f"{', '.join(map(repr, numbers))}: {total!r}",
-            hint=f"The same shares of 1 are {shares}." if shares else "",
-        )
-    return tuple(numbers)
-
-
 def plan_merge(
     materials: Sequence[Material],
     count: int,
@@ -139,6 +95,7 @@ def plan_merge(
 
     Raises:
         NotFound: A name is that of nothing.
+        InvalidInput: A pattern decides about no tensor, since others come before it.
         IncompatibleState: Something is not the same in all sources, and neither averaged nor
             picked, or cannot be averaged.
     """
@@ -191,6 +148,45 @@ class _Planning:
             if not any(fnmatchcase(path, name) for path in known & _paths(of.parts)):
                 raise _nothing(name, of.ref, [*of.parts, *_paths(of.parts)])
             self._patterns[name] = number
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuse what decides about no tensor: the meta of the merge would say that it did."""
+        owner = {
+            path: self._owner(name, path)
+            for one in self._sources
+            for name in one.parts
+            for path in _paths({name: one.parts[name]})
+        }
+        for pattern in self._patterns:
+            if pattern not in owner.values():
+                raise InvalidInput(
+                    "what is picked before this takes every tensor of it",
+                    where=f"pick {pattern!r}",
+                    found=_takers(path for path in owner.items() if fnmatchcase(path[0], pattern)),
+                    hint="The first pattern that matches decides, after components that are "
+                    "picked as a whole: put the narrower one first, and write 'model/*' for the "
+                    "rest of a component.",
+                )
+        for name in self._average or ():
+            met = [
+                (path, by)
+                for path, by in owner.items()
+                if path == name or path.startswith(f"{name}/") or fnmatchcase(path, name)
+            ]
+            if met and all(by is not None for _, by in met):
+                raise InvalidInput(
+                    "every tensor of what is to be averaged is picked",
+                    where=f"average {name!r}",
+                    found=_takers(met),
+                    hint="Leave it out of `average`, or of `pick`.",
+                )
+
+    def _owner(self, name: str, path: str) -> str | None:
+        """Return the pick that a tensor of a component falls to, if any."""
+        if name in self._pick and name not in self._patterns:
+            return name
+        return next((one for one in self._patterns if fnmatchcase(path, one)), None)
 
     def _picked(self, name: str) -> tuple[Json, tuple[Blend, ...]]:
         number = self._pick[name]
@@ -354,6 +350,10 @@ def _paths(parts: Mapping[str, Component]) -> set[str]:
 
 def _arrays(name: str, part: Component) -> tuple[object, object]:
     return pytree.leaf_paths(name, part.skeleton), pytree.leaf_kinds(part.skeleton)
+
+
+def _takers(met: Iterable[tuple[str, str | None]]) -> str:
+    return "; ".join(f"{path} is that of {by!r}" for path, by in [*met][:_NAMED_AT_MOST])
 
 
 def _nothing(name: str, where: str, known: Iterable[str]) -> NotFound:

@@ -344,6 +344,16 @@ def other_state(**changes: Any) -> dict[str, Any]:
         (other_state(), {"weights": [1]}, InvalidInput, "2 finite numbers"),
         (other_state(), {"weights": [math.nan, 1]}, InvalidInput, "2 finite numbers"),
         (other_state(), {"weights": [True, False]}, InvalidInput, "2 finite numbers"),
+        (other_state(), {"weights": 3}, InvalidInput, "2 finite numbers; found 3"),
+        (other_state(), {"weights": [10**400, 1]}, InvalidInput, "2 finite numbers; found"),
+        (other_state(), {"weights": [10**9999, 1]}, InvalidInput, "found a list too long"),
+        (other_state(), {"weights": ["1", 0]}, InvalidInput, "2 finite numbers; found"),
+        (other_state(), {"average": 3}, InvalidInput, "average: .*names of components.*found 3"),
+        (other_state(), {"average": [1]}, InvalidInput, "average: not a name.*found 1"),
+        (other_state(), {"average": [""]}, InvalidInput, "average: not a name"),
+        (other_state(), {"pick": ["m"]}, InvalidInput, r"pick: .*a dict of names.*\['m'\]"),
+        (other_state(), {"pick": {1: None}}, InvalidInput, "pick: .*a dict of names"),
+        (other_state(), {"pick": {"m": 5}}, InvalidInput, "made of checkpoints; found 5"),
         (other_state(), {"average": "mm"}, NotFound, "Did you mean 'm'"),
         (other_state(), {"average": ["m", "m/q*"]}, NotFound, r"m/q\*"),
         (other_state(), {"wieghts": [1, 0]}, InvalidInput, "Did you mean 'weights'"),
@@ -360,6 +370,51 @@ def test_what_cannot_be_merged_is_refused_and_nothing_written(
     with pytest.raises(error, match=said):
         run.merge(sources, step=3, **options)
     assert contents(backend) == before
+
+
+@pytest.mark.parametrize(
+    ("picks", "said"),
+    [
+        ({"m": 0, "m/w": 1}, r"pick 'm/w': what is picked before.*m/w is that of 'm'"),
+        ({"m/w": 1, "m": 0}, r"pick 'm/w': what is picked before"),
+        ({"m/*": 0, "m/w": 1}, r"pick 'm/w'.*m/w is that of 'm/\*'.*narrower one first"),
+        ({"m/w": 1, "m/[a-z]": 0, "m/b": 1}, r"pick 'm/b'.*m/b is that of 'm/\[a-z\]'"),
+    ],
+)
+def test_a_pick_that_decides_about_nothing_is_refused(picks, said, run, backend):
+    sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2)]
+    before = contents(backend)
+    with pytest.raises(InvalidInput, match=said):
+        run.merge(sources, step=3, pick={name: sources[of] for name, of in picks.items()})
+    assert contents(backend) == before
+
+
+@pytest.mark.parametrize("sources", [None, 3, [None], "run/latest", {}])
+def test_what_is_no_source_is_refused(sources, run, backend):
+    before = contents(backend)
+    with pytest.raises(InvalidInput, match=r"sources|made of checkpoints"):
+        run.merge(sources, step=3)
+    assert contents(backend) == before
+
+
+def test_the_narrower_pick_comes_first(run):
+    sources = [run.save({"m": model(seed)}, step=seed) for seed in (1, 2)]
+    merged = run.merge(sources, step=3, pick={"m/w": sources[1], "m/*": sources[0]})
+    assert same(merged.load()["m"], {**model(1), "w": model(2)["w"]})
+    assert list(merged.meta["merge"]["pick"]) == ["m/w", "m/*"]
+
+
+@pytest.mark.parametrize("average", ["m", "m/w", ["x", "m/[w]"]])
+def test_what_is_picked_is_not_named_for_an_average(average, run, backend):
+    states = [{"m": {"w": model(seed)["w"]}, "x": model(seed)["b"]} for seed in (1, 2)]
+    sources = [run.save(one, step=step) for step, one in enumerate(states)]
+    before = contents(backend)
+    for name in ("m", "m/*"):
+        with pytest.raises(InvalidInput, match=r"average 'm.*: every tensor.*m/w is that of 'm"):
+            run.merge(sources, step=3, average=average, pick={name: sources[0]})
+    assert contents(backend) == before
+    merged = run.merge(sources, step=3, average=["x"], pick={"m": sources[0]})
+    assert same(merged.load()["x"], mean(states[0]["x"], states[1]["x"]))
 
 
 def test_other_refusals_write_nothing(run, pair, reg, backend, open_registry):
