@@ -22,7 +22,7 @@ from registry.formats.source import read_exactly, stable
 from registry.formats.state_file import FileState
 from registry.integrations import read_zarr_array
 from registry.integrations.zarr_layout import BITS, DOCUMENT, STATE_ATTRIBUTE
-from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3
+from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3, check_version
 from registry.objects.manifest import NarrowedDtype
 from registry.pytree import FlatState
 
@@ -30,6 +30,8 @@ from registry.pytree import FlatState
 ALONE = "array"
 #: Longest metadata of one node, in bytes.
 _MAX_DOCUMENT_BYTES = 100_000_000
+#: Metadata of version 2 that makes no node, and the files beside which it may stand.
+_BESIDE = {".zattrs": (".zarray", ".zgroup"), ".zmetadata": (".zgroup",)}
 _HINT = "The folder itself must be a Zarr node: it holds zarr.json, or .zgroup or .zarray."
 
 #: Path within the folder -> what tells a file from a changed one: its size comes first.
@@ -46,6 +48,7 @@ def read(path: Path) -> FileState:
     folder = _Folder(path)
     arrays, groups, attributes = folder.nodes()
     _check_memory(arrays)
+    folder.check_strays(arrays)
     if STATE_ATTRIBUTE in attributes:
         state = _restored(folder, arrays, attributes[STATE_ATTRIBUTE])
     elif not arrays:
@@ -100,6 +103,33 @@ class _Folder:
                     raise InvalidInput("a node stands within an array", where=self.where(path))
         return arrays, groups, root
 
+    def check_strays(self, arrays: Mapping[str, ArrayNode]) -> None:
+        """Refuse files that would be passed over: they may be of an array that lost its metadata.
+
+        Metadata of version 2 beside that of version 3 is known to be passed over.
+        """
+        strays = sorted(name for name in self.files if not self._belongs(name, arrays))
+        if not strays:
+            return
+        some = ", ".join(strays[:3]) + (", ..." if len(strays) > 3 else "")
+        raise InvalidInput(
+            f"{len(strays)} of the files belong to no node of the hierarchy",
+            where=self.where(strays[0]),
+            expected="metadata, and chunks within the grid of an array that has its metadata",
+            found=some,
+            hint="Nothing was stored. Metadata may be missing or wrong; remove the files if they "
+            "are of no use.",
+        )
+
+    def _belongs(self, name: str, arrays: Mapping[str, ArrayNode]) -> bool:
+        above, _, last = name.rpartition("/")
+        if last in (DOCUMENT, ".zarray", ".zgroup"):
+            return True
+        if last in _BESIDE:
+            return any(f"{above}/{other}" in self for other in _BESIDE[last])
+        array = next((outer for outer in _above(name) if outer in arrays), None)
+        return array is not None and arrays[array].has_chunk(name[len(array) :].lstrip("/"))
+
     def __contains__(self, name: str) -> bool:
         return name.lstrip("/") in self.files
 
@@ -107,6 +137,7 @@ class _Folder:
         """Return the array that a document describes, or None for a group; and its attributes."""
         prefix = f"{path}/" if path else ""
         document = self._document(prefix + name)
+        check_version(self.where(path), document, 3 if name == DOCUMENT else 2)
         if name == DOCUMENT:
             attributes = document.get("attributes")
             found = None

@@ -160,7 +160,7 @@ class Layout:
         """Return the array and the number of the chunk that a key names."""
         steps = key.split("/")
         position: list[int] = []
-        while steps and _is_position(steps[-1]):
+        while steps and is_position(steps[-1]):
             position.append(int(steps.pop()))
         if not steps or steps.pop() != "c":
             return None
@@ -228,7 +228,7 @@ def _check_path(ref: str, path: str) -> None:
             )
 
 
-def _is_position(step: str) -> bool:
+def is_position(step: str) -> bool:
     """Return whether a step of a key is a decimal number as Zarr writes it."""
     return (
         step.isascii()

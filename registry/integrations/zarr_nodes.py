@@ -22,6 +22,7 @@ from registry.integrations.zarr_layout import (
     DOCUMENT,
     DTYPE_ATTRIBUTE,
     ORIGINAL_ATTRIBUTE,
+    is_position,
 )
 from registry.objects.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
 
@@ -71,6 +72,7 @@ class ArrayNode:
         shown: What zarr takes them for: unsigned integers where it has no name for them.
         shape: Axis lengths.
         chunk_shape: Axis lengths of a chunk, or of a shard; every one at least 1.
+        naming: What keys of chunks begin with, `c` or nothing, and what stands between positions.
         original: The wider element type that it was saved from with less precision, or None.
     """
 
@@ -81,6 +83,7 @@ class ArrayNode:
     shown: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
+    naming: tuple[str, str]
     original: str | None
 
     @property
@@ -92,6 +95,19 @@ class ArrayNode:
     def chunk_bytes(self) -> int:
         """Size of a whole chunk in bytes, those at the edges too."""
         return math.prod(self.chunk_shape) * ITEM_SIZES[self.dtype]
+
+    def has_chunk(self, key: str) -> bool:
+        """Return whether a key is one of a chunk within the grid."""
+        first, separator = self.naming
+        steps = key.split(separator)
+        if first and steps.pop(0) != first:
+            return False
+        if not self.shape:
+            return steps == ([] if first else ["0"])
+        grid = zip(steps, self.shape, self.chunk_shape, strict=False)
+        return len(steps) == len(self.shape) and all(
+            is_position(step) and int(step) * size < length for step, length, size in grid
+        )
 
 
 def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
@@ -106,6 +122,7 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     """
     shape = _lengths(where, "shape", document.get("shape"), least=0)
     chunk = _lengths(where, "chunk_shape", _chunk_shape(where, document), least=1)
+    naming = _naming(where, document.get("chunk_key_encoding"))
     name = document.get("data_type")
     if not isinstance(name, str) or name not in ITEM_SIZES:
         _refuse_dtype(where, name)
@@ -121,7 +138,7 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     attributes = document.get("attributes")
     dtype = _true_dtype(where, name, shown, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, original)
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, naming, original)
 
 
 def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
@@ -136,12 +153,15 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
         InvalidInput: It has no place in a state, or zarr is not to decode it.
     """
     shape = _lengths(where, "shape", document.get("shape"), least=0)
+    separator = _separator(where, document.get("dimension_separator"), ".")
     chunk = _lengths(where, "chunks", document.get("chunks"), least=1)
     letters = document.get("dtype")
     found = _V2_DTYPE.fullmatch(letters) if isinstance(letters, str) else None
     if found is None or found[1] not in _LETTERS:
         _refuse_dtype(where, letters)
     name = _LETTERS[found[1]]
+    if document.get("order") not in ("C", "F"):
+        _broken(where, "another order of the elements", "C or F", document.get("order"))
     filters = document.get("filters") or []
     if not isinstance(filters, list):
         _broken(where, "filters are no list", "a list or null", filters)
@@ -152,22 +172,56 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
     documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
     dtype = _true_dtype(where, name, name, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, original)
+    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, ("", separator), original)
 
 
 def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
     if document.get("node_type") != "array":
         _broken(where, "a node is neither array nor group", "array", document.get("node_type"))
-    match document.get("chunk_key_encoding"):
-        case {"name": "default" | "v2"}:
-            pass
-        case other:
-            _broken(where, "another naming of chunks", "default or v2", other)
     match document.get("chunk_grid"):
         case {"name": "regular", "configuration": {"chunk_shape": shape}}:
             return shape
         case other:
             return _broken(where, "another grid of chunks", "regular", other)
+
+
+def check_version(where: str, document: Mapping[str, Any], version: int) -> None:
+    """Check that a document is of the version that its name says.
+
+    Raises:
+        InvalidInput: It is of another one.
+    """
+    if document.get("zarr_format") != version:
+        raise InvalidInput(
+            "metadata of another version of Zarr than its file's name says",
+            where=where,
+            expected=f"zarr_format {version}",
+            found=_short(document.get("zarr_format")),
+            hint=_HINT,
+        )
+
+
+def _naming(where: str, encoding: object) -> tuple[str, str]:
+    """Return what keys of chunks begin with, and what stands between positions."""
+    match encoding:
+        case {"name": "default" | "v2" as name, **rest}:
+            configuration = rest.get("configuration") or {}
+        case other:
+            _broken(where, "another naming of chunks", "default or v2", other)
+    if not isinstance(configuration, dict):
+        _broken(where, "another naming of chunks", "an object", configuration)
+    separator = configuration.get("separator")
+    if name == "default":
+        return "c", _separator(where, separator, "/")
+    return "", _separator(where, separator, ".")
+
+
+def _separator(where: str, given: object, default: str) -> str:
+    if given is None:
+        return default
+    if not isinstance(given, str) or given not in ("/", "."):
+        _broken(where, "another separator in names of chunks", "'/' or '.'", given)
+    return given
 
 
 def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,12 @@ def test_bfloat16_of_other_programs(one: Path) -> None:
         ({"attributes": {"holdfast_original": "float64"}}, "holdfast_original"),
         ({"data_type": "float16", "attributes": {"holdfast_original": "int8"}}, "holdfast_or"),
         ({"data_type": "float16", "attributes": {"holdfast_original": ["float32"]}}, "holdfast_or"),
+        ({"zarr_format": 2}, "another version of Zarr"),
+        ({"chunk_key_encoding": {"name": "default", "configuration": 3}}, "naming of chunks"),
+        (
+            {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": ".."}}},
+            "separator in names",
+        ),
         ({"codecs": []}, "zarr cannot read"),
         ({"storage_transformers": [{"name": "x"}]}, "zarr cannot read"),
         ({"fill_value": "no number"}, "zarr cannot read"),
@@ -357,7 +364,7 @@ def test_objects_of_version_2_are_refused(codec: str, place: str, tmp_path: Path
 @pytest.mark.parametrize("dtype", ["|S5", "<U3", "<M8[s]", "|V4", "<f16", [["a", "<f4"]], None])
 def test_other_types_of_version_2_are_refused(dtype: Any, tmp_path: Path) -> None:
     (tmp_path / "x.zarr").mkdir()
-    document = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": dtype}
+    document = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": dtype, "order": "C"}
     (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
     with pytest.raises(InvalidInput, match="element type"):
         formats.read(tmp_path / "x.zarr")
@@ -371,6 +378,72 @@ def test_a_chunk_that_is_broken_is_refused(one: Path) -> None:
             formats.read(one)
     chunk.unlink()
     assert formats.read(one).state["g"]["a"][4].tolist() == [1.0] * 7 + [0.0] * 7 + [1.0] * 86
+
+
+def lose_metadata(one: Path) -> str:
+    (one / "g" / "a" / "zarr.json").unlink()
+    return "g/a/c/0/0"
+
+
+def leave_a_chunk_behind(one: Path) -> str:
+    shutil.copy(one / "g/a/c/0/0", one / "g/a/c/0/15")
+    return "g/a/c/0/15"
+
+
+def leave_a_chunk_of_other_axes(one: Path) -> str:
+    shutil.copy(one / "g/a/c/0/0", one / "g/a/c/00")
+    return "g/a/c/00"
+
+
+def leave_attributes_alone(one: Path) -> str:
+    (one / "g" / ".zattrs").write_text("{}")
+    return "g/.zattrs"
+
+
+def leave_notes(one: Path) -> str:
+    (one / "notes.txt").write_text("kept")
+    return "notes.txt"
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lose_metadata,
+        leave_a_chunk_behind,
+        leave_a_chunk_of_other_axes,
+        leave_attributes_alone,
+        leave_notes,
+    ],
+)
+def test_a_file_of_no_node_is_refused_by_name(leave: Callable[[Path], str], one: Path) -> None:
+    group = zarr.open_group(one, mode="a")
+    group.create_array("b", data=np.ones(3))
+    name = leave(one)
+    with pytest.raises(InvalidInput, match="belong to no node") as caught:
+        formats.read(one)
+    assert f"one.zarr: {name}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("naming", ["default", "v2"])
+@pytest.mark.parametrize("shape", [(), (5,), (5, 0), (5, 12)])
+def test_chunks_are_known_by_every_naming(
+    shape: tuple[int, ...], naming: Any, separator: Any, tmp_path: Path
+) -> None:
+    data = np.ones(shape)
+    named = {"name": naming, "separator": separator}
+    chunks = tuple(max(1, n // 3) for n in shape)
+    zarr.create_array(tmp_path / "x.zarr", data=data, chunks=chunks, chunk_key_encoding=named)
+    assert same(formats.read(tmp_path / "x.zarr").state["array"], data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = zarr.open_group(tmp_path / "y.zarr", mode="w", zarr_format=2)
+        named = {"name": "v2", "separator": separator}
+        group.create_array("a", data=data, chunks=chunks, chunk_key_encoding=named)
+        group.attrs["of"] = "the group"
+        zarr.consolidate_metadata(tmp_path / "y.zarr", zarr_format=2)
+    assert (tmp_path / "y.zarr" / ".zmetadata").is_file()
+    assert same(formats.read(tmp_path / "y.zarr").state["a"], data)
 
 
 def test_only_files_are_read(one: Path, tmp_path: Path) -> None:
