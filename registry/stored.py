@@ -27,7 +27,7 @@ from registry.reading.fit import (
     LoadReport,
     arrays_in,
     check_fit,
-    distinct,
+    filled_once,
     leaves_by_path,
     settle,
     tensors_by_path,
@@ -170,7 +170,8 @@ class Stored:
             strict: Whether a path that only one side has is an error.
 
         Raises:
-            IncompatibleState: Paths, shapes or dtypes differ; nothing was read.
+            IncompatibleState: Paths, shapes or dtypes differ, a tensor of the target cannot be
+                written to, or two share memory and are not the same; nothing was read.
             NotFound: There is no such component.
             IntegrityError: Something is damaged; the target's tensors are then not to be used.
         """
@@ -187,9 +188,9 @@ class Stored:
                 path: Destination(
                     leaves[path].source, sources[path].dtype if path in widened else None
                 )
-                for path in report.loaded
+                for path in filled_once(self.ref, sources, leaves)
             }
-        self._read(manifest, distinct(self.ref, sources, into))
+        self._read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from registry import pytree
 from registry.digest import Digest
-from registry.errors import IncompatibleState
 from registry.objects.chunking import grid
 from registry.precision.policy import stored_view, widen_all
-from registry.reading.destinations import Destination
+from registry.reading.destinations import Destination, Extent
 
 
 class Resident:
@@ -97,23 +96,6 @@ class Resident:
         _rounding().widen(again, self._stored_dtype, self._dtype)
         return Digest(hashlib.sha256(data).digest()), _equal(again, own)
 
-    def place(self) -> tuple[object, ...]:
-        """Return where the tensor lies: equal for tensors that share all of their memory."""
-        plain = self._plain
-        if self._is_torch:
-            return str(plain.device), plain.data_ptr(), plain.stride(), self._dtype, self._shape
-        return "numpy", plain.ctypes.data, plain.strides, self._dtype, self._shape
-
-    def span(self) -> tuple[str, int, int] | None:
-        """Return device, first and last address of a contiguous tensor; `None` for another one."""
-        plain = self._plain
-        if self._is_torch:
-            device, address, whole = str(plain.device), plain.data_ptr(), plain.is_contiguous()
-        else:
-            device, address, whole = "cpu", plain.ctypes.data, plain.flags.c_contiguous
-        end = address + grid(self._dtype, self._shape).nbytes
-        return (device, address, end) if whole else None
-
     @property
     def is_counted(self) -> bool:
         """Whether torch counts what is written to the tensor.
@@ -126,26 +108,8 @@ class Resident:
 
     def mark(self) -> tuple[object, ...]:
         """Return what changes when the tensor is another one, or a counted write has come."""
-        return *self.place(), self._plain._version if self.is_counted else None
-
-    def check_writable(self, where: str) -> None:
-        """Refuse what could not be written to, before anything is.
-
-        Raises:
-            IncompatibleState: It is read-only, or elements of it share memory with each other.
-        """
-        flags = getattr(self._plain, "flags", None)
-        strides = self._plain.stride() if self._is_torch else self._plain.strides
-        shared = any(
-            not step and length > 1 for step, length in zip(strides, self._shape, strict=True)
-        )
-        if (flags is not None and not flags.writeable) or (shared and self.grid.nbytes):
-            raise IncompatibleState(
-                "a tensor of the target cannot be written to",
-                where=where,
-                found="elements that share memory" if shared else "a read-only array",
-                hint="Copy it first: .clone() or .copy().",
-            )
+        extent = Extent.of(self._plain, self._dtype, self._shape)
+        return extent, self._plain._version if self.is_counted else None
 
     def _own(self, number: int) -> memoryview:
         """Return a chunk's bytes as they are in the tensor, copied to the host if need be."""

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from registry import pytree
 from registry.bursts import allocation_burst
 from registry.digest import Digest
-from registry.errors import IncompatibleState, NotFound
+from registry.errors import NotFound
 from registry.following.resident import LiveChunks, Resident
 from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
 from registry.reading.fetching import Fetch
-from registry.reading.fit import LoadReport, arrays_in, check_fit, tensors_by_path, widened_paths
+from registry.reading.fit import (
+    LoadReport,
+    arrays_in,
+    check_fit,
+    filled_once,
+    tensors_by_path,
+    widened_paths,
+)
 from registry.reading.loading import index_chunks
 from registry.store import Store
 from registry.suggest import near
@@ -173,25 +179,16 @@ class SwappedModel:
         widened = widened_paths(sources, leaves)
         check_fit(ref, report, sources, leaves, strict=self._strict, widened=widened)
         made = Exchange(ref, base)
-        first: dict[object, str] = {}
-        for path in report.loaded:
+        for path in filled_once(ref, sources, leaves):
             entry, leaf = sources[path], leaves[path]
             stored_dtype = entry.dtype if path in widened else None
             resident = Resident(leaf.source, leaf.dtype, leaf.shape, stored_dtype)
-            resident.check_writable(f"{ref}: {path}")
             if not resident.grid.nbytes:
                 continue
             chunks = _chunks(entry, base.lists)
-            # Tied tensors are one.
-            other = first.setdefault(resident.place(), path)
-            if other != path:
-                if made.wanted[other] != chunks:
-                    raise _tied(ref, other, path)
-                continue
             made.residents[path], made.wanted[path] = resident, chunks
             if entry.inline is not None:
                 made.inline[chunks[0]] = memoryview(entry.inline)
-        _check_apart(ref, made.residents)
         return made
 
     def _survey(self, exchange: Exchange, rehash: bool | None) -> None:
@@ -252,23 +249,3 @@ def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
     if entry.chunk_list is not None:
         return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
     return entry.chunks
-
-
-def _check_apart(ref: str, residents: Mapping[str, Resident]) -> None:
-    """Refuse tensors that share some of their memory, but not all.
-
-    Raises:
-        IncompatibleState: There are such.
-    """
-    spans = sorted((*span, path) for path, one in residents.items() if (span := one.span()))
-    for (device, _, stop, first), (other, start, _, second) in pairwise(spans):
-        if device == other and start < stop:
-            raise _tied(ref, first, second)
-
-
-def _tied(ref: str, first: str, second: str) -> IncompatibleState:
-    return IncompatibleState(
-        "two tensors of the target share memory and differ in the checkpoint",
-        where=f"{ref}: {first} and {second}",
-        hint="Untie them, or follow a component in which they are equal.",
-    )

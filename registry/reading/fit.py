@@ -12,8 +12,7 @@ from registry.canonical import Json
 from registry.errors import IncompatibleState
 from registry.objects.manifest import Component, TensorEntry
 from registry.precision.policy import widen_all
-from registry.reading.destinations import Destination
-from registry.reading.loading import Target
+from registry.reading.destinations import Destination, Extent, check_writable, overlaps
 
 _NAMED_AT_MOST = 8
 
@@ -65,31 +64,42 @@ def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
     }
 
 
-def distinct(
-    ref: str, sources: Mapping[str, TensorEntry], into: Mapping[str, Destination]
-) -> list[Target]:
-    """Return what is read where; tensors that share memory are read once.
+def filled_once(
+    ref: str, sources: Mapping[str, TensorEntry], leaves: Mapping[str, pytree.ArrayLeaf]
+) -> list[str]:
+    """Return the paths at which a target is filled: of those that are one view only the first.
+
+    Args:
+        ref: The state.
+        sources: Its tensors.
+        leaves: Those of the target; what the state does not have is left out.
 
     Raises:
-        IncompatibleState: Tensors of different content would go to the same memory.
+        IncompatibleState: A tensor cannot be written to; two share memory, and are not one view or
+            would be given different content.
     """
-    targets: list[Target] = []
-    last, begin, end = "", -1, -1
-    for path in sorted(into, key=lambda path: into[path].address):
-        destination = into[path]
-        if destination.address >= end or not destination.nbytes:
-            targets.append((sources[path], destination.view))
-            last, begin = path, destination.address
-            end = begin + destination.nbytes
-            continue
-        same_place = (destination.address, destination.nbytes) == (begin, end - begin)
-        if not same_place or sources[path].content != sources[last].content:
+    extents = {}
+    for path in sources:
+        if path in leaves:
+            leaf = leaves[path]
+            extents[path] = Extent.of(leaf.source, leaf.dtype, leaf.shape)
+            check_writable(f"{ref}: {path}", leaf.source, extents[path])
+    again = set()
+    for first, second in overlaps(extents):
+        if extents[first] != extents[second]:
+            raise IncompatibleState(
+                "two tensors of the target share memory and are not the same",
+                where=f"{ref}: {first} and {second}",
+                hint="Give each memory of its own: .clone() or .copy().",
+            )
+        if sources[first].content != sources[second].content:
             raise IncompatibleState(
                 "two tensors of the target share memory and differ in the checkpoint",
-                where=f"{ref}: {last} and {path}",
+                where=f"{ref}: {first} and {second}",
                 hint="Untie them, or load one of the two into its own tensor.",
             )
-    return targets
+        again.add(second)
+    return [path for path in extents if path not in again]
 
 
 def widened_paths(
@@ -105,9 +115,7 @@ def widened_paths(
 
 def settle(into: Mapping[str, Destination], pool: Executor) -> None:
     """Finish tensors that have been read: widened where they lie, moved where they were staged."""
-    # Tensors that share their memory are widened once.
-    distinct_ones = {one.address: one for one in into.values()}
-    widen_all((one.widening for one in distinct_ones.values() if one.widening), pool)
+    widen_all((one.widening for one in into.values() if one.widening), pool)
     for destination in into.values():
         destination.settle()
 

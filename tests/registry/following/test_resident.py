@@ -8,7 +8,6 @@ import torch
 
 from registry import pytree
 from registry.digest import Digest
-from registry.errors import IncompatibleState
 from registry.following.resident import LiveChunks, Resident
 from tests.registry.conftest import small_grid
 
@@ -80,19 +79,6 @@ def test_where_writes_are_counted() -> None:
     found = [resident(one).is_counted for one in (torch.zeros(4), made, np.zeros(4))]
     assert found == [True, False, False]
     assert resident(made).mark()[-1] is None
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        np.broadcast_to(np.zeros(4), (3, 4)),
-        torch.zeros(4).expand(3, 4),
-        np.frombuffer(b"abcd", "u1"),
-    ],
-)
-def test_what_cannot_be_written_to_is_refused(source) -> None:
-    with pytest.raises(IncompatibleState, match=r"m/w: .*cannot be written to"):
-        resident(source).check_writable("m/w")
 
 
 def test_a_chunk_that_is_another_one_by_now_is_not_given() -> None:
