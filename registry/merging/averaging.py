@@ -21,7 +21,7 @@ _Array = np.ndarray[Any, Any]
 
 def average(
     sources: Sequence[memoryview], weights: Sequence[float], dtype: str, into: memoryview
-) -> None:
+) -> bool:
     """Write the weighted sum of elements, in the order of the sources.
 
     Each product and each sum is one operation in float32 (float64 of float64 and complex128), the
@@ -33,7 +33,12 @@ def average(
         weights: One of each.
         dtype: Their type: a floating or complex one other than `float8_e8m0fnu`.
         into: Memory of the same length.
+
+    Returns:
+        Whether finite elements became one that is not: the sum, a step on the way to it, or what
+        the stored type makes of it is too large.
     """
+    overflows = False
     kind = PARTS.get(dtype, dtype)
     wide = np.dtype("f8") if kind == "float64" else np.dtype("f4")
     with np.errstate(all="ignore"):
@@ -45,6 +50,20 @@ def average(
             found = np.frombuffer(out, words[0].dtype)
             found[...] = _rounded(_sum(data, weights, kind, wide), kind)
             np.copyto(found, words[0], where=equal)
+            overflows = overflows or _overflows(out, data, weights, kind)
+    return overflows
+
+
+def _overflows(
+    made: memoryview, data: Sequence[memoryview], weights: Sequence[float], kind: str
+) -> bool:
+    wrong = ~np.isfinite(_widened(made, kind))
+    if not wrong.any():
+        return False
+    for one, weight in zip(data, weights, strict=True):
+        if weight:
+            wrong &= np.isfinite(_widened(one, kind))
+    return bool(wrong.any())
 
 
 def _sum(data: Sequence[memoryview], weights: Sequence[float], kind: str, wide: Any) -> _Array:

@@ -210,6 +210,7 @@ class _MergeCommit(SaveCommit):
             state,
             self._blends,
             run.spec.finite,
+            allow_nonfinite=self._request.allow_nonfinite,
         ).store(near, self._codec())
         self._is_written = True
         self._nonfinite = mixed.nonfinite

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from registry.content.chunkwise import Piece, reduce_pieces
 from registry.digest import Digest
 from registry.dtypes import FLOATING
+from registry.errors import UnsupportedValue
 from registry.merging.borrowing import borrow, shorter
 from registry.objects.manifest import Component, Manifest, TensorEntry
 from registry.pytree import FlatState
@@ -61,11 +62,12 @@ class _Part:
 
 
 class _Made(NamedTuple):
-    """What became of chunks: their bytes, where they are wanted, and whether all are finite."""
+    """What became of chunks: their bytes, where they are wanted, and what is wrong with them."""
 
     digest: Digest
     view: memoryview | None
     is_finite: bool
+    overflows: bool
 
 
 class Mixing:
@@ -79,6 +81,7 @@ class Mixing:
         state: Its skeletons; arrays have their names and shapes alone.
         blends: What the arrays are made of, by component.
         watched: Patterns of paths that are looked at for NaN and infinity.
+        allow_nonfinite: Whether finite numbers may have an average that is not.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Mixing:
         state: FlatState,
         blends: Mapping[str, Sequence[Blend]],
         watched: Sequence[str],
+        *,
+        allow_nonfinite: bool,
     ) -> None:
         self._store = store
         self._writer = writer
@@ -98,6 +103,7 @@ class Mixing:
         self._state = state
         self._blends = blends
         self._watched = watched
+        self._allow_nonfinite = allow_nonfinite
         self._parts: dict[int, list[_Part]] = {}
         self._inline: dict[int, bytes] = {}
         self._spots: dict[Digest, Spot] = {}
@@ -115,6 +121,8 @@ class Mixing:
 
         Raises:
             IntegrityError: A material is damaged or gone.
+            UnsupportedValue: An average of finite numbers is none. What was stored before it was
+                met is garbage, as of any save that was broken off.
         """
         sound = [base for base in bases if not self._is_distrusted(base)]
         self._cut()
@@ -157,7 +165,11 @@ class Mixing:
 
     def _small(self, blend: Blend) -> bytes:
         data = [entry.inline or b"" for entry in blend.entries]
-        found = data[0] if len(data) == 1 else bytes(self._average(data, blend.leaf.dtype))
+        found = data[0]
+        if len(data) > 1:
+            made, overflows = self._average(data, blend.leaf.dtype)
+            self._check_range(blend, overflows)
+            found = bytes(made)
         if self._is_watched(blend) and not _is_finite(memoryview(found), blend.leaf.dtype):
             self._nonfinite[blend.leaf.path] = None
         return found
@@ -209,6 +221,7 @@ class Mixing:
             )
             for part in parts:
                 made = found[part.piece]
+                self._check_range(part.blend, made.overflows)
                 part.digest = made.digest
                 self._made[made.digest] = made.is_finite
                 if made.view is not None:
@@ -230,23 +243,35 @@ class Mixing:
         return _has_nan(blend.leaf.dtype) and any(fnmatchcase(path, one) for one in self._watched)
 
     def _reduce(self, piece: Piece, views: Sequence[memoryview]) -> _Made:
+        overflows = False
         if len(views) > 1:
-            view = self._average(views, piece.dtype)
+            view, overflows = self._average(views, piece.dtype)
             digest = Digest.of(view)
         else:
             digest, view = piece.digests[0], views[0]
         sound = not self._watched or not _has_nan(piece.dtype) or _is_finite(view, piece.dtype)
         if digest in self._spots:
-            return _Made(digest, None, sound)
+            return _Made(digest, None, sound, overflows)
         # The memory of a chunk that was only read is used again for others.
-        return _Made(digest, view if len(views) > 1 else memoryview(bytes(view)), sound)
+        kept = view if len(views) > 1 else memoryview(bytes(view))
+        return _Made(digest, kept, sound, overflows)
 
-    def _average(self, data: Sequence[memoryview | bytes], dtype: str) -> memoryview:
+    def _average(self, data: Sequence[memoryview | bytes], dtype: str) -> tuple[memoryview, bool]:
         from registry.merging.averaging import average  # with numpy, which picking needs not
 
         made = memoryview(bytearray(len(data[0])))
-        average([memoryview(one) for one in data], self._weights, dtype, made)
-        return made
+        views = [memoryview(one) for one in data]
+        return made, average(views, self._weights, dtype, made)
+
+    def _check_range(self, blend: Blend, overflows: bool) -> None:
+        if overflows and not self._allow_nonfinite:
+            raise UnsupportedValue(
+                "an average of finite numbers would be infinity or NaN",
+                where=blend.leaf.path,
+                expected=f"sums that {blend.leaf.dtype} holds, and what leads to them too",
+                hint="Weights of 0 to 1 keep it in range; or pick the tensor from one of the "
+                "sources, or pass allow_nonfinite=True.",
+            )
 
     def _entry(self, blend: Blend, lists: dict[Digest, bytes]) -> TensorEntry:
         """Return a tensor as it stands in the manifest, once its chunks are known."""

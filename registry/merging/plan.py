@@ -7,7 +7,7 @@ the paths and what to do about them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from registry import canonical, pytree
@@ -251,6 +251,9 @@ class _Planning:
         for pattern, of in self._patterns.items():
             if fnmatchcase(path, pattern):
                 return self._taken(name, path, number, parts[0], of)
+        if len({entry.original for entry in entries}) > 1:
+            # Said of the result only where it is true of every source, in whatever order they come.
+            entries = tuple(replace(entry, original=None) for entry in entries)
         first = entries[0]
         if all(entry == first for entry in entries):
             return _blend(path, (first,), (0,))

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 import registry
 from backends.wrappers import Metered
 from registry import Retention
-from registry.errors import Conflict, Damaged, IncompatibleState, InvalidInput, NotFound
+from registry.errors import (
+    Conflict,
+    Damaged,
+    IncompatibleState,
+    InvalidInput,
+    NotFound,
+    UnsupportedValue,
+)
 from registry.merging import averaging
 from registry.registry import open_on
 from registry.spec import Phase, RunSpec
@@ -156,7 +163,9 @@ def test_chunks_lists_and_packs_change_nothing(dtype, shape, equal, grid, seed):
     with small_grid(*grid), open_on(new_backend()) as opened:
         run = opened.create_run("run")
         sources = [run.save({"m": {"w": one}}, step=n) for n, one in enumerate(tensors)]
-        found = run.merge(sources, step=99, weights=weights).load()["m"]["w"]
+        # Random bits are averaged beyond all finite numbers, too.
+        merged = run.merge(sources, step=99, weights=weights, allow_nonfinite=True)
+        found = merged.load()["m"]["w"]
     into = memoryview(bytearray(first.nbytes))
     views = [memoryview(one.tobytes()) for one in tensors]
     averaging.average(views, weights, first.dtype.name, into)
@@ -395,6 +404,65 @@ def test_what_is_no_source_is_refused(sources, run, backend):
     with pytest.raises(InvalidInput, match=r"sources|made of checkpoints"):
         run.merge(sources, step=3)
     assert contents(backend) == before
+
+
+FULL = {
+    "float16": torch.full((9,), 6e4).half(),
+    "bfloat16": torch.full((200,), 3e38).bfloat16(),
+    "float32": torch.full((5000,), 3e38),
+    "float64": torch.full((9,), 1.5e308, dtype=torch.float64),
+    "complex64": torch.full((9,), complex(0, 3e38), dtype=torch.complex64),
+    "float8_e4m3fn": torch.full((300,), 400.0).to(torch.float8_e4m3fn),
+    "float8_e5m2": torch.full((9,), 5e4).to(torch.float8_e5m2),
+}
+
+
+@pytest.mark.usefixtures("fine")
+@pytest.mark.parametrize("dtype", FULL)
+def test_finite_numbers_have_no_infinite_average_unless_it_is_allowed(dtype, run):
+    full = FULL[dtype]
+    small = full.clone().view(torch.uint8)
+    small[-full.element_size() :] = 0  # the last element alone is 0
+    sources = [run.save({"m": {"w": one}}, step=step) for step, one in enumerate(
+        (full, small.view(full.dtype)))]  # fmt: skip
+    with pytest.raises(UnsupportedValue, match=f"m/w: an average of finite.*{dtype}.*allow_nonfin"):
+        run.merge(sources, step=3, weights=[2, -1])
+    assert len(run.checkpoints()) == 2
+    run.merge(sources, step=3)
+    made = run.merge(sources, step=4, weights=[2, -1], allow_nonfinite=True).load()["m"]["w"]
+    wide = made.to(torch.complex128 if full.is_complex() else torch.float64)
+    assert wide.isfinite().sum() == len(full) - 1
+
+
+def test_what_was_not_finite_already_may_be_averaged(run):
+    one, two = torch.tensor([math.inf, math.nan, 1.0]), torch.tensor([1.0, 2.0, 3.0])
+    sources = [run.save({"m": {"w": w}}, step=step) for step, w in enumerate((one, two))]
+    found = run.merge(sources, step=3).load()["m"]["w"]
+    assert found[0] == math.inf
+    assert found[1].isnan()
+    assert found[2] == 2
+    # A source of weight 0 is none: its numbers excuse nothing.
+    more = run.save({"m": {"w": torch.tensor([1.0, 2.0, 3e38])}}, step=4)
+    with pytest.raises(UnsupportedValue, match="m/w"):
+        spoilt = run.save({"m": {"w": torch.tensor([1.0, 2.0, math.nan])}}, step=5)
+        run.merge([more, spoilt, sources[1]], step=6, weights=[2, 0, -1])
+
+
+def test_what_the_sources_were_before_is_said_where_it_is_true_of_all(run):
+    given = torch.linspace(-1, 1, 300)
+    same_bits = {"m": {"w": given}, "optimizer": {"w": given}, "tiny": given[:3]}
+    lossy = run.save(same_bits, step=1, precision="bf16", allow_lossy_optimizer=True)
+    native = run.save(lossy.load(), step=2)
+    other = {**lossy.load(), "m": {"w": (given + 1).bfloat16()}}
+    differing = run.save(other, step=3)
+    for step, second in enumerate((native, differing)):
+        one = run.merge([lossy, second], step=10 + step)
+        two = run.merge([second, lossy], step=20 + step)
+        assert one.digest == two.digest
+        assert {info.original for info in one.tensors().values()} == {None}
+    assert {info.original for info in run.merge([lossy, lossy], step=30).tensors().values()} == {
+        "float32"
+    }
 
 
 def test_the_narrower_pick_comes_first(run):
