@@ -17,9 +17,10 @@ from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.cli.executing import Command, told
 from registry.diff import TensorDiff, diff
-from registry.errors import InvalidInput, MissingObject, RegistryError
+from registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
 from registry.registry import open  # noqa: A004
 from registry.run import Run
+from registry.suggest import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -70,6 +71,8 @@ def bisect(
         row = _row(searched, opened.checkpoint(good), opened.checkpoint(bad))
         if nonfinite and not searched.spec.finite:
             raise _unwatched(searched)
+        if metric is not None:
+            _check_metric(row, _condition(metric)["metric"])
         if not command:
             _check_ends(row, test)
         whys: dict[Checkpoint, str] = {}
@@ -132,15 +135,20 @@ def _by_command(
     return None if status == _SKIP else status != 0, told(status)
 
 
-def _by_metric(condition: str) -> Callable[[Checkpoint], _Answer]:
-    match = _CONDITION.fullmatch(condition)
+def _condition(text: str) -> re.Match[str]:
+    match = _CONDITION.fullmatch(text)
     try:
         bound = float(match["bound"]) if match else math.nan
     except ValueError:
         bound = math.nan
     if match is None or math.isnan(bound):
-        raise typer.BadParameter(f"--metric {condition!r} is not a condition such as 'loss>2.5'")
-    name, holds = match["metric"], _OPERATORS[match["sign"]]
+        raise typer.BadParameter(f"--metric {text!r} is not a condition such as 'loss>2.5'")
+    return match
+
+
+def _by_metric(condition: str) -> Callable[[Checkpoint], _Answer]:
+    match = _condition(condition)
+    name, holds, bound = match["metric"], _OPERATORS[match["sign"]], float(match["bound"])
 
     def test(checkpoint: Checkpoint) -> _Answer:
         value = checkpoint.metrics.get(name)
@@ -187,6 +195,18 @@ def _row(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
             found=bad.ref,
         )
     return line[first : last + 1]
+
+
+def _check_metric(row: Sequence[Checkpoint], name: str) -> None:
+    """Refuse a metric that no checkpoint has: it is misspelt, and nothing would be found."""
+    known = {metric for checkpoint in row for metric in checkpoint.metrics}
+    if name not in known:
+        raise NotFound(
+            "no checkpoint of the row has this metric",
+            where=f"--metric {name}",
+            expected=", ".join(sorted(known)) or "metrics, of which there are none",
+            hint=near(name, known),
+        )
 
 
 def _check_ends(row: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]) -> None:

@@ -65,6 +65,11 @@ def init(
         output.document(shape)
         return
     output.line(f"made: {shape['url']}  {shape['id']}")
+    if config.compression:
+        output.line(f"Chunks are compressed: {config.compression}.")
+    if config.keyframe_every:
+        every = config.keyframe_every
+        output.line(f"What changes is stored as deltas, whole each {every} versions.")
     if config.race_probe == "passed":
         output.line("The probe found no race. It cannot prove that there is none.")
     else:

@@ -50,7 +50,11 @@ def _chosen(usage: Usage, names: list[str]) -> list[RunUsage]:
     known = {one.run: one for one in usage.runs}
     for name in names:
         if name not in known:
-            raise NotFound("no such run", where=name, hint=near(name, known))
+            raise NotFound(
+                "no such run",
+                where=name,
+                hint=near(name, known) or "`du` takes names of runs; `holdfast run ls` lists them.",
+            )
     return [known[name] for name in dict.fromkeys(names)]
 
 

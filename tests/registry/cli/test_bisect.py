@@ -162,6 +162,7 @@ def test_the_line_of_training_decides_what_lies_between(call: Call, long: str) -
         ((*ENDS, "--metric", "loss"), 2, "is not a condition"),
         ((*ENDS, "--metric", "loss>x"), 2, "is not a condition"),
         ((*ENDS, "--metric", "loss>nan"), 2, "is not a condition"),
+        ((*ENDS, "--metric", "los>9"), 4, "Did you mean 'loss'"),
         ((*ENDS, "--metric", "loss>9"), 3, "this one is good by what was given"),
         ((*ENDS, "--metric", "loss>0.1"), 3, "this one is bad by what was given"),
         ((*ENDS, "--", "python", "{reff}"), 3, "no such placeholder"),
