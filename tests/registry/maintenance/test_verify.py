@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
 from backends.wrappers import Metered, Wrapper
+from registry import codecs
 from registry.actions import Mark, Place
+from registry.codecs import CODECS, LZ4, RAW, ZSTD
+from registry.digest import Digest
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import IntegrityError, StorageError, StoreUnavailable
 from registry.log import REPLAY_VERSION, RunLog
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
+from registry.objects.pack import PackEntry, PackTable, trailer
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
 from registry.registry import open_on
 from registry.spec import Retention
 from tests.crash.inline import without_threads
@@ -240,12 +249,6 @@ def _load(backend, checkpoint):
 
 @pytest.mark.parametrize("what", ["offset", "too few", "too many", "list member"])
 def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, backend, check, what):
-    from dataclasses import replace
-
-    import numpy as np
-
-    from registry.objects.placement import Placement
-
     with small_grid(64, list_threshold=4):
         state = {"m": {"w": np.frombuffer(np.random.default_rng(0).bytes(640), np.uint8)}}
         if what != "list member":
@@ -270,6 +273,112 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
         with pytest.raises(IntegrityError):
             _load(backend, checkpoint)
         assert not check().ok
+
+
+def _forged(checkpoint, reg, entries, *, rows=None) -> None:
+    """Say that a checkpoint lies in one pack of these chunks, as who can write could.
+
+    Args:
+        checkpoint: The checkpoint.
+        reg: Its registry.
+        entries: Digest, stored bytes, raw length, codec and base of each chunk; those that the
+            manifest has come first.
+        rows: What the placement says where it is not the same.
+    """
+    table, at = [], 0
+    for digest, stored, raw_bytes, codec, base in entries:
+        name = None if codec == RAW else Digest.of(stored)
+        table.append(PackEntry(digest, at, len(stored), raw_bytes, codec, base, name))
+        at += len(stored)
+    encoded = PackTable(tuple(table)).encode()
+    data = b"".join(entry[1] for entry in entries) + encoded + trailer(encoded)
+    pack = PackRef(ObjectKey("packs", Digest.of(encoded), 0), len(data))
+    reg.store.backend.put(str(pack.key), data)
+    digests = [entry.digest for entry in table]
+    own = [
+        ChunkPlace(
+            0,
+            entry.offset,
+            entry.stored_bytes,
+            CODECS.index(entry.codec),
+            NO_BASE if entry.base is None else digests.index(entry.base),
+        )
+        for entry in table
+    ]
+    extra = tuple(digests[len(checkpoint.manifest.direct_chunks) :])
+    placement = Placement(checkpoint.manifest.digest, (pack,), tuple(rows or own), extra)
+    key = ObjectKey("placements", placement.digest, 0)
+    reg.store.backend.put(str(key), placement.encode())
+    _place(checkpoint, reg, placement=placement.digest, placement_generation=0)
+
+
+def _chain(run, links: int):
+    """Return a checkpoint of one chunk, and what a pack of it says, as deltas on one another."""
+    values = [np.full(4000, number, np.uint8) for number in range(links + 1)]
+    checkpoint = run.save({"m": {"w": values[0]}}, step=1)
+    digests = [Digest.of(value.tobytes()) for value in values]
+    assert list(checkpoint.manifest.direct_chunks) == digests[:1]
+    frames = [codecs.encode(a ^ b, 1, ZSTD) for a, b in pairwise(values)] + [
+        codecs.encode(values[-1], 1, ZSTD)
+    ]
+    bases = [*digests[1:], None]
+    return checkpoint, [
+        (digest, frame, 4000, ZSTD, base)
+        for digest, frame, base in zip(digests, frames, bases, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("links", [0, 1, 2, MAX_DEPTH])
+def test_what_is_told_of_deltas_as_it_is_is_sound(run, reg, backend, check, links):
+    checkpoint, entries = _chain(run, links)
+    _forged(checkpoint, reg, entries)
+    assert _load(backend, checkpoint)["m"]["w"].tolist() == [0] * 4000
+    assert [f for f in check().findings if f.severity == "error"] == []
+
+
+@pytest.mark.parametrize("column", ["base", "no base", "codec", "stored length"])
+def test_each_column_of_a_row_is_held_against_the_table(run, reg, backend, check, column):
+    checkpoint, entries = _chain(run, 2)
+    at = len(entries[0][1])
+    row = ChunkPlace(0, 0, at, CODECS.index(ZSTD), 1)
+    changed = {
+        "base": {"base": 2},
+        "no base": {"base": NO_BASE},
+        "codec": {"codec": CODECS.index(LZ4)},
+        "stored length": {"stored_bytes": at - 1},
+    }[column]
+    second = ChunkPlace(0, at, len(entries[1][1]), row.codec, 2)
+    third = ChunkPlace(0, at + len(entries[1][1]), len(entries[2][1]), row.codec)
+    _forged(checkpoint, reg, entries, rows=[replace(row, **changed), second, third])
+    with pytest.raises(IntegrityError, match="another"):
+        _load(backend, checkpoint)
+    (found,) = [f for f in check().findings if f.severity == "error"]
+    assert found.kind == "placement"
+    assert "its pack has another" in found.message
+    assert found.affects == (f"run/{checkpoint.digest.short}",)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("change", [-8, 8, 2**40])
+def test_a_raw_length_that_is_false_is_found(run, reg, check, which, change):
+    checkpoint, entries = _chain(run, 2)
+    digest, frame, raw_bytes, codec, base = entries[which]
+    entries[which] = (digest, frame, raw_bytes + change, codec, base)
+    _forged(checkpoint, reg, entries)
+    (found,) = [f for f in check().findings if f.severity == "error"]
+    assert (found.kind, "another raw length" in found.message) == ("placement", True)
+
+
+@pytest.mark.parametrize("end", ["deep", "circle"])
+def test_deltas_without_end_are_found(run, reg, backend, check, end):
+    checkpoint, entries = _chain(run, MAX_DEPTH + 1 if end == "deep" else 2)
+    if end == "circle":
+        entries[-1] = (*entries[-1][:4], entries[0][0])
+    _forged(checkpoint, reg, entries)
+    with pytest.raises(IntegrityError, match="without end"):
+        _load(backend, checkpoint)
+    (found,) = [f for f in check().findings if f.severity == "error"]
+    assert (found.kind, "without end" in found.message) == ("placement", True)
 
 
 def test_verify_changes_nothing(two, check, backend):
