@@ -16,7 +16,7 @@ from registry.diff import compare_values, plain_values
 from registry.dtypes import FLOATING
 from registry.errors import IncompatibleState, InvalidInput, NotFound
 from registry.objects.manifest import Component, TensorEntry
-from registry.precision.policy import optimizer_leaves
+from registry.precision.optimizers import optimizer_leaves
 from registry.pytree import FlatComponent, FlatState
 from registry.pytree.leaves import NamedLeaf
 from registry.suggest import near

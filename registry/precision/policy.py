@@ -10,18 +10,17 @@ so: small second moments vanish in fp16, and a training that goes on from there 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import partial
 from types import ModuleType
 
-from registry.canonical import Json
 from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput, UnsupportedValue
 from registry.objects.manifest import ORIGINAL_DTYPES, NarrowedDtype
+from registry.precision.optimizers import optimizer_leaves
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from registry.suggest import near
 
@@ -45,23 +44,6 @@ _ALIASES = {
 #: 2 in 100 000. A hundredth of it is small enough only if the tensor's scale is the type's limit.
 _VANISHING_AT_MOST = 0.01
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38"}
-
-#: Keys that optimizers are kept under: `optimizer`, `actor_optim`, `opt_state`, `optimizer_states`.
-_OPTIMIZER = re.compile(
-    r"(?:.*[_.-])?opt(?:im)?s?(?:[_.\-\d].*)?|.*optimi[sz]er.*", re.IGNORECASE | re.DOTALL
-)
-#: What the optimizers of torch call what they keep of a parameter, alone or after a dot: it is
-#: known without the `param_groups` beside it. Names that models use too (`sum`, `step`) are not
-#: among them.
-_MOMENT = re.compile(
-    r"(?:.*\.)?(?:(?:max_)?exp_avg(?:_.*)?|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)",
-    re.DOTALL,
-)
-#: Those of optax, which are moments side by side; one of them alone may be a model's mean.
-_MU_NU = frozenset(("mu", "nu"))
-#: Keys of what `torch.optim.Optimizer.state_dict` gives, and tag of a dict -> its pairs.
-_OPTIMIZER_KEYS = {"state", "param_groups"}
-_PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 PrecisionPolicy = str | Mapping[str, str]
 #: By component: number of a leaf -> the element type that it is stored in.
@@ -114,18 +96,19 @@ class Precision:
 
         Raises:
             InvalidInput: A pattern decides about no tensor, or asks for optimizer state, which is
-                not allowed.
+                not allowed, or tensors that share their memory would get different types.
         """
         uses = [_Use(pattern, policy) for pattern, policy in self.rules]
         chosen = [self._choose(part, uses) for part in state.components]
         for use in uses:
             use.check(state, where, allow_optimizer=self.allow_optimizer)
+        _check_tied(state, chosen, where)
         return chosen
 
     def _choose(self, part: FlatComponent, uses: Sequence[_Use]) -> dict[int, str]:
         chosen = {}
         paths = [leaf.path for leaf in part.leaves]
-        optimizer = _optimizer_leaves(part.skeleton, paths)
+        optimizer = optimizer_leaves(part)
         for number, leaf in enumerate(part.leaves):
             use = _first_match(uses, paths[number])
             if use is None:
@@ -192,6 +175,37 @@ class _Use:
                 hint="Training on from it would not be the same: small moments vanish. Pass "
                 "allow_lossy_optimizer=True if that is what you want.",
             )
+
+
+def _check_tied(state: FlatState, chosen: Narrowing, where: str) -> None:
+    """Refuse tensors of one memory in two types: they could not be loaded into it again."""
+    if not any(chosen):
+        return
+    met: dict[tuple[object, ...], tuple[str, str]] = {}
+    for part, narrowed in zip(state.components, chosen, strict=True):
+        for number, leaf in enumerate(part.leaves):
+            if leaf.dtype not in ORIGINAL_DTYPES or not leaf.nbytes:
+                continue
+            dtype = narrowed.get(number, leaf.dtype)
+            other, same = met.setdefault(_memory(leaf), (leaf.path, dtype))
+            if same != dtype:
+                raise InvalidInput(
+                    "tensors that share their memory would be stored in different types",
+                    where=f"{where}, precision",
+                    expected="one policy for all of them",
+                    found=f"{other} in {same}, {leaf.path} in {dtype}",
+                    hint="Give both the same policy, or save a copy of one of them.",
+                )
+
+
+def _memory(leaf: ArrayLeaf) -> tuple[object, ...]:
+    """Return where a tensor or array lies, on whatever device, and how much it takes."""
+    source = leaf.source
+    if hasattr(source, "data_ptr"):
+        return str(source.device), source.data_ptr(), leaf.nbytes
+    if hasattr(source, "ctypes"):
+        return "cpu", source.ctypes.data, leaf.nbytes
+    return "its own", id(leaf), leaf.nbytes
 
 
 def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
@@ -288,7 +302,8 @@ def _check_rule(pattern: object, policy: object) -> None:
             "not a pattern", where="precision", expected="a text", found=repr(pattern)
         )
     if policy not in POLICIES:
-        alias = _ALIASES.get(str(policy).lower())
+        lower = str(policy).lower()
+        alias = lower if lower in POLICIES else _ALIASES.get(lower)
         raise InvalidInput(
             "there is no such precision",
             where=f"precision {pattern!r}",
@@ -311,76 +326,6 @@ def _first_match(uses: Iterable[_Use], path: str) -> _Use | None:
 def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
     for component in state.components:
         yield from component.leaves
-
-
-def optimizer_leaves(part: FlatComponent) -> set[int]:
-    """Return the numbers of the leaves that are optimizer state, by their keys or by its shape."""
-    return _optimizer_leaves(part.skeleton, [leaf.path for leaf in part.leaves])
-
-
-def _optimizer_leaves(skeleton: Json, paths: Sequence[str]) -> set[int]:
-    moments = _moments(paths)
-    found = {
-        number
-        for number, path in enumerate(paths)
-        if any(_is_optimizer_key(step) for step in _containers(path))
-        or any(_is_moment_key(step) for step in path.split("/"))
-        or path in moments
-    }
-    stack: list[tuple[Json, bool]] = [(skeleton, False)]
-    while stack:
-        node, inside = stack.pop()
-        if isinstance(node, list):
-            stack += [(child, inside) for child in node if isinstance(child, (list, dict))]
-        elif isinstance(node, dict):
-            for tag, payload in node.items():
-                if inside and tag in ("t", "n") and isinstance(payload, int):
-                    found.add(payload)
-                elif isinstance(payload, (list, dict)):
-                    stack.append((payload, inside or _is_optimizer(tag, payload)))
-    return found
-
-
-def _moments(paths: Iterable[str]) -> set[str]:
-    """Return the paths below a `mu` and a `nu` that lie side by side."""
-    beside: dict[str, set[str]] = {}
-    below: dict[str, list[str]] = {}
-    for path in paths:
-        steps = path.split("/")
-        for at, step in enumerate(steps):
-            if step in _MU_NU:
-                parent = "/".join(steps[:at])
-                beside.setdefault(parent, set()).add(step)
-                below.setdefault(parent, []).append(path)
-    return {path for parent, met in beside.items() if met == _MU_NU for path in below[parent]}
-
-
-def _containers(path: str) -> list[str]:
-    """Return the keys that a tensor lies under; of a bare one its own."""
-    steps = path.split("/")
-    return steps[:-1] or steps
-
-
-@lru_cache(maxsize=4096)  # a state has thousands of tensors under a few keys
-def _is_optimizer_key(step: str) -> bool:
-    return _OPTIMIZER.fullmatch(step) is not None
-
-
-@lru_cache(maxsize=4096)  # of tensors' own keys too, many of which come again
-def _is_moment_key(step: str) -> bool:
-    return _MOMENT.fullmatch(step) is not None
-
-
-def _is_optimizer(tag: str, payload: Json) -> bool:
-    """Return whether a node is a dict with the keys of an optimizer's."""
-    if tag not in _PAIRS or not isinstance(payload, list):
-        return False
-    index = _PAIRS[tag]
-    pairs = payload if index is None else payload[index] if index < len(payload) else None
-    if not isinstance(pairs, list):
-        return False
-    keys = [pair[0] for pair in pairs if isinstance(pair, list) and pair]
-    return all(key in keys for key in _OPTIMIZER_KEYS)
 
 
 def _rounding() -> ModuleType:

@@ -17,7 +17,8 @@ from hypothesis.extra import numpy as hnp
 import registry
 from registry import pytree
 from registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
-from registry.precision.policy import AUTO_BYTES, Precision, optimizer_leaves
+from registry.precision.optimizers import optimizer_leaves
+from registry.precision.policy import AUTO_BYTES, Precision
 from registry.pytree import FlatComponent, numpy_arrays
 from registry.resuming import load_to_train
 from registry.run import Run
@@ -116,6 +117,8 @@ def test_without_a_policy_there_is_none(given):
         ("fp32", "Did you mean 'keep'"),
         ({"a": "float16"}, "precision 'a'.*Did you mean 'fp16'"),
         ({"a": "mixed"}, "Did you mean 'auto'"),
+        ("BF16", "Did you mean 'bf16'"),
+        ({"a": "Keep"}, "Did you mean 'keep'"),
         ({"a": None}, "found None.*Did you mean 'keep'"),
         ({"a": 16}, "found 16"),
         ({"": "bf16"}, "not a pattern"),
@@ -265,6 +268,41 @@ def test_to_keep_optimizer_state_is_not_to_ask_for_it():
     # Nor is there anything to lose.
     integers = {"optimizer": {"m": np.arange(50)}, "w": np.ones(50)}
     assert chosen(integers, {"optimizer/*": "bf16"}) == {}
+
+
+# Tensors that share their memory
+
+
+def tied(kind: str) -> dict:
+    weight = numbers(30, 20)
+    if kind == "parameter":
+        embedding, head = torch.nn.Embedding(30, 20), torch.nn.Linear(20, 30)
+        head.weight = embedding.weight
+        return {"model": torch.nn.ModuleDict({"emb": embedding, "head": head}).state_dict()}
+    if kind == "numpy":
+        return {"model": {"emb.weight": weight.numpy(), "head.weight": weight.numpy()[:]}}
+    if kind == "components":
+        return {"model": {"emb.weight": weight}, "modelb": {"head.weight": weight.view(30, 20)}}
+    return {"model": {"emb.weight": weight, "head.weight": weight.view(20, 30)}}
+
+
+@pytest.mark.parametrize("kind", ["parameter", "numpy", "components", "reshaped"])
+@pytest.mark.parametrize("policy", ["keep", "fp16"])
+def test_one_memory_has_one_type(kind, policy):
+    message = "share their memory.*found model/emb.weight in .*, model.?/head.weight in "
+    with pytest.raises(InvalidInput, match=message):
+        chosen(tied(kind), {"*/head*": policy, "*": "bf16"})
+    assert set(chosen(tied(kind), {"*weight": "fp16", "*": "bf16"}).values()) == {
+        "float16",
+        *(["bfloat16"] if kind == "parameter" else []),
+    }
+
+
+def test_parts_of_one_memory_may_have_their_own_types():
+    both = numbers(2, 300)
+    state = {"a": both[0], "b": both[1], "e": both[:0], "f": both[:0], "n": np.zeros(0)}
+    found = chosen(state, {"a": "keep", "e": "keep", "*": "bf16"})
+    assert found == dict.fromkeys(("b", "f", "n"), "bfloat16")
 
 
 # Saving
