@@ -9,10 +9,9 @@ through another store, which shows it nothing but one array's checked metadata a
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import zarr
@@ -27,8 +26,9 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
+from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import ArrayLayout, Layout
-from registry.integrations.zarr_nodes import ArrayNode
+from registry.integrations.zarr_nodes import ArrayNode, shorten
 from registry.objects.manifest import TensorEntry
 from registry.reading.lazy import Source
 
@@ -75,17 +75,60 @@ def read_array(
         array = zarr.open_array(_ArrayStore(node, read), mode="r", zarr_format=node.version)
         if array.shape != node.shape or array.dtype.newbyteorder("=") != target.dtype:
             raise ValueError(f"zarr reads it as {array.dtype}{list(array.shape)}")
-        array.get_basic_selection(
-            ..., out=default_buffer_prototype().nd_buffer.from_numpy_array(target)
-        )
+    except Exception as error:  # Foreign metadata: whatever zarr dislikes is a bad array.
+        raise InvalidInput(
+            "zarr cannot read the array by its metadata",
+            where=node.where,
+            expected=f"metadata as the specification of Zarr {node.version} has it",
+            found=_told(error),
+            hint="Nothing was stored. Mend its metadata, or write the array anew with zarr.",
+        ) from error
+    wrong = _fill(array, target, (slice(None),) * target.ndim)
+    if wrong is not None:
+        key = node.chunk_key(_narrowed(array, target, node))
+        raise InvalidInput(
+            "a chunk of an array cannot be decoded",
+            where=f"{node.where}/{key}",
+            expected=f"{node.chunk_bytes} bytes of {node.dtype}, encoded as the metadata says",
+            found=f"{len(read(key, slice(None)) or b'')} bytes of file: {_told(wrong)}",
+            hint="Nothing was stored. The file may be cut short or damaged: copy it anew.",
+        ) from wrong
+
+
+def _fill(array: Any, target: Any, part: tuple[slice, ...]) -> Exception | None:
+    """Read a part of an array; return what was wrong with its chunks, if anything was."""
+    chosen: Any = part or ...  # () would copy the one element
+    out = default_buffer_prototype().nd_buffer.from_numpy_array(target[chosen])
+    try:
+        array.get_basic_selection(chosen, out=out)
     except RegistryError:
         raise
     except MemoryError as error:
         raise IncompatibleState(
-            "the array does not fit into memory", where=node.where, found=error
+            "the array does not fit into memory", where=str(array.store), found=error
         ) from error
-    except Exception as error:  # Foreign bytes: whatever a codec dislikes is a bad array.
-        raise InvalidInput("zarr cannot read the array", where=node.where, found=error) from error
+    except Exception as error:  # Foreign bytes: whatever a codec dislikes is a bad chunk.
+        return error
+    return None
+
+
+def _narrowed(array: Any, target: Any, node: ArrayNode) -> tuple[int, ...]:
+    """Return the position of a chunk that cannot be read, by halves of the array that cannot."""
+    ranges = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
+    while any(stop - start > 1 for start, stop in ranges):
+        axis = max(range(len(ranges)), key=lambda axis: ranges[axis][1] - ranges[axis][0])
+        start, stop = ranges[axis]
+        middle = (start + stop) // 2
+        ranges[axis] = (start, middle)
+        sizes = zip(ranges, node.chunk_shape, strict=True)
+        if _fill(array, target, tuple(slice(a * size, b * size) for (a, b), size in sizes)) is None:
+            ranges[axis] = (middle, stop)
+    return tuple(start for start, _ in ranges)
+
+
+def _told(error: Exception) -> str:
+    """Return the text of a foreign error, shortened."""
+    return shorten(str(error) or type(error).__name__)
 
 
 class _ArrayStore(Store):
@@ -202,7 +245,7 @@ class CheckpointStore(Store):
         self.digest = digest
         self._source = source
         self._layout = Layout(ref, digest, tensors)
-        self._kept = _Kept(_KEPT_BYTES)
+        self._kept = Kept(_KEPT_BYTES)
         self._digests: dict[str, Sequence[Digest]] = {}
         self._lock = Lock()
 
@@ -332,52 +375,6 @@ class CheckpointStore(Store):
                 self._source.read_chunks({})
                 self._digests[array.path] = self._source.chunk_digests(array.entry)
             return self._digests[array.path]
-
-
-class _Kept:
-    """The chunks used last, up to so many bytes; one that several threads want is read once."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._size_bytes = 0
-        self._chunks: OrderedDict[tuple[Digest, int], memoryview] = OrderedDict()
-        self._coming: dict[tuple[Digest, int], Future[memoryview]] = {}
-        self._lock = Lock()
-
-    def get(self, key: tuple[Digest, int], read: Callable[[], memoryview]) -> memoryview:
-        """Return a chunk; read it if it is not there.
-
-        Raises:
-            Exception: What `read` raises, for each thread that waits for it; nothing is kept.
-        """
-        with self._lock:
-            if key in self._chunks:
-                self._chunks.move_to_end(key)
-                return self._chunks[key]
-            coming = self._coming.get(key)
-            if coming is None:
-                mine = self._coming[key] = Future()
-        if coming is not None:
-            return coming.result()
-        try:
-            chunk = read()
-        except BaseException as error:
-            with self._lock:
-                del self._coming[key]
-            mine.set_exception(error)
-            raise
-        with self._lock:
-            del self._coming[key]
-            self._keep(key, chunk)
-        mine.set_result(chunk)
-        return chunk
-
-    def _keep(self, key: tuple[Digest, int], chunk: memoryview) -> None:
-        self._chunks[key] = chunk
-        self._size_bytes += len(chunk)
-        while self._size_bytes > self._limit_bytes:
-            _, gone = self._chunks.popitem(last=False)
-            self._size_bytes -= len(gone)
 
 
 def _slice(byte_range: ByteRequest | None) -> slice:

@@ -96,6 +96,11 @@ class ArrayNode:
         """Size of a whole chunk in bytes, those at the edges too."""
         return math.prod(self.chunk_shape) * ITEM_SIZES[self.dtype]
 
+    def chunk_key(self, position: tuple[int, ...]) -> str:
+        """Return the key of the chunk at a position of the grid."""
+        first, separator = self.naming
+        return separator.join([first] * bool(first) + [str(n) for n in position]) or "0"
+
     def has_chunk(self, key: str) -> bool:
         """Return whether a key is one of a chunk within the grid."""
         first, separator = self.naming
@@ -196,7 +201,7 @@ def check_version(where: str, document: Mapping[str, Any], version: int) -> None
             "metadata of another version of Zarr than its file's name says",
             where=where,
             expected=f"zarr_format {version}",
-            found=_short(document.get("zarr_format")),
+            found=shorten(document.get("zarr_format")),
             hint=_HINT,
         )
 
@@ -269,7 +274,7 @@ def _check_codec(
             "an array is encoded in a way that is not decoded here",
             where=where,
             expected=", ".join(sorted(known)),
-            found=_short(codec),
+            found=shorten(codec),
             hint=_HINT,
         )
     for field in _DTYPE_FIELDS:
@@ -330,7 +335,7 @@ def _refuse_dtype(where: str, found: object) -> NoReturn:
         "an array has an element type that cannot be stored",
         where=where,
         expected=", ".join(ITEM_SIZES),
-        found=_short(found),
+        found=shorten(found),
         hint=_HINT,
     )
 
@@ -340,11 +345,12 @@ def _broken(where: str, what: str, expected: object, found: object) -> NoReturn:
         f"not a Zarr array that can be read: {what}",
         where=where,
         expected=expected,
-        found=_short(found),
+        found=shorten(found),
         hint=_HINT,
     )
 
 
-def _short(found: object) -> str:
+def shorten(found: object) -> str:
+    """Return foreign text as a message may hold it."""
     text = str(found)
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -374,8 +374,12 @@ def test_a_chunk_that_is_broken_is_refused(one: Path) -> None:
     chunk = one / "g" / "a" / "c" / "1" / "1"
     for data in (b"", b"x", chunk.read_bytes()[:-3]):
         chunk.write_bytes(data)
-        with pytest.raises(InvalidInput, match="zarr cannot read the array"):
+        with pytest.raises(InvalidInput, match="cannot be decoded") as caught:
             formats.read(one)
+        assert str(caught.value).startswith(f"{one}: g/a/c/1/1: ")
+        assert caught.value.expected == "84 bytes of float32, encoded as the metadata says"
+        assert f"{len(data)} bytes of file" in str(caught.value.found)
+        assert caught.value.hint
     chunk.unlink()
     assert formats.read(one).state["g"]["a"][4].tolist() == [1.0] * 7 + [0.0] * 7 + [1.0] * 86
 

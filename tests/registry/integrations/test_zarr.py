@@ -21,6 +21,7 @@ from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.errors import Damaged, IncompatibleState, InvalidInput, Malformed, MissingObject
 from registry.integrations import zarr as view
+from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import Layout
 from registry.objects.manifest import TensorEntry
 from registry.registry import open_on
@@ -268,7 +269,7 @@ def test_what_is_kept_is_bounded(saved, backend, monkeypatch):
 
 
 def test_what_was_used_last_is_kept():
-    kept, read = view._Kept(2), []
+    kept, read = Kept(2), []
     for name in "abacab":
         key = Digest(name.encode() * 32), 1
         kept.get(key, lambda: read.append(name) or memoryview(b"x"))  # noqa: B023
@@ -341,7 +342,7 @@ def test_a_pack_that_is_gone(saved, backend, open_registry):
 
 
 def test_every_thread_that_waits_gets_the_error():
-    kept, key, coming = view._Kept(100), (Digest(bytes(32)), 1), Future()
+    kept, key, coming = Kept(100), (Digest(bytes(32)), 1), Future()
 
     def fail():
         raise Damaged("damaged")
