@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from registry.cli import options, output, progress
-from registry.codecs import Compression
 from registry.maintenance.repacking.plan import RewrittenPack
 from registry.maintenance.repacking.repack import RepackReport
 from registry.registry import open  # noqa: A004
@@ -43,10 +42,10 @@ def repack(
         ),
     ] = "25%",  # type: ignore[assignment]  # typer parses defaults too
     compression: Annotated[
-        Compression | None,
+        str | None,
         typer.Option(
             "--compression",
-            help="Store chunks compressed where that is worth it; none: raw again.",
+            help="Store chunks compressed where that is worth it: zstd or lz4; none: raw again.",
         ),
     ] = None,
     keyframe_every: Annotated[
@@ -54,9 +53,8 @@ def repack(
         typer.Option(
             "--keyframe-every",
             metavar="N",
-            min=1,
-            max=8,
-            help="Cut longer chains of deltas: at most N versions of a chunk are read for one.",
+            help="Cut longer chains of deltas: at most N versions of a chunk, 1 to 32, are read "
+            "for one.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -74,7 +72,7 @@ def repack(
         report = opened.repack(
             run or None,
             min_dead=min_dead,
-            compression=compression,
+            compression=compression,  # type: ignore[arg-type]  # checked there
             keyframe_every=keyframe_every,
             dry_run=dry_run,
             progress=advance,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,9 +122,19 @@ def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
     assert call_json("repack", "plain", "--keyframe-every", "1")["recoded_chunks"] == 2
 
 
-@pytest.mark.parametrize("wrong", [["--compression", "zst"], ["--keyframe-every", "9"]])
-def test_options_that_are_none_are_refused(call: Call, wrong: list[str]) -> None:
-    assert wrong[0] in call("repack", *wrong, status=2).output
+@pytest.mark.parametrize("every", ["0", "33", "-1"])
+def test_options_that_are_none_are_refused_as_for_a_new_registry(
+    call: Call, every: str, tmp_path: Path
+) -> None:
+    fresh = str(tmp_path / "fresh")
+    for wrong in (["--compression", "zst"], ["--compression", "zstd", "--keyframe-every", every]):
+        told = call("repack", *wrong, status=3).stderr
+        assert told == call("init", fresh, *wrong, status=3).stderr
+        assert wrong[-1] in told
+
+
+def test_chains_may_be_as_long_as_a_reader_follows(call: Call) -> None:
+    call("repack", "--keyframe-every", "32", "--dry-run")
 
 
 @pytest.mark.parametrize(("share", "goes"), [("60%", True), ("0.6", True), ("70%", False)])
