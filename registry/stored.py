@@ -26,6 +26,7 @@ from registry.reading.destinations import Destination, to_device
 from registry.reading.fit import (
     LoadReport,
     arrays_in,
+    check_component,
     check_fit,
     filled_once,
     leaves_by_path,
@@ -170,15 +171,19 @@ class Stored:
             strict: Whether a path that only one side has is an error.
 
         Raises:
+            InvalidInput: The component is not a name.
             IncompatibleState: Paths, shapes or dtypes differ, a tensor of the target cannot be
                 written to, or two share memory and are not the same; nothing was read.
             NotFound: There is no such component.
             IntegrityError: Something is damaged; the target's tensors are then not to be used.
         """
+        component = check_component(component)
         manifest = self.manifest
         named = {component: target} if component is not None else target
         with allocation_burst():
-            sources = tensors_by_path(self._select(manifest, component and [component]))
+            sources = tensors_by_path(
+                self._select(manifest, None if component is None else [component])
+            )
             leaves = leaves_by_path(named)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)

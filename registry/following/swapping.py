@@ -20,6 +20,8 @@ from registry.reading.fetching import Fetch
 from registry.reading.fit import (
     LoadReport,
     arrays_in,
+    check_any_fits,
+    check_component,
     check_fit,
     filled_once,
     tensors_by_path,
@@ -99,7 +101,7 @@ class SwappedModel:
         store: Where chunks come from.
         model: An object with `state_dict()`, or a dict of tensors or arrays.
         component: The component that the model stands for; without it its keys are components.
-        strict: Whether a path that only one side has is an error.
+        strict: Whether a path that only one side has is an error; that all are is one always.
         rehash: Which tensors are hashed although they have the mark that was left on them: all,
             none, or with `None` those in which writes are not counted.
 
@@ -119,7 +121,7 @@ class SwappedModel:
     ) -> None:
         self._store = store
         self._model = model
-        self._component = component
+        self._component = check_component(component)
         self._strict = strict
         self._rehash = rehash
         self._known: dict[str, _Known] = {}
@@ -178,6 +180,7 @@ class SwappedModel:
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(ref, report, sources, leaves, strict=self._strict, widened=widened)
+        check_any_fits(ref, report)
         made = Exchange(ref, base)
         for path in filled_once(ref, sources, leaves):
             entry, leaf = sources[path], leaves[path]

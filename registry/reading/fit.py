@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
 from registry import pytree
 from registry.canonical import Json
-from registry.errors import IncompatibleState
+from registry.errors import IncompatibleState, InvalidInput
 from registry.objects.manifest import Component, TensorEntry
 from registry.precision.policy import widen_all
 from registry.reading.destinations import Destination, Extent, check_writable, overlaps
 
 _NAMED_AT_MOST = 8
+#: What `torch.compile` puts before the names of a module's tensors.
+_COMPILED = "_orig_mod"
+_FIT = (
+    "Make the target's tensors of the shapes and types that are stored, or name another component."
+)
+_NAMES = "Name the right component, or pass strict=False to fill what both sides have."
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +159,12 @@ def check_fit(
         have, want = sources[path], leaves[path]
         dtype = have.original if path in widened else have.dtype
         if (dtype, have.shape) != (want.dtype, want.shape):
+            was = "" if have.original is None else f" ({have.original} before its save)"
             wrong.append(
-                f"{path} is {have.dtype}{list(have.shape)}, target {want.dtype}{list(want.shape)}"
+                f"{path} is {have.dtype}{list(have.shape)}, "
+                f"target {want.dtype}{list(want.shape)}{was}"
             )
+    hint = _FIT if wrong else _NAMES
     if strict:
         wrong += [f"{path} is not in the checkpoint" for path in report.missing]
         wrong += [f"{path} is not in the target" for path in report.unexpected]
@@ -167,6 +176,52 @@ def check_fit(
         "the checkpoint does not fit the target",
         where=ref,
         found=shown + more,
-        hint="Nothing was changed. Name the right component, or pass strict=False to fill what "
-        "both sides have.",
+        hint="Nothing was changed. " + (_compiled(report) or hint),
     )
+
+
+def check_any_fits(ref: str, report: LoadReport) -> None:
+    """Refuse a state that has nothing for a target.
+
+    Raises:
+        IncompatibleState: There are tensors, and no path is on both sides.
+    """
+    if report.loaded or not (report.missing or report.unexpected):
+        return
+    raise IncompatibleState(
+        "the checkpoint has no tensor of the target",
+        where=ref,
+        expected=_some(report.missing),
+        found=_some(report.unexpected),
+        hint="Nothing was changed. " + (_compiled(report) or "Name the right component."),
+    )
+
+
+def check_component(component: object) -> str | None:
+    """Return the name of a component, or `None` for all.
+
+    Raises:
+        InvalidInput: It is not a name.
+    """
+    if component is None or isinstance(component, str):
+        return component
+    raise InvalidInput(
+        "component is not the name of one",
+        where="component",
+        expected="a string, or None",
+        found=repr(component),
+    )
+
+
+def _compiled(report: LoadReport) -> str:
+    """Return what to do where one side's paths are those of a compiled module."""
+    if any(_COMPILED in path.replace("/", ".").split(".") for path in report.missing):
+        return f"The target is compiled: give the module inside, `model.{_COMPILED}`."
+    if any(_COMPILED in path.replace("/", ".").split(".") for path in report.unexpected):
+        return f"A compiled module was saved: save the one inside, `model.{_COMPILED}`, or compile."
+    return ""
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED_AT_MOST} more" if len(paths) > _NAMED_AT_MOST else ""
+    return (", ".join(paths[:_NAMED_AT_MOST]) or "no tensor") + more

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import pytree
-from registry.errors import IncompatibleState
+from registry.errors import IncompatibleState, InvalidInput, NotFound
 from registry.reading.destinations import Extent, check_writable, overlaps
 from registry.run import Run
 
@@ -182,3 +182,46 @@ def test_one_memory_at_two_paths_that_are_equal_is_filled(run: Run, fill: Fill) 
     one = torch.zeros(COLUMNS, ROWS).T
     fill(run, {"a": one, "b": one.numpy(), "c": one.view(ROWS, COLUMNS)})
     assert torch.equal(one, weight)
+
+
+# What is said
+
+
+@pytest.mark.parametrize("component", [3, ["m"], b"m"])
+def test_a_component_that_is_not_a_name_is_refused(saved: tuple, component: Any) -> None:
+    run, _ = saved
+    with pytest.raises(InvalidInput, match="component is not the name of one"):
+        run.latest().load_into({"a": torch.zeros(3)}, component=component)
+    with pytest.raises(InvalidInput, match="component is not the name of one"):
+        run.follow_into({"a": torch.zeros(3)}, component=component)
+
+
+def test_an_empty_name_is_not_all_components(saved: tuple) -> None:
+    with pytest.raises(NotFound, match="no such component"):
+        saved[0].latest().load_into({"a": torch.zeros(ROWS, COLUMNS)}, component="")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_the_checkpoint_has_nothing_for_is_not_followed(
+    saved: tuple, strict: bool
+) -> None:
+    run, _ = saved
+    compiled = {"_orig_mod.a": torch.zeros(ROWS, COLUMNS)}
+    with pytest.raises(IncompatibleState, match=r"give the module inside, `model\._orig_mod`"):
+        list(run.follow_into(compiled, component="m", strict=strict, follow=False))
+    other = {"c": torch.zeros(ROWS, COLUMNS)}
+    with pytest.raises(IncompatibleState, match="Name the right component"):
+        list(run.follow_into(other, component="m", strict=strict, follow=False))
+    assert run.latest().load_into(compiled, component="m", strict=False).loaded == ()
+
+
+def test_the_hint_fits_what_is_wrong(run: Run, fill: Fill) -> None:
+    run.save({"m": {"w": torch.zeros(300, 300)}}, step=1, precision="bf16")
+    with pytest.raises(
+        IncompatibleState,
+        match=r"w is bfloat16\[300, 300\], target float16.*\(float32 before its save\)",
+    ) as caught:
+        fill(run, {"w": torch.zeros(300, 300).half()})
+    assert "strict=False" not in str(caught.value)
+    with pytest.raises(IncompatibleState, match=r"v is not in the checkpoint.*strict=False"):
+        fill(run, {"w": torch.zeros(300, 300), "v": torch.zeros(3)})
