@@ -172,29 +172,22 @@ class Stored:
 
         Raises:
             InvalidInput: The component is not a name.
-            IncompatibleState: Paths, shapes or dtypes differ, a tensor of the target cannot be
-                written to, or two share memory and are not the same; nothing was read.
+            IncompatibleState: Paths, shapes or dtypes differ, or memory is read-only or shared in
+                part; nothing was read.
             NotFound: There is no such component.
             IntegrityError: Something is damaged; the target's tensors are then not to be used.
         """
-        component = check_component(component)
+        named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
-        named = {component: target} if component is not None else target
         with allocation_burst():
-            sources = tensors_by_path(
-                self._select(manifest, None if component is None else [component])
-            )
-            leaves = leaves_by_path(named)
+            parts = self._select(manifest, None if component is None else [component])
+            sources, leaves = tensors_by_path(parts), leaves_by_path(named)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
         with allocation_burst():
-            into = {
-                path: Destination(
-                    leaves[path].source, sources[path].dtype if path in widened else None
-                )
-                for path in filled_once(self.ref, sources, leaves)
-            }
+            paths = filled_once(self.ref, sources, leaves)
+            into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
         self._read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report

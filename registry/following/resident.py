@@ -8,8 +8,9 @@ chunks ought to be is the business of `registry.following.swapping`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from registry import pytree
@@ -59,23 +60,27 @@ class Resident:
         own = self._own(number)
         into[:] = own if self._stored_dtype is None else self._narrowed(own, self._stored_dtype)
 
-    def write(self, number: int, data: memoryview, pool: Executor) -> None:
-        """Copy a chunk's bytes into the tensor.
+    def stage(self, number: int, data: memoryview, pool: Executor) -> Callable[[], None]:
+        """Make ready to copy a chunk into the tensor, which is left as it is.
 
         Args:
             number: The chunk.
-            data: Its bytes.
+            data: Its bytes; they are to stay until they are copied.
             pool: Threads to widen it with, where it is stored in a narrower type.
+
+        Returns:
+            What copies it. On the host that takes no memory.
         """
         if self._view is not None:
             start = self._start(number)
-            self._view[start : start + len(data)] = data
-            return
-        destination = Destination(self._plain[self._index(number)], self._stored_dtype)
+            return partial(_copy, self._view[start : start + len(data)], data)
+        destination = Destination(
+            self._plain[self._index(number)], self._stored_dtype, is_aside=True
+        )
         destination.view[:] = data
         if destination.widening is not None:
             widen_all([destination.widening], pool)
-        destination.settle()
+        return destination.settle
 
     def examine(self, number: int, size: int) -> tuple[Digest, bool]:
         """Return the digest of a chunk as it lies there now, and whether it is that chunk.
@@ -145,6 +150,10 @@ class Resident:
             position.insert(0, inside)
         rows = self.grid.rows
         return (*position, slice(at * rows, (at + 1) * rows), ...)
+
+
+def _copy(into: memoryview, data: memoryview) -> None:
+    into[:] = data
 
 
 def _rounding() -> Any:

@@ -1,13 +1,14 @@
 """A model whose weights are exchanged in place: what it holds, what it lacks of a checkpoint.
 
 Owns finding that out, having the missing chunks fetched and verified aside, and putting them into
-the model, which is done whole or not at all. Which checkpoint it is to have is the business of
-`registry.following.following`.
+the model, which is done whole or, unless a device fails meanwhile, not at all. Which checkpoint it
+is to have is the business of `registry.following.following`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from registry import pytree
@@ -161,12 +162,26 @@ class SwappedModel:
             rehash = True  # written to unseen in one place, perhaps in others, too
 
     def put(self, exchange: Exchange) -> None:
-        """Put what was prepared into the model, which nobody may have written to since."""
+        """Put what was prepared into the model, which nobody may have written to since.
+
+        All that can run out of the host's memory is done before the first chunk is copied. Where a
+        device fails while it is written to, the model may have a part of them; the next exchange
+        then looks at all of it.
+        """
         self._known = {}  # until all of it is there
         pool, changed = self._store.pools.hashing, dict[str, int]()
-        for path, number, size, digest in exchange.stale():
-            exchange.residents[path].write(number, exchange.aside[digest], pool)
+        stale = list(exchange.stale())
+        uses = Counter(digest for *_, digest in stale)
+        staged: list[Callable[[], None]] = []
+        for path, number, size, digest in stale:
+            data = exchange.aside[digest]
+            staged.append(exchange.residents[path].stage(number, data, pool))
             changed[path] = changed.get(path, 0) + size
+            uses[digest] -= 1
+            if not uses[digest]:
+                del exchange.aside[digest]  # it may be staged: not to be held twice
+        for copy in staged:
+            copy()
         self._known = {
             path: _Known(resident, resident.mark(), exchange.wanted[path])
             for path, resident in exchange.residents.items()
@@ -184,8 +199,7 @@ class SwappedModel:
         made = Exchange(ref, base)
         for path in filled_once(ref, sources, leaves):
             entry, leaf = sources[path], leaves[path]
-            stored_dtype = entry.dtype if path in widened else None
-            resident = Resident(leaf.source, leaf.dtype, leaf.shape, stored_dtype)
+            resident = Resident(leaf.source, leaf.dtype, leaf.shape, widened.get(path))
             if not resident.grid.nbytes:
                 continue
             chunks = _chunks(entry, base.lists)

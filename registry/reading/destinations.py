@@ -157,6 +157,7 @@ class Destination:
         target: The tensor or array.
         stored_dtype: The narrower element type that is read in place of the target's own, to be
             widened where it lies; its own without.
+        is_aside: Whether the target is left as it is until `settle`, wherever it lies.
 
     Attributes:
         view: Flat writable bytes to read into.
@@ -164,10 +165,12 @@ class Destination:
             nothing is widened.
     """
 
-    def __init__(self, target: Any, stored_dtype: str | None = None) -> None:
+    def __init__(
+        self, target: Any, stored_dtype: str | None = None, *, is_aside: bool = False
+    ) -> None:
         self._target = target
         self._staged: Any = None
-        view = pytree.view_of(target)
+        view = None if is_aside else pytree.view_of(target)
         if view is None:
             # On another device, or not contiguous.
             dtype, shape = pytree.describe(target)

@@ -110,13 +110,16 @@ def filled_once(
 
 def widened_paths(
     sources: Mapping[str, TensorEntry], leaves: Mapping[str, _Leaf]
-) -> frozenset[str]:
-    """Return the paths at which the target has the type that a tensor was given in at its save."""
-    return frozenset(
-        path
+) -> dict[str, str]:
+    """Return the paths at which the target has the type that a tensor was given in at its save.
+
+    With each the type that the tensor is stored in.
+    """
+    return {
+        path: sources[path].dtype
         for path, leaf in leaves.items()
         if path in sources and sources[path].original == leaf.dtype
-    )
+    }
 
 
 def settle(into: Mapping[str, Destination], pool: Executor) -> None:

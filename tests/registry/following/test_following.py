@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from backends import Backend
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered, ReadOnly
+from registry import pytree
 from registry.actions import Rewind
 from registry.errors import (
     Damaged,
@@ -244,6 +245,40 @@ def test_not_numbers_are_held(world: World) -> None:
     into = {"w": torch.zeros(5000)}
     world.run.latest().load_into(into, component="m")
     assert torch.equal(model["w"].view(torch.int32), into["w"].view(torch.int32))
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_where_memory_runs_out_the_model_is_as_it_was(
+    world: World, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the pieces of memory that an exchange takes cannot be had."""
+    w = weights()
+    how = {"precision": {"m/b": "bf16"}} if narrow else {}
+    world.run.save({"m": {"a": w, "b": w.clone(), "c": w * 2}}, step=1, **how)
+    model = {"a": torch.zeros(5000), "b": torch.zeros(5000), "c": torch.zeros(5000, 2)[:, 1]}
+    following = world.follow(model, component="m")
+    following.fetch()
+    allocate, left = pytree.allocate, 0
+
+    def scarce(*args):
+        nonlocal left
+        if not left:
+            raise MemoryError
+        left -= 1
+        return allocate(*args)
+
+    monkeypatch.setattr(pytree, "allocate", scarce)
+    for number in range(100):
+        left = number
+        try:
+            if following.poll() is not None:
+                break
+        except MemoryError:
+            assert not any(one.any() for one in model.values())
+    assert number > 5
+    assert torch.equal(model["a"], w)
+    assert torch.equal(model["b"], w.bfloat16().float() if narrow else w)
+    assert torch.equal(model["c"], w * 2)
 
 
 def test_empty_scalar_and_tiny_tensors(world: World) -> None:

@@ -57,7 +57,10 @@ def test_a_chunk_is_written_in_its_place(kind: str, shape: tuple[int, ...]) -> N
             start = sum(sizes[:number])
             data = bytes(sizes[number])
             expected[start : start + len(data)] = data
-            found.write(number, memoryview(data), None)
+            before = np.ascontiguousarray(np.asarray(source)).tobytes()
+            put = found.stage(number, memoryview(data), None)
+            assert np.ascontiguousarray(np.asarray(source)).tobytes() == before
+            put()
         assert np.ascontiguousarray(np.asarray(source)).tobytes() == expected
 
 
