@@ -26,13 +26,15 @@ from typing import TypeVar, cast
 
 from registry.codecs import RAW
 from registry.digest import Digest
+from registry.errors import Malformed
 from registry.maintenance.repacking.chunks import Lying, RawChunks, Workshop, encode_chunk
-from registry.maintenance.repacking.dtypes import Tensors, read_tensors
+from registry.maintenance.repacking.dtypes import Tensors, check_bases, check_sizes, read_tensors
 from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry
 from registry.pools import results
 from registry.pytree import ArrayLeaf
+from registry.reading.fetching import MAX_DEPTH
 from registry.store import Store
 from registry.writing.encoding import DELTA_WORTH, Encoding
 
@@ -87,6 +89,8 @@ def plan_recoding(
 
     Raises:
         MissingObject: Something is gone: lost, or let go while this looked.
+        Malformed: A pack gives a chunk another length than its manifest, or than the base of a
+            delta has, or a chain is longer than a reader would follow.
         IntegrityError: Something is damaged.
     """
     if codec is None and _is_plain(survey):
@@ -118,20 +122,27 @@ class _Forest:
         self._drop_unneeded()
 
     def _note(self, within: Collection[ObjectKey]) -> None:
+        entries: list[tuple[ObjectKey, PackEntry]] = []
         for key, named in self._survey.ranks.items():
             table, pack = self._survey.tables[key], self._survey.packs[key]
             for offset, rank in named.items():
                 entry = table[offset]
                 self._lying.setdefault(chunk_of(entry), (pack, entry))
+                entries.append((key, entry))
                 self._ranks[entry.digest] = min(rank, self._ranks.get(entry.digest, rank))
                 if key not in within:
                     self._fixed.add(entry.digest)
             for offset, count in self._survey.own[key].items():
                 digest = table[offset].digest
                 self._uses[digest] = self._uses.get(digest, 0) + count
+        check_bases(entries)
 
     def _choose(self) -> dict[Digest, PackEntry]:
-        """Return of each chunk the encoding that stands on the fewest bases."""
+        """Return of each chunk the encoding that stands on the fewest bases.
+
+        Raises:
+            Malformed: It stands on more than a reader would follow.
+        """
         waiting: dict[Digest, list[PackEntry]] = {}
         for _, entry in self._lying.values():
             waiting.setdefault(entry.digest, []).append(entry)
@@ -142,6 +153,7 @@ class _Forest:
             is_loose = entry.base is not None and entry.base not in self._uses
             return is_loose, entry.stored_bytes, entry.codec, entry.base or b""
 
+        levels = 0
         while waiting:
             level = {
                 digest: min(ready, key=order)
@@ -150,6 +162,15 @@ class _Forest:
             }
             if not level:
                 break  # a base that is nowhere: whoever needs it will be told
+            if levels > MAX_DEPTH:  # each costs a look at all that wait
+                raise Malformed(
+                    "deltas on deltas without end",
+                    where=self._lying[chunk_of(next(iter(level.values())))][0].key,
+                    expected=f"at most {MAX_DEPTH}",
+                    found=f"{levels} or more",
+                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                )
+            levels += 1
             forms |= level
             waiting = {d: entries for d, entries in waiting.items() if d not in level}
         self._fixed |= waiting.keys()
@@ -176,6 +197,8 @@ class _Forest:
         """Store in one codec what is stored in others."""
         wanted = {d for d, e in self._forms.items() if e.codec != codec and d not in self._fixed}
         if codec == RAW:
+            if wanted:
+                self._tensors()  # what has a wrong length is not to be made room for
             self._forms |= {digest: _raw(self._forms[digest]) for digest in wanted}
             self._drop_unneeded()
             return
@@ -299,6 +322,8 @@ class _Forest:
     def _tensors(self) -> Tensors:
         if self._known is None:
             self._known = read_tensors(self._store, self._survey, self._uses.keys())
+            entries = ((pack.key, entry) for pack, entry in self._lying.values())
+            check_sizes(entries, self._known.sizes, self._uses.keys())
             # A base that no state names is of the type of what stands on it.
             for digest, entry in reversed(self._in_order()):
                 if entry.base is not None and digest in self._known.dtypes:

@@ -54,7 +54,8 @@ class RewrittenPack:
         pack: Its key.
         size_bytes: Its size.
         live_bytes: Bytes of the chunks that are moved out of it, as it has them.
-        reason: Why: too much of it is `dead`, chunks of it are `recoded`, or it is `small`.
+        reason: Why: too much of it is `dead`, or lies in another pack in the encoding that stays;
+            chunks of it are `recoded`, or bases that nothing needs any more; or it is `small`.
     """
 
     pack: ObjectKey
@@ -167,7 +168,7 @@ class _Choice:
         for run_id in self._survey.packs_of:
             goes, joins = dead.get(run_id, []), small.get(run_id, [])
             made, together = list(self._fill(goes)), list(self._fill([*goes, *joins]))
-            reasons |= {key: "recoded" if key in self._changed else "dead" for key in goes}
+            reasons |= {key: "recoded" if self._is_recoded(key) else "dead" for key in goes}
             if len(together) < len(made) + len(joins):
                 reasons |= dict.fromkeys(joins, "small")
                 made = together
@@ -253,6 +254,15 @@ class _Choice:
             if chunk not in self._homes:
                 made.setdefault(key, []).append((chunk, entry))
         return made
+
+    def _is_recoded(self, key: ObjectKey) -> bool:
+        """Return whether chunks of a pack are encoded anew or left: not only kept in another."""
+        table = self._survey.tables[key]
+        finals = [self._final(table[offset]) for offset in self._survey.ranks[key]]
+        return any(
+            final is None or (final in self._origins and final not in self._homes)
+            for final in finals
+        )
 
     def _live_bytes(self, key: ObjectKey) -> int:
         return sum(entry.stored_bytes for _, entry in self._kept_in(key))

@@ -16,18 +16,21 @@ from registry.caching.chunk_cache import ChunkCache
 from registry.codecs import CODECS, LZ4, RAW, ZSTD
 from registry.codecs import blosc as frames
 from registry.digest import Digest
-from registry.errors import Conflict, Damaged, InvalidInput
+from registry.errors import Conflict, Damaged, InvalidInput, Malformed
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking import chunks as repack_chunks
 from registry.maintenance.repacking import packs as repack_packs
 from registry.maintenance.repacking import plan as repack_plan
+from registry.maintenance.repacking.codecs import plan_recoding
 from registry.maintenance.repacking.places import Layout
 from registry.maintenance.repacking.plan import RepackPlan
 from registry.maintenance.repacking.repack import RepackReport
+from registry.maintenance.repacking.survey import Survey
 from registry.maintenance.repacking.targets import Target
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import ChunkPlace, PackRef, Placement
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.reading.fetching import MAX_DEPTH
 from registry.registry import Registry, open_on
 from registry.writing.placing import Spot, build_placement, spots_of
 from tests.crash.inline import without_threads
@@ -468,6 +471,101 @@ def test_a_chunk_in_two_encodings_has_one_in_the_end(reg, run, backend, open_reg
     assert collected(backend) < before
     loads(open_registry(backend))
     settles(backend)
+
+
+def test_what_is_only_kept_elsewhere_is_not_called_recoded(reg, run, backend):
+    save(run, 1, 2)
+    reg.create_run("other").save(state(2), step=2, compression="zstd")
+    link(reg, "run", {2: 1})
+    with open_on(backend) as other:
+        plain, asked = other.repack(dry_run=True), other.repack(dry_run=True, compression="lz4")
+    assert (plain.recoded, plain.bases) == (0, 0)
+    assert "dead" in {one.reason for one in plain.rewritten}
+    assert "recoded" not in {one.reason for one in plain.rewritten}
+    assert "recoded" in {one.reason for one in asked.rewritten}
+
+
+def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> None:
+    """Place the weights of the newest checkpoint in a pack whose table says what is given.
+
+    Each is a chunk: its name (`None`: the one that it is), its length as the table has it, and its
+    base. The first is named by the state, the others are bases of deltas.
+    """
+    checkpoint = run.latest()
+    own = weights_of(checkpoint)
+    digests = [own if name is None else Digest.of(name) for name, *_ in entries]
+    stored = frames.encode(np.zeros_like(weights(1)), 4, ZSTD)  # shorter than any length given
+    lines, rows = [], []
+    for number, (_, length, base) in enumerate(entries):
+        below = None if base is None else Digest.of(base)
+        at, size = number * len(stored), len(stored)
+        digest = digests[number]
+        lines.append(PackEntry(digest, at, size, length, ZSTD, below, Digest.of(stored)))
+        under = NO_BASE if below is None else digests.index(below)
+        rows.append(ChunkPlace(0, at, size, CODECS.index(ZSTD), under))
+    table = PackTable(tuple(lines)).encode()
+    body = stored * len(lines) + table + trailer(table)
+    pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
+    backend.put(str(pack.key), body)
+    before = checkpoint.placement
+    placement = Placement(before.manifest, (pack,), tuple(rows), tuple(digests[1:]))
+    place = checkpoint.place.model_copy(update={"placement": placement.digest})
+    backend.put(str(place.placement_key), placement.encode())
+    run.committer.log.append(lambda _: [place])
+
+
+@pytest.mark.parametrize("length", [3000, 2**42])
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_length_that_no_manifest_has_stops_it(run, backend, length, compression, dry_run):
+    save(run, 1)
+    hostile(backend, run, (None, length, None))
+    before = contents(backend)
+    with open_on(backend) as other, pytest.raises(Malformed, match="as its manifest has it"):
+        other.repack(compression=compression, dry_run=dry_run)
+    assert contents(backend) == before
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_chunk_of_no_manifest_stops_it(run, backend, dry_run):
+    save(run, 1)
+    hostile(backend, run, (b"another", 2**42, None))
+    with open_on(backend) as other, pytest.raises(Malformed, match="that no manifest has"):
+        other.repack(compression="none", dry_run=dry_run)
+
+
+@pytest.mark.parametrize("length", [3000, 2**42])
+@pytest.mark.parametrize("options", [{}, {"compression": "lz4"}, {"keyframe_every": 1}])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_base_of_another_length_than_its_delta_stops_it(run, backend, length, options, dry_run):
+    save(run, 1)
+    whole = weights(1).nbytes
+    hostile(backend, run, (None, whole, b"base"), (b"base", length, None))
+    before = contents(backend)
+    with open_on(backend) as other, pytest.raises(Malformed, match="as its base has"):
+        other.repack(dry_run=dry_run, **options)
+    assert contents(backend) == before
+
+
+@pytest.mark.parametrize(("links", "ends"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
+def test_no_longer_chain_is_followed_than_a_reader_would(links, ends):
+    names = [Digest.of(b"%d" % number) for number in range(links + 1)]
+    bases = [None, *names]
+    entries = [
+        PackEntry(name, 9 * n, 9, 100, ZSTD, base, Digest.of(b"stored"))
+        for n, (name, base) in enumerate(zip(names, bases, strict=False))
+    ]
+    survey = Survey(None)
+    key = ObjectKey("packs", Digest.of(b"pack"), 0)
+    survey.packs[key] = PackRef(key, 9999)
+    survey.tables[key] = {entry.offset: entry for entry in entries}
+    survey.ranks[key] = {entry.offset: rank for rank, entry in enumerate(entries)}
+    survey.own[key] = dict.fromkeys(survey.ranks[key], 1)
+    if ends:
+        assert plan_recoding(None, survey, survey.packs).becomes == {}
+        return
+    with pytest.raises(Malformed, match="without end"):
+        plan_recoding(None, survey, survey.packs)
 
 
 def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
