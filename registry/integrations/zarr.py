@@ -26,6 +26,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
+from registry.integrations.zarr_expansion import check_expansion
 from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import ArrayLayout, Layout
 from registry.integrations.zarr_nodes import ArrayNode, shorten
@@ -80,7 +81,7 @@ def read_array(
             "zarr cannot read the array by its metadata",
             where=node.where,
             expected=f"metadata as the specification of Zarr {node.version} has it",
-            found=_told(error),
+            found=shorten(error),
             hint="Nothing was stored. Mend its metadata, or write the array anew with zarr.",
         ) from error
     wrong = _fill(array, target, (slice(None),) * target.ndim)
@@ -90,7 +91,7 @@ def read_array(
             "a chunk of an array cannot be decoded",
             where=f"{node.where}/{key}",
             expected=f"{node.chunk_bytes} bytes of {node.dtype}, encoded as the metadata says",
-            found=f"{len(read(key, slice(None)) or b'')} bytes of file: {_told(wrong)}",
+            found=f"{len(read(key, slice(None)) or b'')} bytes of file: {shorten(wrong)}",
             hint="Nothing was stored. The file may be cut short or damaged: copy it anew.",
         ) from wrong
 
@@ -126,11 +127,6 @@ def _narrowed(array: Any, target: Any, node: ArrayNode) -> tuple[int, ...]:
     return tuple(start for start, _ in ranges)
 
 
-def _told(error: Exception) -> str:
-    """Return the text of a foreign error, shortened."""
-    return shorten(str(error) or type(error).__name__)
-
-
 class _ArrayStore(Store):
     """The metadata and the chunks of one foreign array, to read only, as zarr asks for them."""
 
@@ -161,8 +157,14 @@ class _ArrayStore(Store):
             return prototype.buffer.from_bytes(self._node.documents[key][part])
         if key.rpartition("/")[2] in _DOCUMENTS:
             return None  # zarr looks for what it might be besides
-        data = await asyncio.to_thread(self._read, key, part)
+        data = await asyncio.to_thread(self._bounded, key, part)
         return None if data is None else prototype.buffer.from_bytes(data)
+
+    def _bounded(self, key: str, part: slice) -> bytes | None:
+        if self._node.compressor is None or (data := self._read(key, slice(None))) is None:
+            return self._read(key, part)
+        check_expansion(self._node, key, data)
+        return data[part]
 
     async def get_partial_values(
         self,

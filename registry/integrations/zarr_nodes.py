@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -38,11 +38,15 @@ _CODECS = frozenset({"bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", _S
 #: Codecs of numcodecs: by these ids in version 2, as `numcodecs.ID` in version 3.
 _NUMCODECS = frozenset(
     {
-        *("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "pcodec", "zfpy"),
+        *("blosc", "bz2", "gzip", "lz4", "zlib", "zstd"),
         *("astype", "bitround", "delta", "fixedscaleoffset", "packbits", "quantize", "shuffle"),
         *("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"),
     }
 )
+#: Those that can make much of little: no more than one for a chunk, and nothing but checksums
+#: around it, so that `zarr_expansion` can look at it first.
+_COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "zlib", "zstd"})
+_CRC_BYTES = 4
 #: Fields of codecs that name an element type; none may be one of objects.
 _DTYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[biufc][0-9]{1,2}|u?int[0-9]{1,2}|float[0-9]{2}|bool")
@@ -73,6 +77,9 @@ class ArrayNode:
         shape: Axis lengths.
         chunk_shape: Axis lengths of a chunk, or of a shard; every one at least 1.
         naming: What keys of chunks begin with, `c` or nothing, and what stands between positions.
+        compressor: What decodes the file of a chunk, if it can make much of little; None for shards
+            too, whose chunks have their own.
+        trailer_bytes: Length of checksums behind what the compressor made.
         original: The wider element type that it was saved from with less precision, or None.
     """
 
@@ -84,6 +91,8 @@ class ArrayNode:
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
     naming: tuple[str, str]
+    compressor: str | None
+    trailer_bytes: int
     original: str | None
 
     @property
@@ -132,7 +141,9 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     if not isinstance(name, str) or name not in ITEM_SIZES:
         _refuse_dtype(where, name)
     shown = BITS.get(name, name)
-    inner = _check_codecs(where, document.get("codecs"), chunk)
+    codecs: Any = document.get("codecs")
+    inner = _check_codecs(where, codecs, chunk)
+    compressed = _compressor(where, [codec["name"] for codec in codecs])
     _check_chunks(where, shape, chunk, inner)
     fill = document.get("fill_value")
     if shown != name:
@@ -143,7 +154,7 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     attributes = document.get("attributes")
     dtype = _true_dtype(where, name, shown, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, naming, original)
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, naming, *compressed, original)
 
 
 def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
@@ -158,7 +169,7 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
         InvalidInput: It has no place in a state, or zarr is not to decode it.
     """
     shape = _lengths(where, "shape", document.get("shape"), least=0)
-    separator = _separator(where, document.get("dimension_separator"), ".")
+    naming = "", _separator(where, document.get("dimension_separator"), ".")
     chunk = _lengths(where, "chunks", document.get("chunks"), least=1)
     letters = document.get("dtype")
     found = _V2_DTYPE.fullmatch(letters) if isinstance(letters, str) else None
@@ -170,14 +181,15 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
     filters = document.get("filters") or []
     if not isinstance(filters, list):
         _broken(where, "filters are no list", "a list or null", filters)
-    for codec in (*filters, document.get("compressor")):
-        if codec is not None:
-            _check_codec(where, codec, "id", _NUMCODECS)
+    codecs = [codec for codec in (*filters, document.get("compressor")) if codec is not None]
+    for codec in codecs:
+        _check_codec(where, codec, "id", _NUMCODECS)
+    compressed = _compressor(where, [codec["id"] for codec in codecs])
     _check_chunks(where, shape, chunk, (1,) * len(chunk))
     documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
     dtype = _true_dtype(where, name, name, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, ("", separator), original)
+    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, naming, *compressed, original)
 
 
 def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
@@ -254,10 +266,24 @@ def _check_codecs(
         if len(part) != len(chunk):
             _broken(where, "another number of axes within a shard", len(chunk), len(part))
         _check_codecs(where, configuration.get("index_codecs", []), (), depth + 1)
-        below = _check_codecs(where, configuration.get("codecs"), part, depth + 1)
+        within: Any = configuration.get("codecs")
+        below = _check_codecs(where, within, part, depth + 1)
+        _compressor(where, [one["name"] for one in within])
         counts = zip(chunk, part, below, strict=True)
         inner = tuple(-(-whole // size) * more for whole, size, more in counts)
     return inner
+
+
+def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
+    """Return the compressor of a chain of codecs, if any, and the bytes of checksums behind it."""
+    plain = [name.removeprefix("numcodecs.") for name in names]
+    found = [number for number, name in enumerate(plain) if name in _COMPRESSORS]
+    if not found:
+        return None, 0
+    around = names[found[0] + 1 :]
+    if any(name != "crc32c" for name in around) or _SHARDING in plain:
+        _broken(where, "codecs around a compressor", "crc32c or none", ", ".join(names))
+    return plain[found[0]], _CRC_BYTES * len(around)
 
 
 def _check_codec(
@@ -352,5 +378,5 @@ def _broken(where: str, what: str, expected: object, found: object) -> NoReturn:
 
 def shorten(found: object) -> str:
     """Return foreign text as a message may hold it."""
-    text = str(found)
+    text = str(found) or type(found).__name__
     return text if len(text) <= 200 else f"{text[:200]}..."

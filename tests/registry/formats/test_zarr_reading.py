@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
 import pickle
 import shutil
 import warnings
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+import zstandard
 from typer.testing import CliRunner
 from zarr.codecs import (
     BloscCodec,
@@ -448,6 +452,42 @@ def test_chunks_are_known_by_every_naming(
         zarr.consolidate_metadata(tmp_path / "y.zarr", zarr_format=2)
     assert (tmp_path / "y.zarr" / ".zmetadata").is_file()
     assert same(formats.read(tmp_path / "y.zarr").state["a"], data)
+
+
+ZEROS = bytes(50_000_000)
+ONE_V2 = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<f4", "fill_value": 0}
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        ("bz2", bz2.compress(ZEROS)),
+        ("bz2", bz2.compress(b"") + bz2.compress(ZEROS)),
+        ("zlib", zlib.compress(ZEROS)),
+        ("gzip", gzip.compress(ZEROS)),
+        ("gzip", gzip.compress(b"") + bytes(9) + gzip.compress(ZEROS)),
+        ("zstd", numcodecs.Zstd().encode(ZEROS)),
+        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(ZEROS)),
+        ("lz4", numcodecs.LZ4().encode(ZEROS)),
+        ("blosc", numcodecs.Blosc().encode(ZEROS)),
+    ],
+)
+def test_a_chunk_that_expands_too_far_is_never_decoded(
+    codec: str, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / "0").write_bytes(data)
+    document = {**ONE_V2, "order": "C", "filters": None, "compressor": {"id": codec}}
+    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
+    kind = type(numcodecs.get_codec({"id": codec}))
+    monkeypatch.setattr(kind, "decode", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(InvalidInput, match="expands to more") as caught:
+        formats.read(tmp_path / "x.zarr")
+    assert "x.zarr/0: " in str(caught.value)
+    document["filters"] = [{"id": codec}]
+    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match="around a compressor"):
+        formats.read(tmp_path / "x.zarr")
 
 
 def test_only_files_are_read(one: Path, tmp_path: Path) -> None:
