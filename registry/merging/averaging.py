@@ -102,6 +102,8 @@ def _rounded(total: _Array, kind: str) -> _Array:
         return np.where(np.isnan(total), np.uint16(0x7FC0), rounded)
     if kind.startswith("float8"):
         return _rounded_float8(total, kind)
+    # Which of two NaNs a sum takes after depends on where in the loops of numpy they lie.
+    np.copyto(total, np.nan, where=np.isnan(total))
     return total.astype(kind).view(f"u{item_size(kind)}")
 
 

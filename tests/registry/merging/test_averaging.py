@@ -121,3 +121,15 @@ def test_what_is_not_finite_is_passed_on() -> None:
         assert found[1].isinf()
         assert found[2].isnan()
         assert found[3] == 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_nan_has_the_same_bits_wherever_it_lies(dtype):
+    one, two = (np.full(50, np.nan, dtype).view(f"u{np.dtype(dtype).itemsize}") for _ in "ab")
+    one += 1
+    two |= two.dtype.type(1) << two.dtype.type(8 * two.itemsize - 1)
+    for count in range(1, 50):
+        into = memoryview(bytearray(count * one.itemsize))
+        views = [memoryview(words[:count].view("u1")) for words in (one, two)]
+        averaging.average(views, [-0.5, 1.5], dtype, into)
+        assert bytes(into) == np.full(count, np.nan, dtype).tobytes()
