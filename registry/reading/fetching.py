@@ -25,8 +25,7 @@ from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable
-from registry.objects.placement import MAX_DEPTH as MAX_DEPTH
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
 from registry.pools import results
 from registry.store import Store, missing
 

@@ -15,8 +15,9 @@ from registry import pytree
 from registry.digest import Digest
 from registry.errors import IntegrityError, InvalidInput
 from registry.objects.manifest import TensorEntry, parse_list
+from registry.objects.placement import MAX_DEPTH
 from registry.pytree import ArrayLeaf
-from registry.reading.fetching import MAX_DEPTH, Fetch
+from registry.reading.fetching import Fetch
 from registry.reading.loading import index_chunks
 from registry.store import Store
 from registry.writing.encoding import Below

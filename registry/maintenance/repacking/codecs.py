@@ -32,9 +32,9 @@ from registry.maintenance.repacking.dtypes import Tensors, check_bases, check_si
 from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry
+from registry.objects.placement import MAX_DEPTH
 from registry.pools import results
 from registry.pytree import ArrayLeaf
-from registry.reading.fetching import MAX_DEPTH
 from registry.store import Store
 from registry.writing.encoding import DELTA_WORTH, Encoding
 

@@ -15,8 +15,7 @@ from registry.errors import Malformed
 from registry.maintenance.repacking.plan import RepackPlan
 from registry.maintenance.repacking.targets import Target
 from registry.objects.pack import PackEntry, PackTable
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
-from registry.reading.fetching import MAX_DEPTH
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
 
 
 @dataclass(frozen=True, slots=True)

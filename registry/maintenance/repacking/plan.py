@@ -36,7 +36,7 @@ from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
 from registry.maintenance.repacking.targets import Part, Target, Whereabouts
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PACK_BYTES, PackEntry, PackTable
-from registry.reading.fetching import MAX_DEPTH
+from registry.objects.placement import MAX_DEPTH
 from registry.store import Store
 from registry.suggest import near
 

@@ -29,8 +29,7 @@ from registry.maintenance.repacking.survey import Survey
 from registry.maintenance.repacking.targets import Target
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
-from registry.reading.fetching import MAX_DEPTH
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
 from registry.registry import Registry, open_on
 from registry.writing.placing import Spot, build_placement, spots_of
 from tests.crash.inline import without_threads

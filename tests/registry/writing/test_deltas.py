@@ -21,8 +21,7 @@ from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
 from registry.log import RunLog
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
-from registry.reading.fetching import MAX_DEPTH
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
 from registry.registry import open_on
 from registry.retention import Retention
 from registry.writing.placing import Base, spots_of
