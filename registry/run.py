@@ -147,7 +147,9 @@ class Run(RunView):
                 - `phase`, `metrics`, `tier`, `allow_nonfinite`, `compression`: as for `save`.
 
         Raises:
-            InvalidInput: The weights are none, or an argument names nothing.
+            InvalidInput: The weights are none, or an argument names nothing, or nothing that
+                another one does not name before it.
+            UnsupportedValue: An average of finite numbers is not finite in the stored type.
             NotFound: A component, path or source is not there.
             IncompatibleState: The sources are not built alike, or differ in what is neither
                 averaged nor picked, or has no average; the message names the paths.

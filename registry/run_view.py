@@ -283,7 +283,8 @@ class RunView:
         where they were. Only chunks that differ from what the model holds are fetched; of those
         that are stored as deltas only the delta, its base being taken out of the model. All are
         verified aside before the first is copied into the model, so that an error leaves the model
-        as it was; this takes as much host memory as the chunks that changed have bytes.
+        as it was, unless a device fails while it is written; this takes as much host memory as the
+        chunks that changed have bytes.
 
         Followers know nothing of each other: every one gets the newest checkpoint, nothing is
         claimed or acknowledged, and access to read is enough. Waiting costs one request a poll. A
@@ -320,7 +321,8 @@ class RunView:
 
         Raises:
             InvalidInput: The run has no such phase, or a time is not legal. By the loop:
-            IncompatibleState: The weights do not fit the model.
+            IncompatibleState: The weights do not fit the model, nothing of it is in the checkpoint,
+                or its tensors overlap in memory or cannot be written to.
             NotFound: There is no such component.
             IntegrityError: Something is damaged or gone.
         """

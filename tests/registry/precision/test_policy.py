@@ -750,7 +750,7 @@ def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
     run.set_gate("g", checkpoint)
     release = run.releases.publish("1.0.0", checkpoint, only="model")
     entry = run.pool.promote(checkpoint)
-    mirror = open_registry(new_backend("mirror"))
+    mirror = open_registry(new_backend("policy-mirror"))
     registry.sync(reg, mirror)
     copies = [reg.stored("run/gates/g"), release, entry, mirror.checkpoint("run/latest")]
     for copy in copies:
