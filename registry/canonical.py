@@ -38,7 +38,7 @@ def encode(value: Json) -> bytes:
         raise InvalidInput("not expressible as canonical JSON", found=error) from error
 
 
-def decode(data: bytes | memoryview, *, where: str) -> Any:
+def decode(data: bytes, *, where: str) -> Any:
     """Parse canonical bytes.
 
     Args:
@@ -48,20 +48,42 @@ def decode(data: bytes | memoryview, *, where: str) -> Any:
     Raises:
         Malformed: They are not the canonical bytes of any value.
     """
-    raw = bytes(data)
+    value = parse(data, where=where)
     try:
-        value = json.loads(
-            raw.decode("utf-8"), parse_float=_no_float, parse_constant=_no_float, parse_int=_integer
+        check(data, encode(value), where=where)
+    except InvalidInput as error:
+        raise Malformed("not canonical JSON", where=where, found=error) from error
+    return value
+
+
+def parse(data: bytes, *, where: str) -> Any:
+    """Parse bytes that are held against their canonical form later, by `check`.
+
+    Raises:
+        Malformed: They are not JSON, or hold a float or an integer beyond 2^53.
+    """
+    try:
+        return json.loads(
+            data.decode("utf-8"),
+            parse_float=_no_float,
+            parse_constant=_no_float,
+            parse_int=_integer,
         )
-        canonical = encode(value)
     except (ValueError, RecursionError) as error:
         raise Malformed("not canonical JSON", where=where, found=error) from error
+
+
+def check(data: bytes, encoded: bytes, *, where: str) -> None:
+    """Hold bytes against what their value is encoded to.
+
+    Raises:
+        Malformed: They differ.
+    """
     # One comparison covers duplicate keys, key order, white space and alternative escapes.
-    if canonical != raw:
+    if encoded != data:
         raise Malformed(
             "not canonical JSON", where=where, expected="sorted unique keys without white space"
         )
-    return value
 
 
 def float_to_hex(value: float) -> str:

@@ -114,19 +114,21 @@ class Component:
     Attributes:
         skeleton: Every leaf in place, a tensor as an index into `tensors` (`registry.pytree`).
         tensors: The tensors, in order of their index.
-        digest: SHA-256 of the component's canonical JSON.
+        digest: SHA-256 of `encoded`.
+        encoded: The component's canonical JSON.
     """
 
     skeleton: canonical.Json
     tensors: tuple[TensorEntry, ...]
     digest: Digest
-    body: dict[str, Any]
+    encoded: bytes
 
     @classmethod
     def build(cls, skeleton: canonical.Json, tensors: Sequence[TensorEntry]) -> Component:
         """Assemble a component and hash it."""
         body = {"grid": GRID, "skeleton": skeleton, "tensors": [t.to_json() for t in tensors]}
-        return cls(skeleton, tuple(tensors), Digest.of(canonical.encode(body)), body)
+        encoded = canonical.encode(body)
+        return cls(skeleton, tuple(tensors), Digest.of(encoded), encoded)
 
     @property
     def nbytes(self) -> int:
@@ -199,9 +201,18 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the file."""
-        bodies = [[name, component.body] for name, component in self.components.items()]
-        return wrap_frame(
-            canonical.encode({"format": FORMAT, "kind": self.kind, "components": bodies})
+        return wrap_frame(self._content())
+
+    def _content(self) -> bytes:
+        """Return the canonical JSON of all, of components that have theirs."""
+        components = b",".join(
+            b"[%b,%b]" % (canonical.encode(name), component.encoded)
+            for name, component in self.components.items()
+        )
+        return b'{"components":[%b],"format":%b,"kind":%b}' % (
+            components,
+            canonical.encode(FORMAT),
+            canonical.encode(self.kind),
         )
 
     @classmethod
@@ -213,7 +224,8 @@ class Manifest:
             Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
             UnsupportedFormat: It was written in a format that this version does not know.
         """
-        body = canonical.decode(unwrap_frame(data, where=where), where=where)
+        content = unwrap_frame(data, where=where)
+        body = canonical.parse(content, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else type(body).__name__
             raise UnsupportedFormat(
@@ -229,6 +241,7 @@ class Manifest:
             if len(components) != len(body["components"]):
                 raise ValueError("a component stands twice")
         manifest = cls(body["kind"], components)
+        canonical.check(content, manifest._content(), where=where)
         if manifest.digest != expected:
             raise Malformed(
                 "another checkpoint's manifest",
@@ -275,7 +288,8 @@ def _component(body: Any) -> Component:
     if body["grid"] != GRID:
         raise ValueError(f"unknown grid {body['grid']!r}")
     tensors = tuple(_tensor(entry) for entry in body["tensors"])
-    return Component(body["skeleton"], tensors, Digest.of(canonical.encode(body)), body)
+    encoded = canonical.encode(body)
+    return Component(body["skeleton"], tensors, Digest.of(encoded), encoded)
 
 
 def _tensor(entry: Any) -> TensorEntry:

@@ -134,10 +134,6 @@ def test_keys_are_sorted_by_code_point():
     )
 
 
-def test_a_memoryview_is_read_as_bytes_are():
-    assert canonical.decode(memoryview(b"[1]"), where="x") == [1]
-
-
 # Floats
 
 

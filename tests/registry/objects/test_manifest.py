@@ -276,8 +276,12 @@ def test_a_flipped_bit_is_damage():
 
 
 def test_a_body_that_is_not_canonical_is_refused():
-    with pytest.raises(Malformed, match="not canonical"):
-        Manifest.decode(wrap_frame(b'{"a": 1}'), CHUNK, where="x")
+    manifest = Manifest("dict", {"model": Component.build({"d": []}, [])})
+    content = unwrap_frame(manifest.encode(), where="x")
+    assert Manifest.decode(wrap_frame(content), manifest.digest, where="x") == manifest
+    for spelt in (content.replace(b",", b", ", 1), content.replace(b"model", b"m\\u006fdel")):
+        with pytest.raises(Malformed, match="not canonical"):
+            Manifest.decode(wrap_frame(spelt), manifest.digest, where="x")
 
 
 @pytest.mark.parametrize(
