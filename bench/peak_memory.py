@@ -25,7 +25,7 @@ from pathlib import Path
 
 import peers
 from storage import WAYS
-from workloads import WORKLOADS, State, empty_like, flatten, size_bytes
+from workloads import WORKLOADS, State, blank, flatten, size_bytes
 
 #: The highest ratio of the peak to the state's size.
 GOAL = 1.15
@@ -102,7 +102,7 @@ def _child(options: argparse.Namespace) -> None:
         def load() -> None:
             _load_fresh(options.at, options.ref)
     else:
-        target = empty_like(WORKLOADS[options.workload](options.scale).state())
+        target = blank(options.workload, options.scale)
         loader = _loader(options.loader)
 
         def load() -> None:

@@ -40,6 +40,7 @@ SECOND_SPREAD, SECOND_MIDDLE, SECOND_SWING = 1.15, -18.0, 3.0
 #: Part of a second moment that one save interval keeps.
 SECOND_KEPT = 0.9
 
+HYDRA_DTYPE, LM_DTYPE = torch.bfloat16, torch.float32
 HYDRA_HEADS = {"policy": 46, "value": 51, "tenpai": 3, "danger": 102, "grp": 24, "score": 128}
 
 
@@ -66,17 +67,7 @@ class Training:
         """Return what a checkpoint would hold now, in memory of its own."""
         saved = self._each(lambda parameter: parameter.saved(self.dtype, self.saves))
         names = [parameter.name for parameter in self._parameters]
-        step = STEPS_BETWEEN_SAVES * (self.saves + 1)
-        return {
-            "model": OrderedDict(zip(names, (weight for weight, _ in saved), strict=True)),
-            "optimizer": _optimizer([moments for _, moments in saved], step),
-            "scheduler": {"last_epoch": step, "base_lrs": [3e-4], "_last_lr": [3e-4]},
-            "rng_state": _rng_state(self.seed + self.saves),
-            "global_step": step,
-            "phase": 3,
-            "config": {"lr": 3e-4, "name": "bench"},
-            "metrics": {"mu": 25.0 + self.saves, "sigma": 1.2},
-        }
+        return _assembled(dict(zip(names, saved, strict=True)), self.seed, self.saves)
 
     def next_save(self) -> State:
         """Train for one save interval and return the state at its end."""
@@ -135,14 +126,52 @@ class _Parameter:
         return out
 
 
+def _assembled(
+    saved: Mapping[str, tuple[Tensor, dict[str, Tensor]]], seed: int, saves: int
+) -> State:
+    """Return the state that holds these weights and moments."""
+    step = STEPS_BETWEEN_SAVES * (saves + 1)
+    return {
+        "model": OrderedDict((name, weight) for name, (weight, _) in saved.items()),
+        "optimizer": _optimizer([moments for _, moments in saved.values()], step),
+        "scheduler": {"last_epoch": step, "base_lrs": [3e-4], "_last_lr": [3e-4]},
+        "rng_state": _rng_state(seed + saves),
+        "global_step": step,
+        "phase": 3,
+        "config": {"lr": 3e-4, "name": "bench"},
+        "metrics": {"mu": 25.0 + saves, "sigma": 1.2},
+    }
+
+
 def hydra(scale: float = 1.0) -> Training:
     """Start the Hydra run; a scale below 1 is about that part of its parameters."""
-    return Training(hydra_shapes(scale), torch.bfloat16, SEED)
+    return Training(hydra_shapes(scale), HYDRA_DTYPE, SEED)
 
 
 def lm(scale: float = 1.0) -> Training:
     """Start the language model's run; a scale below 1 is about that part of its parameters."""
-    return Training(lm_shapes(scale), torch.float32, SEED + 1)
+    return Training(lm_shapes(scale), LM_DTYPE, SEED + 1)
+
+
+def blank(workload: str, scale: float = 1.0) -> State:
+    """Return a state of a workload's shapes in memory that has been touched, and make no other.
+
+    It is there to be loaded into by a process whose memory is measured: what else had been made
+    before would be free then, and taken again unseen.
+    """
+    shapes, dtype = {
+        "hydra": (hydra_shapes(scale), HYDRA_DTYPE),
+        "lm": (lm_shapes(scale), LM_DTYPE),
+    }[workload]
+
+    def moments(shape: tuple[int, ...]) -> dict[str, Tensor]:
+        parts = {part: torch.ones(shape) for part in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.ones(())} | parts
+
+    saved = {
+        name: (torch.ones(shape, dtype=dtype), moments(shape)) for name, shape in shapes.items()
+    }
+    return _assembled(saved, SEED, 0)
 
 
 WORKLOADS: Mapping[str, Callable[[float], Training]] = {"hydra": hydra, "lm": lm}
