@@ -76,6 +76,8 @@ class Backend(ABC):
 
     #: How many calls at once the store gains from.
     concurrency: int = 8
+    #: What one read should move at least, so that what it waits for counts for little.
+    least_read_bytes: int = 2**20
 
     @property
     @abstractmethod

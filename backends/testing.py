@@ -380,6 +380,7 @@ class BackendContract:
     def test_url_and_concurrency_are_told(self, backend: Backend) -> None:
         assert "://" in backend.url
         assert backend.concurrency >= 1
+        assert backend.least_read_bytes >= 1
 
     def test_errors_are_storage_errors(self, backend: Backend) -> None:
         with pytest.raises(StorageError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import Self, overload
 
 from registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
+_BYTES = 32
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,3 +75,34 @@ class Digest(bytes):
 
     def __repr__(self) -> str:
         return f"Digest({self.short})"
+
+
+class Digests(Sequence[Digest]):
+    """Digests in one block of memory, 32 bytes each; one is made when it is asked for.
+
+    As objects in a tuple they take 96.
+    """
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, digests: Iterable[Digest]) -> None:
+        self._packed = b"".join(digests)
+
+    def __len__(self) -> int:
+        return len(self._packed) // _BYTES
+
+    @overload
+    def __getitem__(self, number: int) -> Digest: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Digest]: ...
+    def __getitem__(self, number: int | slice) -> Digest | Sequence[Digest]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        start = range(0, len(self._packed), _BYTES)[number]
+        return Digest(self._packed[start : start + _BYTES])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Digests) and self._packed == other._packed
+
+    def __hash__(self) -> int:
+        return hash(self._packed)

@@ -18,7 +18,7 @@ from registry.errors import MissingObject, NotFound
 from registry.integrations import open_zarr
 from registry.log import RunLog
 from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.objects.placement import ChunkPlace, Placement
+from registry.objects.placement import Placement, Places
 from registry.plain import decode_plain
 from registry.precision.policy import widen_all
 from registry.reading.allocating import LoadPrecision, allocate, check_load_precision
@@ -41,7 +41,6 @@ from registry.suggest import near
 from registry.writing.placing import Base
 
 _T = TypeVar("_T")
-_Places = dict[Digest, ChunkPlace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Stored:
         self._store = store
         self._log = log
         self._ref = ref
-        self._indexed: tuple[Place, tuple[_Places, dict[Digest, bytes]]] | None = None
+        self._indexed: tuple[Place, tuple[Places, dict[Digest, bytes]]] | None = None
         self.digest = digest
 
     def __repr__(self) -> str:
@@ -188,6 +187,7 @@ class Stored:
         with allocation_burst():
             paths = filled_once(self.ref, sources, leaves)
             into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
+        del leaves  # a view of every tensor, which `into` has once more
         self._read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report
@@ -261,7 +261,7 @@ class Stored:
 
         self._relocated(read)
 
-    def _index(self, place: Place) -> tuple[_Places, dict[Digest, bytes]]:
+    def _index(self, place: Place) -> tuple[Places, dict[Digest, bytes]]:
         """Return where each chunk lies, and the digest lists; kept: slices come by thousands."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._store.placement(place.placement_key)

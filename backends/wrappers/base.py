@@ -22,6 +22,7 @@ class Wrapper(Backend):
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.concurrency = inner.concurrency
+        self.least_read_bytes = inner.least_read_bytes
 
     @property
     def url(self) -> str:

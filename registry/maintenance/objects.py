@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
 
-from registry.codecs import CODECS, codec_number
+from registry.codecs import CODECS
 from registry.digest import Digest
 from registry.errors import Malformed
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Manifest
-from registry.objects.pack import PackTable, open_pack
+from registry.objects.pack import PackEntry, PackTable, open_pack
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.reading.fetching import verify_pack_chunks
 from registry.reading.loading import index_chunks, read_lists
 from registry.store import Store
-
-#: Digest, stored and raw length, number of the codec, whether it is a delta.
-_ENTRY = struct.Struct("<32sQQB?")
-_DIGEST_BYTES = 32
 
 
 def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
@@ -42,28 +35,8 @@ def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
     return None
 
 
-class Entry(NamedTuple):
-    """What a pack's table says of one chunk.
-
-    Attributes:
-        digest: The chunk.
-        stored_bytes: Length as stored.
-        raw_bytes: Length when decoded.
-        codec: Number in `registry.codecs`.
-        base: The chunk that a delta is against.
-    """
-
-    digest: Digest
-    stored_bytes: int
-    raw_bytes: int
-    codec: int
-    base: Digest | None
-
-
 class Tables:
-    """Tables of contents of packs, packed to 50 bytes a chunk and 32 more for that of a delta.
-
-    Those of a whole registry fit into memory.
+    """Tables of contents of packs; those of a whole registry fit into memory.
 
     Args:
         store: Where the packs lie.
@@ -71,28 +44,17 @@ class Tables:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: dict[ObjectKey, tuple[bytes, bytes]] = {}
+        self._kept: dict[ObjectKey, PackTable] = {}
 
     def __contains__(self, key: ObjectKey) -> bool:
         return key in self._kept
 
     def keep(self, key: ObjectKey, table: PackTable) -> None:
         """Remember the table of a pack that was read."""
-        entries = b"".join(
-            _ENTRY.pack(
-                entry.digest,
-                entry.stored_bytes,
-                entry.raw_bytes,
-                codec_number(entry.codec, where=str(key)),
-                entry.base is not None,
-            )
-            for entry in table.entries
-        )
-        bases = b"".join(entry.base for entry in table.entries if entry.base is not None)
-        self._kept[key] = entries, bases
+        self._kept[key] = table
 
-    def chunks(self, pack: PackRef) -> dict[int, Entry]:
-        """Return what a pack's table says of every chunk, by its offset; read it if need be.
+    def of(self, pack: PackRef) -> PackTable:
+        """Return a pack's table; read it if need be.
 
         Raises:
             MissingObject: The pack is gone.
@@ -100,18 +62,7 @@ class Tables:
         """
         if pack.key not in self._kept:
             self.keep(pack.key, self._store.read_table(pack))
-        return dict(_unpacked(*self._kept[pack.key]))
-
-
-def _unpacked(entries: bytes, bases: bytes) -> Iterator[tuple[int, Entry]]:
-    offset = base_at = 0
-    for digest, stored_bytes, raw_bytes, codec, is_delta in _ENTRY.iter_unpack(entries):
-        base = None
-        if is_delta:
-            base = Digest(bases[base_at : base_at + _DIGEST_BYTES])
-            base_at += _DIGEST_BYTES
-        yield offset, Entry(Digest(digest), stored_bytes, raw_bytes, codec, base)
-        offset += stored_bytes
+        return self._kept[pack.key]
 
 
 def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Placement) -> None:
@@ -124,17 +75,18 @@ def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Plac
     """
     lists = read_lists(store, manifest, placement)
     lengths = manifest.all_chunks(lists)
-    digests = list(index_chunks(manifest, placement, lists))
+    index_chunks(manifest, placement, lists)
+    digests = [*lengths, *placement.extra]
     by_pack: defaultdict[int, list[int]] = defaultdict(list)
     for number, row in enumerate(placement.rows):
         by_pack[row.pack].append(number)
     raw_bytes: dict[int, int] = {}
     for position, numbers in by_pack.items():
-        there = tables.chunks(placement.packs[position])
+        there = tables.of(placement.packs[position])
         for number in numbers:
             row = placement.rows[number]
             raw_bytes[number] = _check_row(
-                placement, row, digests[number], digests, there.get(row.offset)
+                placement, row, digests[number], digests, there.at(row.offset)
             )
     for number, row in enumerate(placement.rows):
         wanted = lengths.get(digests[number], raw_bytes[number])
@@ -149,11 +101,11 @@ def _check_row(
     row: ChunkPlace,
     digest: Digest,
     digests: list[Digest],
-    entry: Entry | None,
+    entry: PackEntry | None,
 ) -> int:
     """Hold a row against the table's entry; return the raw length that the entry gives."""
     base = None if row.base == NO_BASE else digests[row.base]
-    said = (digest, row.stored_bytes, row.codec, base)
+    said = (digest, row.stored_bytes, CODECS[row.codec], base)
     if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
         raise Malformed(
             "a placement names a chunk where its pack has another",
@@ -176,9 +128,9 @@ def _check_raw(placement: Placement, row: ChunkPlace, found: int, wanted: int) -
         )
 
 
-def _told(digest: Digest, stored_bytes: int, codec: int, base: Digest | None) -> str:
+def _told(digest: Digest, stored_bytes: int, codec: str, base: Digest | None) -> str:
     against = "" if base is None else f", a delta to {base.short}"
-    return f"chunk {digest.short}, {stored_bytes} bytes of {CODECS[codec]}{against}"
+    return f"chunk {digest.short}, {stored_bytes} bytes of {codec}{against}"
 
 
 def _where(placement: Placement, row: ChunkPlace) -> str:

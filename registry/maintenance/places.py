@@ -149,7 +149,7 @@ class PlaceCheck:
             return None
         for pack in placement.packs:
             try:
-                self._tables.chunks(pack)
+                self._tables.of(pack)
             except (IntegrityError, UnsupportedFormat) as error:
                 is_gone = isinstance(error, MissingObject)
                 checked.blame(pack.key, Fault(error.summary, is_gone, pack.size_bytes))

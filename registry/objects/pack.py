@@ -10,13 +10,13 @@ running sums of stored lengths: no byte of the file is outside what its name cov
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from registry import canonical
-from registry.codecs import RAW, codec_number
+from registry.codecs import RAW, codec_name, codec_number
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, UnsupportedFormat
 
@@ -26,12 +26,15 @@ PACK_BYTES = 64 * 2**20
 _MAGIC = b"HFPACK1\n"
 _TRAILER = struct.Struct("<Q32s8s")
 TRAILER_BYTES = _TRAILER.size
+#: What a table keeps of a chunk: digest, stored and raw length, codec, whether it is a delta, ...
+_KEPT = struct.Struct("<32sQQB?")
+#: ... and of an encoded one: digests of what is stored and of the base, zeros for none.
+_PROOF = struct.Struct("<32s32s")
 #: The end of a pack that is read for its table; most tables are shorter.
 TAIL_GUESS_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PackEntry:
+class PackEntry(NamedTuple):
     """One chunk of a pack.
 
     Attributes:
@@ -54,19 +57,49 @@ class PackEntry:
     stored_digest: Digest | None = None
 
 
-@dataclass(frozen=True)
 class PackTable:
-    """A pack's table of contents."""
+    """A pack's table of contents: the entries of its chunks, in the order in which they lie.
 
-    entries: tuple[PackEntry, ...]
+    Keeps 58 bytes a chunk, and 64 more where any of the pack is encoded; an entry is made when it
+    is asked for. As objects they would take ten times that: whoever reads a state with deltas holds
+    dozens of tables, and a check of a registry all of them.
+    """
+
+    __slots__ = ("_kept", "_offsets", "_proofs")
+
+    def __init__(self, entries: Iterable[PackEntry]) -> None:
+        entries = list(entries)
+        self._offsets = array("Q", (entry.offset for entry in entries))
+        self._kept = b"".join(map(_kept, entries))
+        self._proofs = b""
+        if any(entry.codec != RAW for entry in entries):
+            self._proofs = b"".join(
+                _PROOF.pack(entry.stored_digest or b"", entry.base or b"") for entry in entries
+            )
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> PackEntry:
+        digest, stored, raw, codec, is_delta = _KEPT.unpack_from(self._kept, number * _KEPT.size)
+        stored_digest = base = None
+        if codec:
+            proof, below = _PROOF.unpack_from(self._proofs, number * _PROOF.size)
+            stored_digest, base = Digest(proof), Digest(below) if is_delta else None
+        offset, name = self._offsets[number], codec_name(codec, where="a pack's table")
+        return PackEntry(Digest(digest), offset, stored, raw, name, base, stored_digest)
+
+    def __iter__(self) -> Iterator[PackEntry]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackTable) and list(self) == list(other)
 
     def at(self, offset: int) -> PackEntry | None:
         """Return the chunk that begins at an offset."""
-        return self._by_offset.get(offset)
-
-    @cached_property
-    def _by_offset(self) -> dict[int, PackEntry]:
-        return {entry.offset: entry for entry in self.entries}
+        number = bisect_left(self._offsets, offset)
+        is_there = number < len(self) and self._offsets[number] == offset
+        return self[number] if is_there else None
 
     def encode(self) -> bytes:
         """Return the canonical JSON; its SHA-256 is the pack's name."""
@@ -79,7 +112,7 @@ class PackTable:
                 entry.base.hex() if entry.base else None,
                 entry.stored_digest.hex() if entry.stored_digest else None,
             ]
-            for entry in self.entries
+            for entry in self
         ]
         return canonical.encode({"format": FORMAT, "chunks": rows})
 
@@ -107,16 +140,16 @@ class PackTable:
                 offset += entry.stored_bytes
         except (ValueError, TypeError) as error:
             raise Malformed("breaks the pack format", where=where, found=error) from error
-        return cls(tuple(entries))
+        return cls(entries)
 
 
-def raw_table(digests: Sequence[Digest], lengths: Sequence[int]) -> PackTable:
-    """Return the table of a pack of chunks stored as they are."""
+def raw_entries(digests: Sequence[Digest], lengths: Sequence[int]) -> list[PackEntry]:
+    """Return the entries of a pack of chunks stored as they are."""
     entries, offset = [], 0
     for digest, length in zip(digests, lengths, strict=True):
         entries.append(PackEntry(digest, offset, length, length))
         offset += length
-    return PackTable(tuple(entries))
+    return entries
 
 
 def trailer(table: bytes) -> bytes:
@@ -193,12 +226,18 @@ def open_pack(data: bytes | memoryview, name: Digest, *, where: str) -> PackTabl
     if not found == digest == name:
         raise Damaged("damaged pack: table of contents", where=where, expected=name, found=found)
     table = PackTable.decode(encoded, where=where)
-    filled = sum(entry.stored_bytes for entry in table.entries)
+    filled = sum(entry.stored_bytes for entry in table)
     if filled != start:
         raise Malformed(
             "chunks do not fill the pack", where=where, expected=f"{start} bytes", found=filled
         )
     return table
+
+
+def _kept(entry: PackEntry) -> bytes:
+    number = codec_number(entry.codec, where=f"chunk {entry.digest.short}")
+    is_delta = entry.base is not None
+    return _KEPT.pack(entry.digest, entry.stored_bytes, entry.raw_bytes, number, is_delta)
 
 
 def _entry(row: Any, offset: int, *, where: str) -> PackEntry:

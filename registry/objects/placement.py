@@ -10,14 +10,16 @@ every pack that decoding needs is named.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 from registry import canonical
 from registry.codecs import RAW, codec_name
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import Malformed, UnsupportedFormat
 from registry.objects.framing import unwrap_frame, wrap_frame
 from registry.objects.keys import ObjectKey
@@ -28,6 +30,7 @@ NO_BASE = 2**32 - 1
 MAX_DEPTH = 32
 _COLUMNS = "IQIBI"
 _ROW_BYTES = struct.calcsize("<" + _COLUMNS)
+_IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,7 @@ class PackRef:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkPlace(NamedTuple):
     """Where one chunk lies.
 
     Attributes:
@@ -62,6 +64,64 @@ class ChunkPlace:
     base: int = NO_BASE
 
 
+class Rows(Sequence[ChunkPlace]):
+    """Places in columns, `_ROW_BYTES` each; one is made when it is asked for.
+
+    As objects they would take ten times that, and what chains of deltas stand on makes a placement
+    many times as long as its manifest.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, places: Iterable[ChunkPlace]) -> None:
+        columns = list(zip(*places, strict=True)) or [()] * len(_COLUMNS)
+        self._columns = [
+            array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
+        ]
+
+    @classmethod
+    def parse(cls, data: bytes, count: int) -> Rows:
+        """Read the columns of so many rows."""
+        rows, start = cls(()), 0
+        for column in rows._columns:
+            column.frombytes(data[start : start + count * column.itemsize])
+            start += count * column.itemsize
+            if _IS_BIG_ENDIAN:
+                column.byteswap()
+        return rows
+
+    def encode(self) -> bytes:
+        """Return the columns, little-endian, one after another."""
+        columns = [array(column.typecode, column) for column in self._columns]
+        if _IS_BIG_ENDIAN:
+            for column in columns:
+                column.byteswap()
+        return b"".join(column.tobytes() for column in columns)
+
+    @property
+    def bases(self) -> Sequence[int]:
+        """The row that each is a delta against, or `NO_BASE`."""
+        return self._columns[-1]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, number: int) -> ChunkPlace: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ChunkPlace]: ...
+    def __getitem__(self, number: int | slice) -> ChunkPlace | Sequence[ChunkPlace]:
+        if isinstance(number, slice):
+            return Rows(list(self)[number])
+        return ChunkPlace(*(column[number] for column in self._columns))
+
+    def __iter__(self) -> Iterator[ChunkPlace]:
+        return map(ChunkPlace, *self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self._columns == other._columns
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where the chunks of one manifest lie.
@@ -75,12 +135,15 @@ class Placement:
 
     manifest: Digest
     packs: tuple[PackRef, ...]
-    rows: tuple[ChunkPlace, ...]
-    extra: tuple[Digest, ...] = ()
+    rows: Rows
+    extra: Digests = field(default_factory=lambda: Digests(()))
 
     @cached_property
     def content(self) -> bytes:
         """The content of the file; the placement is named by its digest."""
+        return self._content()
+
+    def _content(self) -> bytes:
         header = canonical.encode(
             {
                 "format": FORMAT,
@@ -90,13 +153,7 @@ class Placement:
                 "extra": [digest.hex() for digest in self.extra],
             }
         )
-        fields = [(r.pack, r.offset, r.stored_bytes, r.codec, r.base) for r in self.rows]
-        columns = zip(*fields, strict=True) if fields else [()] * len(_COLUMNS)
-        packed = [
-            struct.pack(f"<{len(column)}{code}", *column)
-            for code, column in zip(_COLUMNS, columns, strict=True)
-        ]
-        return b"".join([header, b"\n", *packed])
+        return b"".join([header, b"\n", self.rows.encode()])
 
     @cached_property
     def digest(self) -> Digest:
@@ -114,17 +171,15 @@ class Placement:
         Raises:
             Malformed: More than `MAX_DEPTH`, or they go round in a circle.
         """
-        if all(row.base == NO_BASE for row in self.rows):
-            return [0] * len(self.rows)
-        depths: dict[int, int] = {}
-        for start in range(len(self.rows)):
-            chain, number = [], start
-            while number not in depths and self.rows[number].base != NO_BASE:
+        bases = self.rows.bases
+        depths = bytearray(len(bases))  # 0: is none, or not known yet
+        for start in range(len(bases)):
+            chain: list[int] = []
+            number = start
+            while not depths[number] and bases[number] != NO_BASE and len(chain) <= MAX_DEPTH:
                 chain.append(number)
-                number = self.rows[number].base
-                if len(chain) > MAX_DEPTH:
-                    break
-            depth = depths.setdefault(number, 0)
+                number = bases[number]
+            depth = depths[number]
             if depth + len(chain) > MAX_DEPTH:
                 raise Malformed(
                     "deltas on deltas without end",
@@ -135,24 +190,24 @@ class Placement:
             for above in reversed(chain):
                 depth += 1
                 depths[above] = depth
-        return [depths[number] for number in range(len(self.rows))]
+        return depths
 
-    def index(self, chunks: Mapping[Digest, int]) -> dict[Digest, ChunkPlace]:
-        """Return each chunk's place, given the manifest's distinct chunks in order.
+    def index(self, chunks: Mapping[Digest, int]) -> Places:
+        """Return which chunk lies in which row, given the manifest's distinct chunks in order.
 
         Raises:
             Malformed: There are fewer or more rows than chunks, or deltas without end.
         """
-        digests = [*chunks, *self.extra]
-        if len(digests) != len(self.rows):
+        count = len(chunks) + len(self.extra)
+        if count != len(self.rows):
             raise Malformed(
                 "placement does not cover its manifest",
                 where=self.digest,
-                expected=f"{len(digests)} rows",
+                expected=f"{count} rows",
                 found=len(self.rows),
             )
         _ = self.links  # checked before anything is read by it, or built on it
-        return dict(zip(digests, self.rows, strict=True))
+        return Places(self, chunks)
 
     @classmethod
     def decode(cls, data: bytes, expected: Digest, *, where: str) -> Placement:
@@ -167,16 +222,58 @@ class Placement:
         if (found := Digest.of(content)) != expected:
             raise Malformed("another placement", where=where, expected=expected, found=found)
         line, _, columns = content.partition(b"\n")
-        header = canonical.decode(line, where=where)
+        header = canonical.parse(line, where=where)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             kind = header.get("format") if isinstance(header, dict) else type(header).__name__
             raise UnsupportedFormat(
                 "unknown placement format", where=where, expected=FORMAT, found=kind
             )
         try:
-            return _parse(header, columns, where)
-        except (KeyError, TypeError, ValueError, struct.error) as error:
+            placement = _parse(header, columns, where)
+        except (KeyError, TypeError, ValueError) as error:
             raise Malformed("breaks the placement format", where=where, found=error) from error
+        del header, line, columns  # long where there are many extra rows
+        canonical.check(content, placement._content(), where=where)
+        return placement
+
+
+class Places:
+    """Which chunk lies in which row of a placement, both ways.
+
+    Args:
+        placement: The placement.
+        chunks: The chunks of its first rows, in order; those of its extra rows it knows itself.
+    """
+
+    __slots__ = ("_chunks", "_placement", "_rows")
+
+    def __init__(self, placement: Placement, chunks: Iterable[Digest]) -> None:
+        self._placement = placement
+        self._rows = {digest: row for row, digest in enumerate(chunks)}
+        self._chunks = list(self._rows)
+
+    def row(self, digest: Digest) -> int:
+        """Return the row of a chunk that is not in an extra row."""
+        return self._rows[digest]
+
+    def digest(self, row: int) -> Digest:
+        """Return the chunk of any row.
+
+        Raises:
+            Malformed: It is a row that nothing should stand on: its chunk is not known.
+        """
+        if row < len(self._chunks):
+            return self._chunks[row]
+        extra = self._placement.extra
+        number = row - len(self._placement.rows) + len(extra)
+        if number < 0:
+            raise Malformed(
+                "a delta to a chunk that is not known",
+                where=f"placement {self._placement.digest.short}, row {row}",
+                expected=f"one of the first {len(self._chunks)} rows, or an extra one",
+                hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+            )
+        return extra[number]
 
 
 def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
@@ -186,7 +283,7 @@ def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
     count = header["rows"]
     if type(count) is not int or len(columns) != count * _ROW_BYTES:
         raise ValueError(f"{len(columns)} bytes of columns for {count} rows")
-    rows = tuple(ChunkPlace(*row) for row in zip(*_columns(columns, count), strict=True))
+    rows = Rows.parse(columns, count)
     for row in rows:
         if codec_name(row.codec, where=where) == RAW and row.base != NO_BASE:
             raise ValueError(f"a raw chunk with a base: {row}")
@@ -196,7 +293,7 @@ def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
             raise ValueError(f"a chunk ends beyond its pack: {row}")
         if row.base != NO_BASE:
             _within(row.base, count)
-    extra = tuple(Digest.from_hex(text) for text in header["extra"])
+    extra = Digests(Digest.from_hex(text) for text in header["extra"])
     return Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
 
 
@@ -205,15 +302,6 @@ def _pack(digest: object, generation: Any, size_bytes: Any) -> PackRef:
         if type(number) is not int or number < 0:
             raise ValueError(f"generation {generation!r}, size {size_bytes!r}")
     return PackRef(ObjectKey("packs", Digest.from_hex(digest), generation), size_bytes)
-
-
-def _columns(data: bytes, count: int) -> Sequence[tuple[int, ...]]:
-    columns, start = [], 0
-    for code in _COLUMNS:
-        layout = struct.Struct(f"<{count}{code}")
-        columns.append(layout.unpack_from(data, start))
-        start += layout.size
-    return columns
 
 
 def _within(index: int, count: int) -> int:

@@ -13,10 +13,11 @@ verified. So a delta whose base is at hand moves the delta alone.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 from backends import ByteRange
 from registry import codecs
@@ -25,15 +26,14 @@ from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Places
 from registry.pools import results
 from registry.store import Store, missing
 
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20
-#: ... of which so many are held aside: what is stored of encoded chunks and of bases, ...
-_HELD_BYTES = 2**20
-#: ... and so many buffers, what one system call takes.
+#: ... and so many buffers, what one system call takes. What is stored of encoded chunks, and of
+#: bases, is held aside meanwhile: of that no more than the store's `least_read_bytes`.
 _JOB_CHUNKS = 1024
 
 
@@ -42,6 +42,7 @@ class _Wanted:
     """A chunk, and the memory that its raw bytes go to.
 
     Attributes:
+        row: Its row of the placement.
         digest: The chunk.
         place: Where it lies.
         raw_bytes: Its raw length.
@@ -49,21 +50,17 @@ class _Wanted:
         is_raw: Whether its stored bytes are its raw ones.
     """
 
+    row: int
     digest: Digest
     place: ChunkPlace
     raw_bytes: int
     view: memoryview | None
     is_raw: bool
 
-    def stored(self) -> memoryview:
-        """Return memory for its stored bytes: its own where it is raw."""
-        if self.is_raw and self.view is not None:
-            return self.view
-        return memoryview(bytearray(self.place.stored_bytes))
-
-    def raw(self) -> memoryview:
-        """Return memory for its raw bytes: its own where it has some."""
-        return memoryview(bytearray(self.raw_bytes)) if self.view is None else self.view
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of memory besides: what is stored, unless it goes where it is wanted."""
+        return 0 if self.is_raw and self.view is not None else self.place.stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +74,34 @@ class _Job:
     def byte_range(self) -> ByteRange:
         last = self.chunks[-1].place
         return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
+
+    def stored(self, scratch: _Scratch) -> list[memoryview]:
+        """Return memory for what is stored of each chunk: its own where it is raw."""
+        aside = scratch.take("stored", sum(chunk.held_bytes for chunk in self.chunks))
+        found, start = [], 0
+        for chunk in self.chunks:
+            stop = start + chunk.held_bytes
+            found.append(aside[start:stop] if chunk.held_bytes else chunk.view or aside[:0])
+            start = stop
+        return found
+
+
+class _Scratch:
+    """Memory for a job and all that its deltas stand on, the same for each use.
+
+    It goes back to the system with the job. What was freed to the heap would stay with the process,
+    in pieces, for every thread.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, memoryview] = {}
+
+    def take(self, use: Literal["stored", "raw", "base"], nbytes: int) -> memoryview:
+        """Return so many bytes; what was taken for this use before is written over."""
+        kept = self._kept.get(use, memoryview(b""))
+        if len(kept) < nbytes:
+            kept = self._kept[use] = memoryview(mmap.mmap(-1, nbytes))
+        return kept[:nbytes]
 
 
 class Recall(Protocol):
@@ -103,7 +128,7 @@ class Fetch:
     Args:
         store: Where from.
         placement: Where its chunks lie.
-        places: The same by digest, in the order of its rows, as `index_chunks` gives it.
+        places: Which chunk lies in which row, as `index_chunks` gives it.
         recalls: What is asked before the store's cache and the store.
     """
 
@@ -111,14 +136,13 @@ class Fetch:
         self,
         store: Store,
         placement: Placement,
-        places: Mapping[Digest, ChunkPlace],
+        places: Places,
         recalls: Sequence[Recall] = (),
     ) -> None:
         self._store = store
         self._placement = placement
         self._places = places
         self._recalls = (*recalls, *([] if store.cache is None else [store.cache]))
-        self._digests: list[Digest] = []
         self._moved: list[int] = []  # appended to by many threads
 
     @property
@@ -137,7 +161,8 @@ class Fetch:
             MissingObject: A pack is gone.
         """
         lacking = self._recall(wanted)
-        jobs = self._jobs(self._want(digest, len(view), view) for digest, view in lacking.items())
+        row_of = self._places.row
+        jobs = self._jobs(self._want(row_of(digest), len(v), v) for digest, v in lacking.items())
         if len(jobs) == 1:
             self._read_job(jobs[0])
         else:
@@ -166,25 +191,26 @@ class Fetch:
 
     def _jobs(self, wanted: Iterable[_Wanted]) -> list[_Job]:
         jobs: list[_Job] = []
+        most = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
         for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
             place = chunk.place
             adjoins = place.pack == pack and place.offset == end
-            is_full = size >= _JOB_BYTES or held >= _HELD_BYTES
+            is_full = size >= _JOB_BYTES or (held and held + chunk.held_bytes > most)
             if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
                 jobs.append(_Job(self._placement.packs[place.pack]))
                 size = held = 0
             jobs[-1].chunks.append(chunk)
             pack, end = place.pack, place.offset + place.stored_bytes
             size += place.stored_bytes
-            held += 0 if chunk.is_raw and chunk.view is not None else place.stored_bytes
+            held += chunk.held_bytes
         return jobs
 
-    def _want(self, digest: Digest, raw_bytes: int, view: memoryview | None = None) -> _Wanted:
-        place = self._places[digest]
+    def _want(self, row: int, raw_bytes: int, view: memoryview | None = None) -> _Wanted:
+        digest, place = self._places.digest(row), self._placement.rows[row]
         check_length(digest, place, raw_bytes)
         is_raw = codec_name(place.codec, where=f"{digest}") == RAW
-        return _Wanted(digest, place, raw_bytes, view, is_raw)
+        return _Wanted(row, digest, place, raw_bytes, view, is_raw)
 
     def _read_job(self, job: _Job) -> None:
         # A base that is at hand is hashed with what is made of it: half of the hashing.
@@ -195,7 +221,8 @@ class Fetch:
                 raise
             self._make(job, verified=True)
         if self._store.cache is not None:
-            self._store.cache.offer({chunk.digest: chunk.raw() for chunk in job.chunks})
+            views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
+            self._store.cache.offer(views)
 
     def _make(self, job: _Job, *, verified: bool) -> None:
         """Make a job's chunks out of what is stored and what is at hand.
@@ -207,59 +234,67 @@ class Fetch:
         Raises:
             Damaged: A chunk does not hash to its digest.
         """
-        deltas: dict[Digest, list[memoryview]] = {}
-        for _, view, base in self._decoded(job):
-            if base is not None:
-                deltas.setdefault(base, []).append(view)
+        scratch = _Scratch()
+        deltas: dict[int, list[memoryview]] = {}
+        for chunk, view in self._decoded(job, scratch):
+            if chunk.place.base != NO_BASE:
+                deltas.setdefault(chunk.place.base, []).append(view)
         for _ in range(MAX_DEPTH):
             if not deltas:
                 break
-            deltas = self._join(deltas, verified=verified)
+            deltas = self._join(deltas, scratch, verified=verified)
         if deltas:
             raise Malformed(
                 "deltas on deltas without end", where=job.pack.key, expected=f"{MAX_DEPTH}"
             )
         for chunk in job.chunks:
-            verify_chunk(chunk.raw(), chunk.digest, job.pack.key, chunk.place.offset)
+            if chunk.view is not None:
+                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
 
     def _join(
-        self, deltas: Mapping[Digest, list[memoryview]], *, verified: bool
-    ) -> dict[Digest, list[memoryview]]:
+        self, deltas: Mapping[int, list[memoryview]], scratch: _Scratch, *, verified: bool
+    ) -> dict[int, list[memoryview]]:
         """Join differences with what they are to; return what they are differences to then.
 
         Of a chain only the sum is wanted: what lies between its ends is never made, nor hashed. The
         end is held against its digest, and before that each link against that of its stored bytes.
 
         Args:
-            deltas: By the chunk that they are differences to.
+            deltas: By the row of the chunk that they are differences to.
+            scratch: Memory of the job.
             verified: Whether bases that are at hand are held against their digests.
         """
         wanted = []
-        for digest, of in deltas.items():
-            if any(len(view) != len(of[0]) for view in of):
+        for row, of in deltas.items():
+            digest, raw_bytes = self._places.digest(row), len(of[0])
+            if any(len(view) != raw_bytes for view in of):
                 raise Malformed("deltas of several lengths on one chunk", where=digest)
-            base = memoryview(bytearray(len(of[0])))  # one at a time: they are many
-            if self._fill({digest: base}, verified=verified):
-                wanted.append(self._want(digest, len(base)))
-            else:
-                _add(of, base)
-        further: dict[Digest, list[memoryview]] = {}
+            if self._recalls:
+                base = scratch.take("base", raw_bytes)  # one at a time: they are many
+                if not self._fill({digest: base}, verified=verified):
+                    _add(of, base)
+                    continue
+            wanted.append(self._want(row, raw_bytes))
+        further: dict[int, list[memoryview]] = {}
         # In this thread: the others of the pool may be waiting for the same.
         for job in self._jobs(wanted):
-            for chunk, raw, below in self._decoded(job):
-                _add(deltas[chunk.digest], raw)
-                if below is not None:
-                    further.setdefault(below, []).extend(deltas[chunk.digest])
+            for chunk, raw in self._decoded(job, scratch):
+                _add(deltas[chunk.row], raw)
+                if chunk.place.base != NO_BASE:
+                    further.setdefault(chunk.place.base, []).extend(deltas[chunk.row])
                 elif self._store.cache is not None:  # many others may build on it
                     verify_chunk(raw, chunk.digest, job.pack.key, chunk.place.offset)
                     self._store.cache.offer({chunk.digest: raw})
         return further
 
-    def _decoded(self, job: _Job) -> Iterator[tuple[_Wanted, memoryview, Digest | None]]:
-        """Read a job; yield each chunk, not verified yet, with what it is a difference to."""
+    def _decoded(self, job: _Job, scratch: _Scratch) -> Iterator[tuple[_Wanted, memoryview]]:
+        """Read a job; yield each chunk, not verified yet, a delta as the difference that it is.
+
+        A base without memory of its own is there until the next chunk is asked for.
+        """
         key = job.pack.key
-        # Not before the job runs, and gone with it: a state's own size is all that stays.
-        stored = [chunk.stored() for chunk in job.chunks]
+        # Not before the job runs: a state's own size is all that waits for one.
+        stored = job.stored(scratch)
         try:
             self._store.backend.get(str(key), job.byte_range, into=stored)
         except ObjectNotFound as error:
@@ -274,19 +309,21 @@ class Fetch:
         self._moved.append(len(job.byte_range))
         for chunk, data in zip(job.chunks, stored, strict=True):
             if chunk.is_raw:
-                yield chunk, data, None
+                yield chunk, data
                 continue
             where = f"{key} at offset {chunk.place.offset}"
             table = self._store.table(job.pack, self._ends[job.pack.key])
-            base = self._check_entry(table, chunk, data, where)
-            raw = chunk.raw()
+            self._check_entry(table, chunk, data, where)
+            raw = chunk.view
+            if raw is None:
+                raw = scratch.take("raw", chunk.raw_bytes)
             codecs.decode(data, codec_name(chunk.place.codec, where=where), raw, where=where)
-            yield chunk, raw, base
+            yield chunk, raw
 
     def _check_entry(
         self, table: PackTable, chunk: _Wanted, stored: memoryview, where: str
-    ) -> Digest | None:
-        """Hold stored bytes against what the pack's table says; return the base of a delta.
+    ) -> None:
+        """Hold stored bytes, and the base of a delta, against what the pack's table says.
 
         Raises:
             Damaged: They do not hash to the digest that it gives them.
@@ -294,7 +331,7 @@ class Fetch:
         """
         place = chunk.place
         entry = table.at(place.offset)
-        base = None if place.base == NO_BASE else self._digest_of(place.base)
+        base = None if place.base == NO_BASE else self._places.digest(place.base)
         said = (chunk.digest, place.stored_bytes, codec_name(place.codec, where=where), base)
         if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
             raise Malformed(
@@ -311,7 +348,6 @@ class Fetch:
                 found=Digest(found),
                 hint=_MEND,
             )
-        return base
 
     @cached_property
     def _ends(self) -> dict[ObjectKey, int]:
@@ -322,11 +358,6 @@ class Fetch:
             key = packs[row.pack].key
             ends[key] = max(ends.get(key, 0), row.offset + row.stored_bytes)
         return ends
-
-    def _digest_of(self, row: int) -> Digest:
-        if not self._digests:
-            self._digests = list(self._places)
-        return self._digests[row]
 
 
 def _batches(wanted: Mapping[Digest, memoryview]) -> Iterator[dict[Digest, memoryview]]:
@@ -393,6 +424,6 @@ def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKe
         Damaged: A chunk does not hash to its digest.
     """
     view = memoryview(data)
-    for entry in table.entries:
+    for entry in table:
         stored = view[entry.offset : entry.offset + entry.stored_bytes]
         verify_chunk(stored, entry.stored_digest or entry.digest, key, entry.offset)

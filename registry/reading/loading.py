@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from registry.digest import Digest
 from registry.errors import Malformed
 from registry.objects.manifest import Manifest, TensorEntry, parse_list
-from registry.objects.placement import ChunkPlace, Placement
+from registry.objects.placement import Placement, Places
 from registry.reading.fetching import Fetch, check_length
 from registry.store import Store
 
@@ -51,7 +51,7 @@ def read_tensors(
 def read_chunks(
     store: Store,
     placement: Placement,
-    places: Mapping[Digest, ChunkPlace],
+    places: Places,
     wanted: Mapping[Digest, memoryview],
 ) -> None:
     """Fill memory with single chunks, every byte verified.
@@ -59,7 +59,7 @@ def read_chunks(
     Args:
         store: Where from.
         placement: Where the chunks lie.
-        places: The same, as `index_chunks` gives it.
+        places: Which chunk lies in which row, as `index_chunks` gives it.
         wanted: Chunks, each with a writable flat byte view of its raw length.
 
     Raises:
@@ -69,10 +69,8 @@ def read_chunks(
     Fetch(store, placement, places).read(wanted)
 
 
-def index_chunks(
-    manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
-) -> dict[Digest, ChunkPlace]:
-    """Return each chunk's place, deltas' bases included.
+def index_chunks(manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]) -> Places:
+    """Return which chunk lies in which row of a placement.
 
     Raises:
         Malformed: The placement is another manifest's, or has fewer or more rows than chunks.
@@ -99,14 +97,14 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
             expected=f"at least {len(manifest.direct_chunks)} rows",
             found=len(placement.rows),
         )
-    rows = dict(zip(manifest.direct_chunks, placement.rows, strict=False))
+    places = Places(placement, manifest.direct_chunks)
     buffers = {}
     for digest in manifest.chunk_lists:
         # Before memory is taken: a manifest can claim any shape, a pack only what it holds.
-        check_length(digest, rows[digest], manifest.direct_chunks[digest])
+        check_length(digest, placement.rows[places.row(digest)], manifest.direct_chunks[digest])
         buffers[digest] = bytearray(manifest.direct_chunks[digest])
     views = {digest: memoryview(data) for digest, data in buffers.items()}
-    Fetch(store, placement, rows).read(views)
+    Fetch(store, placement, places).read(views)
     return {digest: bytes(data) for digest, data in buffers.items()}
 
 

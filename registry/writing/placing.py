@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.actions import Place
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Manifest
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.pools import results
 from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
@@ -165,7 +165,7 @@ def build_placement(
         pack = packs.setdefault(spot.pack, len(packs))
         base_row = NO_BASE if spot.base is None else rows_of[spot.base]
         rows.append(ChunkPlace(pack, spot.offset, spot.stored_bytes, spot.codec, base_row))
-    return Placement(manifest.digest, tuple(packs), tuple(rows), tuple(extra))
+    return Placement(manifest.digest, tuple(packs), Rows(rows), Digests(extra))
 
 
 def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:

@@ -28,7 +28,7 @@ from registry.objects.pack import (
     TRAILER_BYTES,
     PackEntry,
     PackTable,
-    raw_table,
+    raw_entries,
     trailer,
 )
 from registry.objects.placement import PackRef
@@ -251,10 +251,9 @@ class _StateWriter:
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
         entries, stored = self._encode(fresh.values())
-        table = PackTable(entries)
-        encoded = table.encode()
+        encoded = PackTable(entries).encode()
         name = Digest.of(encoded)
-        for entry in table.entries:
+        for entry in entries:
             self._fresh[entry.digest] = (name, entry)
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
@@ -262,12 +261,12 @@ class _StateWriter:
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
-    def _encode(self, fresh: Collection[Chunk]) -> tuple[tuple[PackEntry, ...], list[Buffer]]:
+    def _encode(self, fresh: Collection[Chunk]) -> tuple[Sequence[PackEntry], list[Buffer]]:
         """Return chunks as they are to be stored, with their entries in a pack's table."""
         digests = [chunk.digest for chunk in fresh]
         if self._codec == RAW:
             views: list[Buffer] = [chunk.view for chunk in fresh]
-            return raw_table(digests, [len(view) for view in views]).entries, views
+            return raw_entries(digests, [len(view) for view in views]), views
         # What differences are to has to be read first, and reading is waiting.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing

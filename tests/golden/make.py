@@ -34,14 +34,14 @@ from registry.actions import (
     TakeOver,
     line_digest,
 )
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.log import RunLog
 from registry.objects.framing import join_lines
 from registry.objects.keys import ObjectKey, epoch_key
 from registry.objects.manifest import Component, Manifest, TensorEntry
-from registry.objects.pack import raw_table, trailer
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.pack import PackTable, raw_entries, trailer
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig
 from tests.golden import make_v2
@@ -74,7 +74,9 @@ def manifest() -> Manifest:
 
 
 def pack() -> tuple[Digest, bytes]:
-    table = raw_table([Digest.of(chunk) for chunk in CHUNKS], [len(chunk) for chunk in CHUNKS])
+    table = PackTable(
+        raw_entries([Digest.of(chunk) for chunk in CHUNKS], [len(chunk) for chunk in CHUNKS])
+    )
     encoded = table.encode()
     return Digest.of(encoded), b"".join([*CHUNKS, encoded, trailer(encoded)])
 
@@ -89,7 +91,7 @@ def placement() -> Placement:
         ChunkPlace(1, 2**32 + 5, 2**22, 0, NO_BASE),
         ChunkPlace(0, 400, 60),
     )
-    return Placement(digest("manifest"), packs, rows, (digest("extra"),))
+    return Placement(digest("manifest"), packs, Rows(rows), Digests([digest("extra")]))
 
 
 def _commit(n: int, prev: Digest | None, *actions: object) -> Commit:

@@ -58,7 +58,7 @@ def test_the_pack():
     data = sample("pack")
     table = open_pack(data, named("pack"), where="x")
     verify_pack_chunks(data, table, ObjectKey("packs", named("pack"), 0))
-    chunks = [data[e.offset : e.offset + e.stored_bytes] for e in table.entries]
+    chunks = [data[e.offset : e.offset + e.stored_bytes] for e in table]
     assert tuple(chunks) == make.CHUNKS
     assert make.pack() == (named("pack"), data)
 

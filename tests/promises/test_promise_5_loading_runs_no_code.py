@@ -20,7 +20,7 @@ from registry.digest import Digest
 from registry.errors import IncompatibleState, IntegrityError, InvalidInput
 from registry.log import RunLog, commit_line
 from registry.objects.manifest import Component, Manifest
-from registry.objects.placement import Placement
+from registry.objects.placement import Placement, Rows
 from registry.registry import Registry
 from registry.writer import Writer
 from tests.crash.world import RUN, opened
@@ -84,7 +84,7 @@ def _evil_skeletons(canary: Path) -> list[Json]:
 def _publish(registry: Registry, skeleton: Json) -> None:
     """Commit a checkpoint whose every digest is right, and whose state is evil."""
     manifest = Manifest("dict", {"model": Component.build(skeleton, [])})
-    placement = Placement(manifest.digest, (), ())
+    placement = Placement(manifest.digest, (), Rows(()))
     log = RunLog(registry.store, RUN)
     log.open()
     writer = Writer(registry.store, log)

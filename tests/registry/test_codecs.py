@@ -21,7 +21,7 @@ from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
 from registry.log import RunLog
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
-from registry.objects.placement import PackRef
+from registry.objects.placement import PackRef, Rows
 from registry.registry import open_on
 from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
 
@@ -210,14 +210,14 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
         "codec": codec,
         "stored_digest": Digest.of(frame),
     }
-    made = PackTable((type(table.entries[0])(**(entry | claims)),)).encode()
+    made = PackTable((type(table[0])(**(entry | claims)),)).encode()
     data = frame + made + trailer(made)
     pack = PackRef(ObjectKey("packs", Digest.of(made), 0), len(data))
     reg.store.backend.put(str(pack.key), data)
     rows = list(before.rows)
     number = CODECS.index(codec)
     rows[row] = type(place)(len(before.packs), 0, len(frame), number, place.base)
-    after = type(before)(before.manifest, (*before.packs, pack), tuple(rows), before.extra)
+    after = type(before)(before.manifest, (*before.packs, pack), Rows(rows), before.extra)
     moved = checkpoint.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")

@@ -12,7 +12,7 @@ from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
 from registry.log import RunLog, commit_line
 from registry.objects.keys import ObjectKey, epoch_key
 from registry.objects.manifest import Component, Manifest
-from registry.objects.placement import PackRef, Placement
+from registry.objects.placement import PackRef, Placement, Rows
 from registry.state import CheckpointRecord, RunManifest
 from registry.writer import Choice, Condemned, Writer, placed_keys
 from tests.registry.conftest import (
@@ -293,7 +293,7 @@ def test_w2a_reads_no_epoch_entry_for_covered_keys(backend, open_registry):
 
 def _placed(i: int, *packs: ObjectKey) -> tuple[Place, Placement]:
     manifest = Manifest("dict", {"m": Component.build(i, [])})
-    placement = Placement(manifest.digest, tuple(PackRef(key, 10) for key in packs), ())
+    placement = Placement(manifest.digest, tuple(PackRef(key, 10) for key in packs), Rows(()))
     place = Place(
         manifest=manifest.digest,
         manifest_generation=0,

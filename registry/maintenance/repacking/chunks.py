@@ -19,7 +19,7 @@ from registry.digest import Digest
 from registry.dtypes import item_size
 from registry.errors import Damaged
 from registry.objects.pack import PackEntry
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Places, Rows
 from registry.reading.fetching import Fetch
 from registry.store import Store
 
@@ -42,21 +42,22 @@ class RawChunks:
         self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in lying.items()}
         numbers = {digest: number for number, digest in enumerate(lying)}
         packs: dict[PackRef, int] = {}
-        places: dict[Digest, ChunkPlace] = {}
-        for digest, (pack, entry) in lying.items():
-            places[digest] = ChunkPlace(
+        rows = [
+            ChunkPlace(
                 packs.setdefault(pack, len(packs)),
                 entry.offset,
                 entry.stored_bytes,
                 codec_number(entry.codec, where=str(pack.key)),
                 NO_BASE if entry.base is None else numbers[entry.base],
             )
+            for pack, entry in lying.values()
+        ]
         # As if one state had them all; its name is never looked at.
-        placement = Placement(Digest(bytes(32)), tuple(packs), tuple(places.values()))
+        placement = Placement(Digest(bytes(32)), tuple(packs), Rows(rows))
         # A repack is about the store's own bytes, and would only drive others' out of a cache.
         uncached = copy(store)
         uncached.cache = None
-        self._fetch = Fetch(uncached, placement, places)
+        self._fetch = Fetch(uncached, placement, Places(placement, lying))
 
     def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:
         """Return verified bytes, each in memory of its own.

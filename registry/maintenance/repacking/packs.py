@@ -94,7 +94,7 @@ class Packs:
             return True
         try:
             data = memoryview(self._store.read(key))
-            for entry in open_pack(data, key.digest, where=str(key)).entries:
+            for entry in open_pack(data, key.digest, where=str(key)):
                 _verify(data[entry.offset :][: entry.stored_bytes], entry, key, entry.offset)
         except IntegrityError:
             return False
@@ -135,7 +135,7 @@ class Packs:
 def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
     """Yield what is read in one go: chunks of one pack that lie close to each other."""
     wanted: dict[PackRef, list[_Wanted]] = {}
-    for entry, source in zip(target.table.entries, target.sources, strict=True):
+    for entry, source in zip(target.table, target.sources, strict=True):
         if source is not None:
             pack, offset = source
             wanted.setdefault(pack, []).append((offset, entry))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from registry.codecs import codec_number
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import Malformed
 from registry.maintenance.repacking.plan import RepackPlan
 from registry.maintenance.repacking.targets import Target
 from registry.objects.pack import PackEntry, PackTable
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Layout:
             base = NO_BASE if entry.base is None else numbers[entry.base]
             codec = codec_number(entry.codec, where=str(pack.key))
             rows.append(ChunkPlace(number, entry.offset, entry.stored_bytes, codec, base))
-        extra = tuple(self._order)[self._own :]
-        return replace(self._before, packs=tuple(known), rows=tuple(rows), extra=extra)
+        extra = Digests(list(self._order)[self._own :])
+        return replace(self._before, packs=tuple(known), rows=Rows(rows), extra=extra)
 
     @property
     def is_sound(self) -> bool:

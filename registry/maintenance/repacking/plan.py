@@ -25,7 +25,7 @@ what one run saves meanwhile leaves the packs of the others as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from registry.actions import Place
@@ -307,10 +307,10 @@ class _Choice:
     def _target(self, group: Sequence[Part]) -> Target:
         entries, offset = [], 0
         for part in group:
-            entries.append(replace(part.entry, offset=offset))
+            entries.append(part.entry._replace(offset=offset))
             offset += part.entry.stored_bytes
         return Target(
-            PackTable(tuple(entries)),
+            PackTable(entries),
             tuple(part.source for part in group),
             self._recoding.workshop,
             sum(part.before_bytes for part in group),

@@ -86,7 +86,7 @@ class Survey:
             self._read_run(run_id, places)
         tables = in_batches(self._store.pools.small, self._read_table, self.packs.values())
         for key, table in zip(self.packs, tables, strict=True):
-            self.tables[key] = {entry.offset: entry for entry in table.entries}
+            self.tables[key] = {entry.offset: entry for entry in table}
             if not self.ranks[key].keys() <= self.tables[key].keys():
                 raise Malformed(
                     "a placement names a chunk where its pack has another",

@@ -53,7 +53,7 @@ class Target:
     @property
     def recoded(self) -> list[PackEntry]:
         """Its chunks that have to be encoded."""
-        pairs = zip(self.table.entries, self.sources, strict=True)
+        pairs = zip(self.table, self.sources, strict=True)
         return [entry for entry, source in pairs if source is None]
 
     @property
@@ -64,7 +64,7 @@ class Target:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of its chunks, as stored."""
-        return sum(entry.stored_bytes for entry in self.table.entries)
+        return sum(entry.stored_bytes for entry in self.table)
 
     @property
     def size_bytes(self) -> int:
@@ -99,9 +99,7 @@ class Whereabouts:
         homes: Mapping[Chunk, tuple[ObjectKey, PackEntry]],
     ) -> None:
         self._survey = survey
-        self._new = {
-            chunk_of(entry): (target, entry) for target in new for entry in target.table.entries
-        }
+        self._new = {chunk_of(entry): (target, entry) for target in new for entry in target.table}
         self._homes = homes
         self._standing: dict[ObjectKey, Target] = {}
 

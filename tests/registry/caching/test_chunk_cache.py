@@ -32,7 +32,7 @@ from registry.digest import Digest
 from registry.errors import Damaged, InvalidInput
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Places, Rows
 from registry.reading import fetching
 from registry.registry import open_on
 from tests.registry.conftest import (
@@ -236,11 +236,11 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
         ChunkPlace(0, 0, 5000, codecs.CODECS.index(codecs.RAW), NO_BASE),
         ChunkPlace(0, 5000, len(frame), codecs.CODECS.index(codecs.ZSTD), 0),
     )
-    placement = Placement(Digest.of(b""), (pack,), rows)
+    placement = Placement(Digest.of(b""), (pack,), Rows(rows))
 
     def base_was_asked_for() -> bool:
         target = bytearray(5000)
-        fetch = fetching.Fetch(world.open().store, placement, dict(zip(names, rows, strict=True)))
+        fetch = fetching.Fetch(world.open().store, placement, Places(placement, names))
         fetch.read({names[1]: memoryview(target)})
         assert target == new.tobytes()
         return ByteRange(0, 5000) in [call.byte_range for call in world.packs_asked()]

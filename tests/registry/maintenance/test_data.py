@@ -12,6 +12,7 @@ import pytest
 from backends import Backend
 from backends.wrappers import Metered
 from registry.errors import InvalidInput
+from registry.objects.placement import Rows
 from registry.registry import open_on
 from tests.registry.conftest import Hooked, contents, flip, small_grid
 
@@ -174,7 +175,7 @@ def test_rows_are_checked_also_for_what_was_read_before(run, reg, backend, tmp_p
         notes = tmp_path / "notes"
         interrupted(backend, 1, resume=notes)
         old = checkpoint.placement
-        forged = replace(old, rows=(*old.rows[:-1], replace(old.rows[-1], offset=0)))
+        forged = replace(old, rows=Rows([*old.rows[:-1], old.rows[-1]._replace(offset=0)]))
         name = forged.digest.hex()
         backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
         log = RunLog(reg.store, "run")

@@ -14,7 +14,7 @@ from backends.memory import MemoryBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
 from registry import Retention, codecs, sync
 from registry.actions import Place
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.epochs import encode_sweep
 from registry.errors import (
     Conflict,
@@ -31,7 +31,7 @@ from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking import repack
 from registry.objects.keys import ObjectKey, epoch_key, log_prefix
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import ChunkPlace, PackRef
+from registry.objects.placement import ChunkPlace, PackRef, Rows
 from registry.registry import Registry, open_on
 from tests.crash.inline import without_threads
 from tests.registry.conftest import (
@@ -271,7 +271,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     assert pack != encoded.packs[encoded.rows[number].pack]
     assert backend.get(str(pack.key))[row.offset :][: row.stored_bytes] == delta
     table = repack_plan.Survey(reg.store)._read_table(pack)
-    (entry,) = [one for one in table.entries if one.codec == "xor"]
+    (entry,) = [one for one in table if one.codec == "xor"]
     assert (entry.base, entry.stored_digest) == (base, Digest.of(delta))
 
 
@@ -298,7 +298,7 @@ def _as_delta(reg, checkpoint, base: Digest, delta: bytes):
         *before.rows[1:],
         ChunkPlace(n, len(delta), raw_bytes),
     ]
-    after = replace(before, packs=(*before.packs, pack), rows=tuple(rows), extra=(base,))
+    after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
     place = checkpoint.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run").committer.log.append(lambda _: [place])
@@ -326,7 +326,7 @@ def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     table = repack_plan.Survey(reg.store)._read_table(
         next(ref for ref in newest.packs if ref.key == oldest)
     )
-    dead = next(entry for entry in table.entries if entry.offset not in alive)
+    dead = next(entry for entry in table if entry.offset not in alive)
     flip(backend, str(oldest), 8 * dead.offset)
     reg.repack()
     collected(backend)

@@ -15,7 +15,7 @@ from registry import Retention, codecs
 from registry.caching.chunk_cache import ChunkCache
 from registry.codecs import CODECS, LZ4, RAW, ZSTD
 from registry.codecs import blosc as frames
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import Conflict, Damaged, InvalidInput, Malformed
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking import chunks as repack_chunks
@@ -29,7 +29,7 @@ from registry.maintenance.repacking.survey import Survey
 from registry.maintenance.repacking.targets import Target
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import Registry, open_on
 from registry.writing.placing import Spot, build_placement, spots_of
 from tests.crash.inline import without_threads
@@ -403,7 +403,7 @@ def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
     assert (report.recoded, report.bases) == (1, 2)
     first, last = open_registry(backend).run("run").checkpoints()
     assert form(last) == (ZSTD, weights_of(first))
-    assert not last.placement.extra or last.placement.extra == (weights_of(first),)
+    assert not last.placement.extra or list(last.placement.extra) == [weights_of(first)]
     collected(backend)
     loads(open_registry(backend))
     settles(backend)
@@ -507,7 +507,7 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
     backend.put(str(pack.key), body)
     before = checkpoint.placement
-    placement = Placement(before.manifest, (pack,), tuple(rows), tuple(digests[1:]))
+    placement = Placement(before.manifest, (pack,), Rows(rows), Digests(digests[1:]))
     place = checkpoint.place.model_copy(update={"placement": placement.digest})
     backend.put(str(place.placement_key), placement.encode())
     run.committer.log.append(lambda _: [place])
@@ -578,7 +578,7 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
     zeroth = open_registry(backend).run("z-other").checkpoints()[0]
     open_registry(backend).repack()
     (third,) = open_registry(backend).run("run").checkpoints()
-    assert third.placement.extra == (weights_of(zeroth),)
+    assert list(third.placement.extra) == [weights_of(zeroth)]
     loads(open_registry(backend))
     settles(backend)
 
@@ -854,7 +854,9 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         tables={going.key: {0: PackEntry(x, 0, 100, 100)}},
         bases={},
     )
-    before = Placement(a, (going, staying), (ChunkPlace(0, 0, 100), ChunkPlace(1, 0, 50, 1, 0)))
+    before = Placement(
+        a, (going, staying), Rows([ChunkPlace(0, 0, 100), ChunkPlace(1, 0, 50, 1, 0)])
+    )
     layout = Layout(before, plan, lambda pack: PackTable((on_x,)))
     assert layout.is_sound == sound
 
@@ -936,7 +938,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     second, third = open_registry(backend).run("other").checkpoints()
     assert form(second) == (ZSTD, None)
     assert form(third) == (ZSTD, weights_of(second))
-    assert third.placement.extra == (weights_of(second),)
+    assert list(third.placement.extra) == [weights_of(second)]
     assert same(third.load(), {"model": {"w": spread(3)}})
     settles(backend)
 

@@ -11,6 +11,7 @@ from registry.errors import Damaged, Malformed, MissingObject, NotFound
 from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking.plan import plan_repack
 from registry.objects.pack import PackTable, open_pack
+from registry.objects.placement import Rows
 from tests.registry.conftest import (
     contents,
     flip,
@@ -54,7 +55,7 @@ def keys(plan) -> set[str]:
 
 def rows(plan) -> list[list[str]]:
     """Return the chunks of each new pack."""
-    return [[entry.digest.hex() for entry in target.table.entries] for target in plan.new]
+    return [[entry.digest.hex() for entry in target.table] for target in plan.new]
 
 
 # What goes
@@ -212,6 +213,7 @@ def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
 
 
 def test_a_chunk_in_two_encodings_goes_to_two_packs():
+    from registry.codecs import ZSTD
     from registry.digest import Digest
     from registry.maintenance.repacking.plan import _Choice
     from registry.maintenance.repacking.survey import Survey
@@ -220,7 +222,7 @@ def test_a_chunk_in_two_encodings_goes_to_two_packs():
     from registry.objects.placement import PackRef
 
     chunk, other = Digest.of(b"chunk"), Digest.of(b"other")
-    delta = PackEntry(chunk, 0, 10, 100, "delta", other, Digest.of(b"stored"))
+    delta = PackEntry(chunk, 0, 10, 100, ZSTD, other, Digest.of(b"stored"))
     survey = Survey(None)
     for rank, entry in enumerate([PackEntry(chunk, 0, 100, 100), delta]):
         key = ObjectKey("packs", Digest.of(b"%d" % rank), 0)
@@ -318,7 +320,7 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     checkpoint = run.save(state(1), step=1)
     placement = checkpoint.placement
     first, *others = placement.rows
-    shifted = replace(placement, rows=(replace(first, offset=1), *others))
+    shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
     moved = checkpoint.place.model_copy(update={"placement": shifted.digest})
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
     run.committer.log.append(lambda _: [moved])

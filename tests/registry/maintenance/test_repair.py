@@ -15,6 +15,7 @@ from registry.errors import Conflict, InvalidInput, UnsupportedFormat
 from registry.log import RunLog
 from registry.maintenance.repair import repair
 from registry.objects.keys import ObjectKey, epoch_key, slot_key
+from registry.objects.placement import Rows
 from tests.registry.conftest import (
     Hooked,
     Once,
@@ -334,7 +335,7 @@ def test_a_mirror_whose_placement_lies_is_refused(
         old = theirs.placement
         rows = list(old.rows)
         rows[0], rows[1] = rows[1], rows[0]
-        forged = replace(old, rows=tuple(rows))
+        forged = replace(old, rows=Rows(rows))
         away.put(f"placements/{forged.digest.hex()[:2]}/{forged.digest.hex()}.0", forged.encode())
         log = RunLog(mirror.store, "theirs")
         log.open()
@@ -604,8 +605,8 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
     wrong = second.place.placement
     if lie == "rows":
         rows = list(first.placement.rows)
-        rows[0] = replace(rows[0], offset=rows[0].offset + 8)
-        forged = replace(first.placement, rows=tuple(rows))
+        rows[0] = rows[0]._replace(offset=rows[0].offset + 8)
+        forged = replace(first.placement, rows=Rows(rows))
         wrong = forged.digest
         name = wrong.hex()
         home.put(f"placements/{name[:2]}/{name}.0", forged.encode())

@@ -45,7 +45,7 @@ def chunk_bytes(reg: Registry) -> int:
         PackRef(ObjectKey.parse(info.key), info.size_bytes)
         for info in reg.store.backend.list("packs/")
     ]
-    return sum(e.stored_bytes for pack in packs for e in reg.store.read_table(pack).entries)
+    return sum(e.stored_bytes for pack in packs for e in reg.store.read_table(pack))
 
 
 def of(usage: Usage, ref: str):

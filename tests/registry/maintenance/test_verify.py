@@ -12,14 +12,14 @@ from backends.wrappers import Metered, Wrapper
 from registry import codecs
 from registry.actions import Mark, Place
 from registry.codecs import CODECS, LZ4, RAW, ZSTD
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import IntegrityError, StorageError, StoreUnavailable
 from registry.log import REPLAY_VERSION, RunLog
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
 from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import open_on
 from registry.spec import Retention
 from tests.crash.inline import without_threads
@@ -263,8 +263,8 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
             case "too many":
                 rows.append(rows[-1])
             case _:
-                rows[-1] = replace(rows[-1], offset=rows[-2].offset)
-        forged = replace(old, rows=tuple(rows))
+                rows[-1] = rows[-1]._replace(offset=rows[-2].offset)
+        forged = replace(old, rows=Rows(rows))
         assert isinstance(forged, Placement)
         backend.put(
             f"placements/{forged.digest.hex()[:2]}/{forged.digest.hex()}.0", forged.encode()
@@ -306,7 +306,7 @@ def _forged(checkpoint, reg, entries, *, rows=None) -> None:
         for entry in table
     ]
     extra = tuple(digests[len(checkpoint.manifest.direct_chunks) :])
-    placement = Placement(checkpoint.manifest.digest, (pack,), tuple(rows or own), extra)
+    placement = Placement(checkpoint.manifest.digest, (pack,), Rows(rows or own), Digests(extra))
     key = ObjectKey("placements", placement.digest, 0)
     reg.store.backend.put(str(key), placement.encode())
     _place(checkpoint, reg, placement=placement.digest, placement_generation=0)
@@ -349,7 +349,7 @@ def test_each_column_of_a_row_is_held_against_the_table(run, reg, backend, check
     }[column]
     second = ChunkPlace(0, at, len(entries[1][1]), row.codec, 2)
     third = ChunkPlace(0, at + len(entries[1][1]), len(entries[2][1]), row.codec)
-    _forged(checkpoint, reg, entries, rows=[replace(row, **changed), second, third])
+    _forged(checkpoint, reg, entries, rows=[row._replace(**changed), second, third])
     with pytest.raises(IntegrityError, match="another"):
         _load(backend, checkpoint)
     (found,) = [f for f in check().findings if f.severity == "error"]

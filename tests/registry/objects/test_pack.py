@@ -17,7 +17,7 @@ from registry.objects.pack import (
     PackTable,
     open_pack,
     parse_trailer,
-    raw_table,
+    raw_entries,
     trailer,
 )
 from registry.reading.fetching import verify_pack_chunks
@@ -26,8 +26,14 @@ from tests.strategies import quick
 chunks = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6)
 
 
+def _table_of(parts: list[bytes]) -> PackTable:
+    return PackTable(
+        raw_entries([Digest.of(part) for part in parts], [len(part) for part in parts])
+    )
+
+
 def _pack(parts: list[bytes]) -> tuple[bytes, Digest]:
-    table = raw_table([Digest.of(part) for part in parts], [len(part) for part in parts]).encode()
+    table = _table_of(parts).encode()
     return b"".join([*parts, table, trailer(table)]), Digest.of(table)
 
 
@@ -36,16 +42,16 @@ def _pack(parts: list[bytes]) -> tuple[bytes, Digest]:
 def test_a_pack_comes_back(parts):
     data, name = _pack(parts)
     table = open_pack(data, name, where="x")
-    assert [data[e.offset : e.offset + e.stored_bytes] for e in table.entries] == parts
-    assert [e.digest for e in table.entries] == [Digest.of(part) for part in parts]
-    assert all((e.codec, e.base, e.stored_digest) == ("raw", None, None) for e in table.entries)
+    assert [data[e.offset : e.offset + e.stored_bytes] for e in table] == parts
+    assert [e.digest for e in table] == [Digest.of(part) for part in parts]
+    assert all((e.codec, e.base, e.stored_digest) == ("raw", None, None) for e in table)
     verify_pack_chunks(data, table, ObjectKey("packs", name, 0))
 
 
 @quick
 @given(chunks)
 def test_a_table_comes_back(parts):
-    table = raw_table([Digest.of(part) for part in parts], [len(part) for part in parts])
+    table = _table_of(parts)
     assert PackTable.decode(table.encode(), where="x") == table
 
 
@@ -104,7 +110,7 @@ def _table(*rows, **more):
 
 
 def test_the_row_that_is_broken_below_is_legal_before():
-    assert len(PackTable.decode(_table(ROW), where="x").entries) == 1
+    assert len(PackTable.decode(_table(ROW), where="x")) == 1
 
 
 BROKEN = {
@@ -145,7 +151,7 @@ def test_another_format_says_so(body):
 
 
 def test_chunks_fill_the_pack():
-    table = raw_table([Digest.of(b"abc")], [3]).encode()
+    table = PackTable(raw_entries([Digest.of(b"abc")], [3])).encode()
     for body in (b"", b"ab", b"abcd"):
         with pytest.raises((Malformed, Damaged), match="do not fill the pack"):
             open_pack(body + table + trailer(table), Digest.of(table), where="x")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import canonical
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import Damaged, Malformed, UnsupportedFormat
 from registry.objects.framing import wrap_frame
 from registry.objects.keys import ObjectKey
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from tests.strategies import digests, pack_keys, quick
 
 refs = st.builds(PackRef, pack_keys, st.integers(2**33, 2**40))
@@ -32,8 +32,8 @@ def placements(draw):
         st.just(NO_BASE),
     )
     rows = tuple(draw(row) for _ in range(count))
-    extra = tuple(draw(st.lists(digests, max_size=count)))
-    return Placement(draw(digests), packs, rows, extra)
+    extra = Digests(draw(st.lists(digests, max_size=count)))
+    return Placement(draw(digests), packs, Rows(rows), extra)
 
 
 @quick
@@ -47,7 +47,7 @@ def test_a_placement_comes_back(placement):
 MANIFEST, PACK = Digest.of(b"m"), Digest.of(b"p")
 REF = PackRef(ObjectKey("packs", PACK, 4), 100)
 ROWS = (ChunkPlace(0, 0, 60), ChunkPlace(0, 60, 40))
-PLACEMENT = Placement(MANIFEST, (REF,), ROWS)
+PLACEMENT = Placement(MANIFEST, (REF,), Rows(ROWS))
 
 
 def test_the_content_is_a_line_and_five_columns():
@@ -65,9 +65,12 @@ def test_the_content_is_a_line_and_five_columns():
 
 def test_rows_follow_the_chunks_of_the_manifest_and_then_the_extra_ones():
     one, two = Digest.of(b"1"), Digest.of(b"2")
-    assert PLACEMENT.index({one: 60, two: 40}) == {one: ROWS[0], two: ROWS[1]}
-    with_extra = Placement(MANIFEST, (REF,), ROWS, (two,))
-    assert with_extra.index({one: 60}) == {one: ROWS[0], two: ROWS[1]}
+    places = PLACEMENT.index({one: 60, two: 40})
+    assert [places.digest(places.row(digest)) for digest in (one, two)] == [one, two]
+    assert [PLACEMENT.rows[places.row(digest)] for digest in (one, two)] == list(ROWS)
+    with_extra = Placement(MANIFEST, (REF,), Rows(ROWS), Digests([two]))
+    places = with_extra.index({one: 60})
+    assert [places.digest(0), places.digest(1)] == [one, two]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

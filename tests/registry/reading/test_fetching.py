@@ -7,7 +7,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from registry.reading import fetching
 from registry.registry import Registry
 from tests.registry.conftest import small_grid
 
@@ -18,7 +17,7 @@ CHUNK_BYTES = 16 * 1024
 def test_what_is_stored_of_a_state_is_not_held_all_at_once(
     keyframe_every: int | None, reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_HELD_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(reg.store.backend, "least_read_bytes", CHUNK_BYTES)
     weights = np.random.default_rng(0).integers(0, 64, 2**22, dtype=np.uint8)
     with small_grid(CHUNK_BYTES, list_threshold=1024):
         run = reg.create_run("run", seed=1)

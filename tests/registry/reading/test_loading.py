@@ -13,7 +13,7 @@ from registry.digest import Digest
 from registry.errors import Damaged, IntegrityError, Malformed, MissingObject
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Component, Manifest, TensorEntry
-from registry.objects.placement import ChunkPlace, PackRef, Placement
+from registry.objects.placement import ChunkPlace, PackRef, Placement, Rows
 from registry.reading import fetching, loading
 from tests.registry.conftest import (
     contents,
@@ -147,7 +147,7 @@ MANIFEST = Manifest("dict", {"m": Component.build({"B": 0}, [ENTRY])})
 
 
 def _read(reg, *rows):
-    placement = Placement(MANIFEST.digest, (PackRef(KEY, 1000),), rows)
+    placement = Placement(MANIFEST.digest, (PackRef(KEY, 1000),), Rows(rows))
     loading.read_tensors(reg.store, MANIFEST, placement, [(ENTRY, memoryview(bytearray(100)))])
 
 
@@ -166,7 +166,7 @@ def test_a_placement_without_a_row_for_a_list_is_malformed(reg):
     with small_grid(50, list_threshold=1):
         entry = TensorEntry("uint8", (100,), chunk_list=Digest.of(b"list"))
         manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
-        placement = Placement(manifest.digest, (PackRef(KEY, 1000),), ())
+        placement = Placement(manifest.digest, (PackRef(KEY, 1000),), Rows(()))
         with pytest.raises(IntegrityError):
             loading.read_lists(reg.store, manifest, placement)
 

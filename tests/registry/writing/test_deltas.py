@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
 from registry.log import RunLog
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import open_on
 from registry.retention import Retention
 from registry.writing.placing import Base, spots_of
@@ -260,7 +259,7 @@ def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
     below = [spots_of(deep)[name].base for name in names]
     assert below == [None, names[0], names[1]]
     pack = PackRef(ObjectKey("packs", Digest.of(b"whole"), 0), 1000)
-    whole = Placement(second.digest, (pack,), (ChunkPlace(0, 0, 900, 1),))
+    whole = Placement(second.digest, (pack,), Rows([ChunkPlace(0, 0, 900, 1)]))
     known = Base(second.place, second.manifest, whole, {})
     assert spots_of([*deep, known])[names[1]].base is None
     assert spots_of([known, *deep])[names[1]].base is None
@@ -370,7 +369,7 @@ def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
 def placed(reg, checkpoint, rows, packs=None) -> None:
     """Say that a checkpoint lies elsewhere, as who can write to the store could."""
     before = checkpoint.placement
-    after = Placement(before.manifest, packs or before.packs, tuple(rows), before.extra)
+    after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
     moved = checkpoint.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(moved.placement_key), after.encode())
     log = RunLog(reg.store, "run")
@@ -431,7 +430,7 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
             reg.store.table(second.placement.packs[row.pack]).at(row.offset)
             for row in (long, short)
         ]
-        forged = PackTable(tuple(replace(entry, base=base) for entry in entries))
+        forged = PackTable(tuple(entry._replace(base=base) for entry in entries))
         body = forged.encode()
         frames = b"".join(
             backend.get(str(second.placement.packs[r.pack].key))[r.offset :][: r.stored_bytes]

@@ -33,7 +33,7 @@ MIB = 2**20
 def chunks_of(backend, key: str) -> list[bytes]:
     data = backend.get(key)
     table = open_pack(data, ObjectKey.parse(key).digest, where=key)
-    return [data[e.offset : e.offset + e.stored_bytes] for e in table.entries]
+    return [data[e.offset : e.offset + e.stored_bytes] for e in table]
 
 
 def stored_chunks(backend) -> list[bytes]:
