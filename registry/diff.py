@@ -24,7 +24,8 @@ from registry.plain import decode_plain
 from registry.pytree import leaf_kinds
 from registry.pytree.paths import component, segment
 
-#: `reshaped` is another shape or element type, `moved` the same content under another path.
+#: `reshaped` is another shape or element type, or another that it had before precision was lost;
+#: `moved` is the same content under another path.
 Kind = Literal["same", "changed", "reshaped", "moved", "added", "removed"]
 KINDS: tuple[Kind, ...] = ("same", "changed", "reshaped", "moved", "added", "removed")
 
@@ -200,7 +201,7 @@ def _with_distances(
 
 def _kind(old: TensorInfo, new: TensorInfo) -> Kind:
     if old.content == new.content:
-        return "same"
+        return "same" if old.original == new.original else "reshaped"
     return "changed" if (old.dtype, old.shape) == (new.dtype, new.shape) else "reshaped"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from registry.checkpoint import Checkpoint
+from registry.checkpoint import Checkpoint, TensorInfo
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.cli.stats import share
@@ -71,11 +71,16 @@ def _tensor_line(tensor: TensorDiff) -> str:
     old, new = tensor.before, tensor.after
     told = ""
     if tensor.kind == "reshaped" and old and new:
-        told = f": {old.dtype}{list(old.shape)} -> {new.dtype}{list(new.shape)}"
+        told = f": {_form(old)} -> {_form(new)}"
     elif tensor.kind == "moved" and old:
         told = f": was {old.path}"
     moved = f"  {_distance(tensor.distance)}" if tensor.distance else ""
     return f"{_SIGNS[tensor.kind]} {tensor.path}{told}  {output.size(tensor.nbytes)}{moved}"
+
+
+def _form(tensor: TensorInfo) -> str:
+    before = "" if tensor.original is None else f" of {tensor.original}"
+    return f"{tensor.dtype}{list(tensor.shape)}{before}"
 
 
 def _distance(found: Distance) -> str:

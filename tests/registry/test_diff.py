@@ -233,3 +233,15 @@ def test_damage_is_told(backend: Any, reg: Registry) -> None:
     assert not diff(old, new).is_same
     with pytest.raises(Damaged):
         diff(old, new, values=True)
+
+
+def test_what_was_stored_with_less_precision_differs_from_what_was_given_so(reg: Registry) -> None:
+    """The same bytes, and yet not the same state: one of them lost something."""
+    run = reg.create_run()
+    wide = np.full(100, 0.5, dtype=np.float32)
+    lossy = run.save({"m": {"w": wide}}, step=1, precision={"m/*": "fp16"})
+    given = run.save({"m": {"w": wide.astype(np.float16)}}, step=2)
+    found = diff(lossy, given)
+    assert not found.is_same
+    assert kinds(found) == {"m/w": "reshaped"}
+    assert diff(lossy, lossy).is_same
