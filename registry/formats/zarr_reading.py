@@ -216,17 +216,21 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
-    """Refuse what does not fit, before memory is taken: a few bytes can declare any shape."""
-    wanted, available = sum(node.nbytes for node in arrays.values()), _available_bytes()
-    widest = max((node.chunk_bytes for node in arrays.values()), default=0)
+    """Refuse what does not fit, before memory is taken: a few bytes can declare any shape.
+
+    Of an array without elements no chunk is ever read, however large the one that it declares.
+    """
+    read = [node for node in arrays.values() if node.nbytes]
+    wanted, available = sum(node.nbytes for node in read), _available_bytes()
+    widest = max((node.chunk_bytes for node in read), default=0)
     if wanted + widest <= available:
         return
-    largest = max(arrays, key=lambda name: arrays[name].nbytes + arrays[name].chunk_bytes)
+    largest = max(read, key=lambda node: node.nbytes + node.chunk_bytes)
     raise IncompatibleState(
         "the arrays do not fit into memory",
-        where=arrays[largest].where,
+        where=largest.where,
         expected=f"at most {available} bytes",
-        found=f"{wanted} bytes, and {widest} for a chunk; of that array {arrays[largest].nbytes}",
+        found=f"{wanted} bytes, and {widest} for a chunk; of that array {largest.nbytes}",
     )
 
 

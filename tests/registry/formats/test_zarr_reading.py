@@ -94,6 +94,20 @@ def test_what_was_written_comes_back_as_the_same_checkpoint(run: Run, tmp_path: 
         assert run.push(found.state, step=2).digest == checkpoint.digest
 
 
+def test_arrays_without_elements_come_back_whatever_shape_they_have(
+    run: Run, tmp_path: Path
+) -> None:
+    state = {
+        "n": np.zeros((0, 32, 131072, 4096), "f4"),
+        "b": torch.zeros(2**40, 0, 2**20, dtype=torch.bfloat16),
+        "w": np.arange(5),
+    }
+    checkpoint = written(run, state, tmp_path / "x.zarr")
+    found = formats.read(tmp_path / "x.zarr").state
+    assert found["n"].shape == (0, 32, 131072, 4096)
+    assert run.push(found, step=2).digest == checkpoint.digest
+
+
 def test_the_type_of_the_state_comes_back(run: Run, tmp_path: Path) -> None:
     checkpoint = written(run, OrderedDict(b=torch.ones(3), a=1), tmp_path / "x.zarr")
     found = formats.read(tmp_path / "x.zarr").state
@@ -548,6 +562,22 @@ def test_memory_is_asked_first(one: Path, monkeypatch: pytest.MonkeyPatch) -> No
         formats.read(one)
     monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["a"].nbytes == 4000
+
+
+def test_what_an_array_without_elements_declares_takes_no_memory_and_hides_none(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = [0, 2**20, 2**20, 2**20]
+    zarr.open_group(one).create_array("g/none", shape=shape, chunks=[1, *shape[1:]], dtype="f4")
+    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    with pytest.raises(IncompatibleState, match=r"one\.zarr: g/a.* 84 for a chunk"):
+        formats.read(one)
+    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    assert formats.read(one).state["g"]["none"].shape == tuple(shape)
+    # What no array of NumPy can have as its shape is refused, not tried.
+    edit(one / "g" / "none" / "zarr.json", shape=[0, 2**62, 2**62, 2**62])
+    with pytest.raises(InvalidInput, match="g/none"):
+        formats.read(one)
 
 
 def test_a_file_of_that_name_stays_opaque(tmp_path: Path) -> None:
