@@ -12,6 +12,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   └── InvalidLocation           not a URL or path of a registry                      exit 3
 ├── InvalidInput                  the caller's argument is wrong: correct it           exit 3
 │   ├── UnsupportedValue          a value in a state cannot be stored
+│   ├── OutOfRange                an index lies beyond its tensor
 │   └── IncompatibleState         a state does not fit the target (keys, shapes, format)
 ├── NotFound                      a name resolves to nothing: check the name           exit 4
 │   └── AmbiguousRef              a name resolves to several things
@@ -59,6 +60,7 @@ __all__ = [
     "NotFound",
     "ObjectNotFound",
     "ObjectTruncated",
+    "OutOfRange",
     "ReadOnlyStore",
     "RegistryError",
     "RestoreFailed",
@@ -79,6 +81,10 @@ class InvalidInput(RegistryError, ValueError):
 
 class UnsupportedValue(InvalidInput, TypeError):
     """A value in a state cannot be stored; the message names its path."""
+
+
+class OutOfRange(InvalidInput, IndexError):
+    """An index lies beyond its tensor, or there are more indices than axes."""
 
 
 class IncompatibleState(InvalidInput):

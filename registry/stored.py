@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from registry import pytree
 from registry.actions import CommitKeys, Place
 from registry.bursts import allocation_burst
 from registry.digest import Digest
-from registry.errors import MissingObject, NotFound
+from registry.errors import InvalidInput, MissingObject, NotFound
 from registry.integrations import open_zarr
 from registry.log import RunLog
 from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
@@ -22,10 +23,9 @@ from registry.objects.placement import Placement, Places
 from registry.plain import decode_plain
 from registry.precision.policy import widen_all
 from registry.reading.allocating import LoadPrecision, allocate, check_load_precision
-from registry.reading.destinations import Destination, to_device
+from registry.reading.destinations import Destination, check_device, to_device
 from registry.reading.fit import (
     LoadReport,
-    arrays_in,
     check_component,
     check_fit,
     filled_once,
@@ -132,11 +132,12 @@ class Stored:
                 in the type that they had (`original`); the bits that were lost stay lost.
 
         Raises:
-            InvalidInput: There is no such precision.
+            InvalidInput: There is no such precision, or no such device here.
             NotFound: A component in `only` does not exist.
             IntegrityError: Something is damaged or gone; nothing is returned.
         """
         check_load_precision(precision)
+        check_device(map_location)
         manifest = self.manifest
         aside = self._aside()
         names = [only] if isinstance(only, str) else only
@@ -212,21 +213,39 @@ class Stored:
             path: Component and keys joined with `/`, as in `tensors()`.
 
         Raises:
+            InvalidInput: It is not a string.
             NotFound: The state holds no tensor of this path; near ones are suggested.
         """
+        if not isinstance(path, str):
+            raise InvalidInput(
+                "a tensor is named by its path", where=self.ref, found=repr(path)[:80]
+            )
+        if path not in self._arrays:
+            raise NotFound(
+                "no such tensor",
+                where=f"{self.ref}: {path}",
+                hint=near(path, self._arrays) or "`tensors()` lists the paths.",
+            )
+        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self)
+
+    def __contains__(self, path: object) -> bool:
+        """Return whether the state holds a tensor of this path."""
+        return path in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the paths of its tensors."""
+        return iter(self._arrays)
+
+    @cached_property
+    def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
+        """Tensors by path, with how each is rebuilt; kept: they are asked for by thousands."""
+        found = {}
         for name, part in self.manifest.components.items():
             paths = pytree.leaf_paths(name, part.skeleton)
-            kinds = pytree.leaf_kinds(part.skeleton)
-            for index in arrays_in(part.skeleton):
-                if paths[index] == path:
-                    return LazyTensor(
-                        f"{self.ref}: {path}", part.tensors[index], kinds[index], self
-                    )
-        raise NotFound(
-            "no such tensor",
-            where=f"{self.ref}: {path}",
-            hint=near(path, self.tensors()) or "`tensors()` lists the paths.",
-        )
+            for index, kind in pytree.leaf_kinds(part.skeleton).items():
+                if kind in ("torch", "numpy"):
+                    found[paths[index]] = part.tensors[index], kind
+        return found
 
     def zarr(self) -> Any:
         """Return the state as a `zarr.Group` over the same chunks, to read only.

@@ -11,7 +11,7 @@ from typing import Any
 
 from registry import pytree
 from registry.dtypes import ITEM_SIZES
-from registry.errors import IncompatibleState
+from registry.errors import IncompatibleState, InvalidInput
 from registry.precision.policy import stored_view
 
 #: Steps that are spent on telling whether two tensors have an element in common.
@@ -193,6 +193,24 @@ class Destination:
         else:
             self._target[...] = self._staged
         self._staged = None
+
+
+def check_device(device: object) -> None:
+    """Refuse a device that tensors could not be moved to, before they are read.
+
+    Raises:
+        InvalidInput: There is none of this name, or not on this machine.
+    """
+    if str(device) == "cpu":
+        return
+    import torch  # `import registry` stays light
+
+    try:
+        torch.empty(0, device=device)  # type: ignore[call-overload]  # whatever the caller gave
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidInput(
+            "no device to load to", found=repr(device), hint=str(error).partition("\n")[0]
+        ) from error
 
 
 def to_device(arrays: Sequence[object], device: object) -> list[object]:

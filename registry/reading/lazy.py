@@ -16,7 +16,7 @@ from typing import Any, Protocol, SupportsIndex
 from registry import pytree
 from registry.digest import Digest
 from registry.dtypes import item_size
-from registry.errors import IncompatibleState, InvalidInput
+from registry.errors import IncompatibleState, InvalidInput, OutOfRange
 from registry.objects.manifest import TensorEntry
 
 #: Chunks that are cut to size are held at once up to so many bytes.
@@ -60,6 +60,19 @@ class LazyTensor:
             raise TypeError("a tensor without axes has no length")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what lies along the first axis, from one chunk of rows to the next."""
+        if not self.shape:
+            raise TypeError("a tensor without axes cannot be iterated over")
+        grid = self._entry.grid
+        rows = max(grid.rows, 1) if grid.axis == 0 else 1
+        for start in range(0, self.shape[0], rows):
+            yield from self[start : start + rows]
+
+    def __contains__(self, value: object) -> bool:
+        """Return whether some element equals a value."""
+        return value in self[...] if not self.shape else any(value in part for part in self)
+
     @property
     def ndim(self) -> int:
         """Number of axes."""
@@ -78,8 +91,9 @@ class LazyTensor:
                 their axis, negative ones count from the end. `[...]` is the whole tensor.
 
         Raises:
-            IndexError: An integer is out of range, or there are more indices than axes.
-            InvalidInput: An index of another kind, such as a mask or a list.
+            OutOfRange: An integer is out of range, or there are more indices than axes; it is an
+                `IndexError`, too.
+            InvalidInput: An index of another kind, such as a mask or a list, or a step of 0.
             IntegrityError: A chunk is damaged or gone.
         """
         picks = _picks(index, self.shape, self.ref)
@@ -220,16 +234,18 @@ def _picks(index: Any, shape: tuple[int, ...], ref: str) -> list[range | int]:
     """Return for each axis what an index takes of it; an integer drops the axis.
 
     Raises:
-        IndexError: Out of range, or too many.
+        OutOfRange: Out of range, or too many.
         InvalidInput: Of a kind that cannot be read piece by piece.
     """
     given = list(index) if isinstance(index, tuple) else [index]
     ellipses = [at for at, one in enumerate(given) if one is Ellipsis]
     if len(ellipses) > 1:
-        raise IndexError(f"{ref}: an index can have one ellipsis only")
+        raise InvalidInput("an index can have one ellipsis only", where=ref, found=len(ellipses))
     missing = len(shape) - (len(given) - len(ellipses))
     if missing < 0:
-        raise IndexError(f"{ref}: {len(given)} indices for {len(shape)} axes")
+        raise OutOfRange(
+            "more indices than axes", where=ref, expected=f"at most {len(shape)}", found=len(given)
+        )
     at = ellipses[0] if ellipses else len(given)
     given[at : at + len(ellipses)] = [slice(None)] * missing
     return [_pick(one, length, ref) for one, length in zip(given, shape, strict=True)]
@@ -237,7 +253,12 @@ def _picks(index: Any, shape: tuple[int, ...], ref: str) -> list[range | int]:
 
 def _pick(one: Any, length: int, ref: str) -> range | int:
     if isinstance(one, slice):
-        return range(length)[one]
+        try:
+            return range(length)[one]
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                "not a slice of whole numbers with a step other than 0", where=ref, found=one
+            ) from error
     if isinstance(one, bool) or not isinstance(one, SupportsIndex) or hasattr(one, "__len__"):
         raise InvalidInput(
             "a lazy tensor is indexed by integers, slices and '...'",
@@ -247,5 +268,10 @@ def _pick(one: Any, length: int, ref: str) -> range | int:
         )
     number = one.__index__()
     if not -length <= number < length:
-        raise IndexError(f"{ref}: index {number} is out of range for an axis of {length}")
+        raise OutOfRange(
+            "an index is out of range",
+            where=ref,
+            expected=f"{-length} to {length - 1}" if length else "none: the axis is empty",
+            found=number,
+        )
     return number % length

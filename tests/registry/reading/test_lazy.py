@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.wrappers import Metered
-from registry.errors import Damaged, InvalidInput, MissingObject, NotFound
+from registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
 from registry.registry import open_on
 from tests.registry.conftest import flip, new_backend, packs_of, same, small_grid, small_state
 
@@ -180,10 +180,54 @@ def test_other_indices_are_refused(saved, index):
         saved[0]["m/w"][index]
 
 
-@pytest.mark.parametrize("index", [40, -41, (0, 25), (0, 0, 0), (..., ...)])
+@pytest.mark.parametrize("index", [40, -41, (0, 25), (0, 0, 0)])
 def test_what_is_out_of_range(saved, index):
-    with pytest.raises(IndexError, match="m/w"):
+    with pytest.raises(IndexError, match="m/w") as caught:
         saved[0]["m/w"][index]
+    assert isinstance(caught.value, OutOfRange)
+
+
+def test_one_ellipsis_at_most(saved):
+    with pytest.raises(InvalidInput, match=r"m/w.*one ellipsis"):
+        saved[0]["m/w"][..., ...]
+
+
+@pytest.mark.parametrize("index", [slice(None, None, 0), slice(1.5, 2), slice("a")])
+def test_slices_that_are_none(saved, index):
+    with pytest.raises(InvalidInput, match=r"m/w.*not a slice"):
+        saved[0]["m/w"][index]
+
+
+def test_rows_are_iterated_over_by_chunks(saved, backend):
+    checkpoint, state = saved
+    for path, whole in (("m/w", state["m"]["w"]), ("m/n", state["m"]["n"])):
+        rows = list(checkpoint[path])
+        assert len(rows) == len(whole)
+        assert all(bool((row == want).all()) for row, want in zip(rows, whole, strict=True))
+    size, calls = read_bytes(backend, lambda lazy: list(zip(range(7), lazy, strict=False)))
+    assert (size, len(calls)) == (4 * 200, 4)
+
+
+def test_whether_an_element_is_in_it(saved, run):
+    lazy = saved[0]["m/w"]
+    assert 999.0 in lazy
+    assert 0.5 not in lazy
+    scalar = run.save({"m": {"s": torch.tensor(3)}}, step=2)["m/s"]
+    assert 3 in scalar
+    assert 4 not in scalar
+    with pytest.raises(TypeError, match="without axes"):
+        list(scalar)
+
+
+def test_a_state_knows_its_paths(saved):
+    checkpoint, _ = saved
+    assert list(checkpoint) == list(checkpoint.tensors()) == ["m/w", "m/n"]
+    assert "m/w" in checkpoint
+    assert "m" not in checkpoint
+    for path in (5, None, ("m", "w")):
+        assert path not in checkpoint
+        with pytest.raises(InvalidInput, match="named by its path"):
+            checkpoint[path]
 
 
 def test_a_path_that_is_none(saved):
