@@ -44,7 +44,7 @@ class LocalBackend(Backend):
     """
 
     concurrency = max(4, os.cpu_count() or 4)
-    least_read_bytes = 2**19
+    least_read_bytes = 2**18
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(root)

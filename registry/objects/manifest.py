@@ -240,8 +240,8 @@ class Manifest:
             components = {name: _component(part) for name, part in body["components"]}
             if len(components) != len(body["components"]):
                 raise ValueError("a component stands twice")
-        manifest = cls(body["kind"], components)
-        canonical.check(content, manifest._content(), where=where)
+            manifest = cls(body["kind"], components)
+            canonical.check(content, manifest._content(), where=where)
         if manifest.digest != expected:
             raise Malformed(
                 "another checkpoint's manifest",

@@ -81,12 +81,14 @@ class PackTable:
         return len(self._offsets)
 
     def __getitem__(self, number: int) -> PackEntry:
+        offset = self._offsets[number]
+        number %= len(self)
         digest, stored, raw, codec, is_delta = _KEPT.unpack_from(self._kept, number * _KEPT.size)
         stored_digest = base = None
         if codec:
             proof, below = _PROOF.unpack_from(self._proofs, number * _PROOF.size)
             stored_digest, base = Digest(proof), Digest(below) if is_delta else None
-        offset, name = self._offsets[number], codec_name(codec, where="a pack's table")
+        name = codec_name(codec, where="a pack's table")
         return PackEntry(Digest(digest), offset, stored, raw, name, base, stored_digest)
 
     def __iter__(self) -> Iterator[PackEntry]:
@@ -134,10 +136,14 @@ class PackTable:
         try:
             if set(body) != {"format", "chunks"}:
                 raise ValueError(f"keys {sorted(body)}")
+            if type(body["chunks"]) is not list:
+                raise ValueError(f"chunks: {type(body['chunks']).__name__}")
             for row in body["chunks"]:
                 entry = _entry(row, offset, where=where)
                 entries.append(entry)
                 offset += entry.stored_bytes
+                if offset > canonical.MAX_INTEGER:
+                    raise ValueError(f"a chunk that ends at {offset}")
         except (ValueError, TypeError) as error:
             raise Malformed("breaks the pack format", where=where, found=error) from error
         return cls(entries)

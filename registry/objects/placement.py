@@ -67,7 +67,7 @@ class ChunkPlace(NamedTuple):
 class Rows(Sequence[ChunkPlace]):
     """Places in columns, `_ROW_BYTES` each; one is made when it is asked for.
 
-    As objects they would take ten times that, and what chains of deltas stand on makes a placement
+    As objects they would take six times that, and what chains of deltas stand on makes a placement
     many times as long as its manifest.
     """
 
@@ -120,6 +120,9 @@ class Rows(Sequence[ChunkPlace]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and self._columns == other._columns
+
+    def __hash__(self) -> int:
+        return hash(self.encode())
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from registry.store import Store, missing
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20
 #: ... and so many buffers, what one system call takes. What is stored of encoded chunks, and of
-#: bases, is held aside meanwhile: of that no more than the store's `least_read_bytes`.
+#: bases, is held aside meanwhile: of that no more than makes up the store's `least_read_bytes`.
 _JOB_CHUNKS = 1024
 
 
@@ -76,13 +76,15 @@ class _Job:
         return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
 
     def stored(self, scratch: _Scratch) -> list[memoryview]:
-        """Return memory for what is stored of each chunk: its own where it is raw."""
+        """Return memory for what is stored of each chunk: its own where it is raw and has some."""
         aside = scratch.take("stored", sum(chunk.held_bytes for chunk in self.chunks))
         found, start = [], 0
         for chunk in self.chunks:
-            stop = start + chunk.held_bytes
-            found.append(aside[start:stop] if chunk.held_bytes else chunk.view or aside[:0])
-            start = stop
+            if chunk.view is not None and not chunk.held_bytes:
+                found.append(chunk.view)
+            else:
+                found.append(aside[start : start + chunk.held_bytes])
+                start += chunk.held_bytes
         return found
 
 
@@ -100,7 +102,11 @@ class _Scratch:
         """Return so many bytes; what was taken for this use before is written over."""
         kept = self._kept.get(use, memoryview(b""))
         if len(kept) < nbytes:
-            kept = self._kept[use] = memoryview(mmap.mmap(-1, nbytes))
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            try:
+                kept = self._kept[use] = memoryview(mmap.mmap(-1, nbytes, flags=private))
+            except OSError as error:
+                raise MemoryError(f"{nbytes} bytes to read into: {error.strerror}") from error
         return kept[:nbytes]
 
 
@@ -191,12 +197,12 @@ class Fetch:
 
     def _jobs(self, wanted: Iterable[_Wanted]) -> list[_Job]:
         jobs: list[_Job] = []
-        most = self._store.backend.least_read_bytes
+        enough = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
         for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
             place = chunk.place
             adjoins = place.pack == pack and place.offset == end
-            is_full = size >= _JOB_BYTES or (held and held + chunk.held_bytes > most)
+            is_full = size >= _JOB_BYTES or held >= enough
             if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
                 jobs.append(_Job(self._placement.packs[place.pack]))
                 size = held = 0
@@ -214,11 +220,14 @@ class Fetch:
 
     def _read_job(self, job: _Job) -> None:
         # A base that is at hand is hashed with what is made of it: half of the hashing.
+        is_made = False
         try:
             self._make(job, verified=False)
+            is_made = True
         except Damaged:
             if not self._recalls or all(chunk.place.base == NO_BASE for chunk in job.chunks):
                 raise
+        if not is_made:  # not while the error is handled: it keeps what was held
             self._make(job, verified=True)
         if self._store.cache is not None:
             views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}

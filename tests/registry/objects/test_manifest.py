@@ -303,3 +303,9 @@ def test_content_has_one_spelling(body):
 def test_the_file_is_a_frame_of_canonical_json(manifest):
     content = unwrap_frame(manifest.encode(), where="x")
     assert canonical.encode(canonical.decode(content, where="x")) == content
+
+
+def test_a_name_that_is_no_text_is_malformed():
+    body = canonical.encode(BODY).replace(b'["m",', b'["\\ud800",')
+    with pytest.raises(Malformed, match="the/key"):
+        Manifest.decode(wrap_frame(body), CHUNK, where="the/key")

@@ -55,6 +55,19 @@ def test_a_table_comes_back(parts):
     assert PackTable.decode(table.encode(), where="x") == table
 
 
+def test_chunks_are_found_by_where_they_begin():
+    table = _table_of([b"abc", b"de", b"fghi"])
+    found = {offset: table.at(offset) for offset in range(12)}
+    assert {offset for offset, entry in found.items() if entry is not None} == {0, 3, 5}
+    assert found[3] == table[1] == table[-2]
+    assert found[3].digest == Digest.of(b"de")
+    for number in (3, -4):
+        with pytest.raises(IndexError):
+            table[number]
+    assert table != _table_of([b"abc", b"de"])
+    assert table != _table_of([b"abc", b"de", b"fghj"])
+
+
 def test_every_flipped_bit_and_every_cut_is_noticed():
     data, name = _pack([b"abc" * 5, b"defg"])
     key = ObjectKey("packs", name, 0)
@@ -116,6 +129,7 @@ def test_the_row_that_is_broken_below_is_legal_before():
 BROKEN = {
     "unknown key": _table(ROW, more=1),
     "chunks no list": canonical.encode({"format": "holdfast.pack/1", "chunks": 5}),
+    "chunks in a dict": canonical.encode({"format": "holdfast.pack/1", "chunks": {}}),
     "no chunks": canonical.encode({"format": "holdfast.pack/1"}),
     "row too short": _table(ROW[:-1]),
     "row too long": _table([*ROW, None]),
@@ -130,6 +144,7 @@ BROKEN = {
     "digest malformed": _table(["ab", 5, 5, "raw", None, None]),
     "codec unknown": _table([DIGEST, 5, 5, "python", None, None]),
     "codec no string": _table([DIGEST, 5, 5, [], None, None]),
+    "lengths beyond 2^64 together": _table(*[[DIGEST, 2**53, 2**53, "raw", None, None]] * 2050),
 }
 
 

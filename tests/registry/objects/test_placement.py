@@ -86,8 +86,8 @@ HEADER = canonical.decode(PLACEMENT.content.partition(b"\n")[0], where="x")
 COLUMNS = PLACEMENT.content.partition(b"\n")[2]
 
 
-def _decode(header=HEADER, columns=COLUMNS):
-    content = canonical.encode(header) + b"\n" + columns
+def _decode(header=HEADER, columns=COLUMNS, spelt=bytes):
+    content = spelt(canonical.encode(header)) + b"\n" + columns
     return Placement.decode(wrap_frame(content), Digest.of(content), where="the/key")
 
 
@@ -121,6 +121,8 @@ BROKEN = {
     "beyond its pack": _row(offset=41),
     "codec unknown": _row(codec=255),
     "base out of range": _row(base=1),
+    "base far out of range": _row(base=500),
+    "not canonical": {"spelt": lambda line: line.replace(b",", b", ", 1)},
 }
 
 

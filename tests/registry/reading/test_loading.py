@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from backends.wrappers import Metered, Wrapper
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import Damaged, IntegrityError, Malformed, MissingObject
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Component, Manifest, TensorEntry
-from registry.objects.placement import ChunkPlace, PackRef, Placement, Rows
+from registry.objects.placement import ChunkPlace, PackRef, Placement, Places, Rows
 from registry.reading import fetching, loading
 from tests.registry.conftest import (
     contents,
@@ -169,6 +169,39 @@ def test_a_placement_without_a_row_for_a_list_is_malformed(reg):
         placement = Placement(manifest.digest, (PackRef(KEY, 1000),), Rows(()))
         with pytest.raises(IntegrityError):
             loading.read_lists(reg.store, manifest, placement)
+
+
+@pytest.mark.parametrize("base", [1, 3])
+def test_a_list_that_is_a_delta_to_one_of_its_members_is_malformed(reg, base):
+    """What lies in the rows of its members nobody knows before the list is read."""
+    with small_grid(50, list_threshold=1):
+        entry = TensorEntry("uint8", (100,), chunk_list=Digest.of(b"list"))
+        manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
+        rows = [ChunkPlace(0, 0, 20, 1, base), *[ChunkPlace(0, 100, 50)] * 3]
+        extra = Digests([Digest.of(b"base")])
+        placement = Placement(manifest.digest, (PackRef(KEY, 1000),), Rows(rows), extra)
+        places = Places(placement, manifest.direct_chunks)
+        if base == 3:
+            assert places.digest(base) == Digest.of(b"base")
+            return
+        with pytest.raises(Malformed, match="a chunk that is not known"):
+            places.digest(base)
+
+
+def test_a_list_longer_than_its_tensor_gives_it_takes_no_memory(reg):
+    with small_grid(50, list_threshold=1):
+        entry = TensorEntry("uint8", (100,), chunk_list=Digest.of(b"list"))
+        manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
+        rows = Rows([ChunkPlace(0, 0, 65), *[ChunkPlace(0, 100, 50)] * 2])
+        placement = Placement(manifest.digest, (PackRef(KEY, 1000),), rows)
+        with pytest.raises(Malformed, match=r"another length.*expected 64 bytes; found 65"):
+            loading.read_lists(reg.store, manifest, placement)
+
+
+@pytest.mark.parametrize("stored", [100, 101])
+def test_an_encoded_row_that_is_no_shorter_is_malformed(reg, stored):
+    with pytest.raises(Malformed, match=r"as long as its raw bytes.*fewer than 100 bytes"):
+        _read(reg, ChunkPlace(0, 0, stored, 1))
 
 
 def test_a_damaged_digest_list_is_noticed(run, backend, open_registry):
