@@ -63,6 +63,14 @@ def test_what_a_collector_asks_comes_from_the_store(wrap: Callable[[Backend], Ba
     assert ReadOnly(store).keeps_versions() is None
 
 
+@pytest.mark.parametrize("wrap", [Wrapper, Retrying, Metered, Faulty, ReadOnly])
+def test_how_the_store_is_best_read_is_passed_on(wrap: Callable[[Backend], Backend]) -> None:
+    store = Versioned()
+    store.concurrency, store.least_read_bytes = 3, 5
+    backend = wrap(store)
+    assert (backend.concurrency, backend.least_read_bytes) == (3, 5)
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_crash_while_clearing(after: bool) -> None:
     store = Versioned()

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given
 
-from registry.digest import Digest
+from registry.digest import Digest, Digests
 from registry.errors import InvalidInput
 from tests.strategies import digests, quick
 
@@ -72,3 +72,15 @@ def test_a_digest_survives_pickling_between_processes():
     again = pickle.loads(pickle.dumps(digest))
     assert again == digest
     assert type(again) is Digest
+
+
+def test_digests_in_one_block_are_a_sequence_of_them():
+    one, two, three = (Digest.of(data) for data in (b"1", b"2", b"3"))
+    packed = Digests([one, two, three])
+    assert list(packed) == [packed[0], packed[1], packed[-1]] == [one, two, three]
+    assert list(packed[1:]) == [two, three]
+    assert packed == Digests(iter([one, two, three]))
+    assert packed != Digests([one, two])
+    for number in (3, -4):
+        with pytest.raises(IndexError):
+            packed[number]

@@ -217,7 +217,8 @@ def test_digest_lists_are_kept_too(world):
         assert world.packs_asked() == []
 
 
-def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
+def _delta(world):
+    """Store a delta behind its base; return both, their digests, pack and placement."""
     rng = np.random.default_rng(1)
     base = rng.integers(0, 256, 5000, np.uint8)
     new = base.copy()
@@ -236,7 +237,11 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
         ChunkPlace(0, 0, 5000, codecs.CODECS.index(codecs.RAW), NO_BASE),
         ChunkPlace(0, 5000, len(frame), codecs.CODECS.index(codecs.ZSTD), 0),
     )
-    placement = Placement(Digest.of(b""), (pack,), Rows(rows))
+    return base, new, names, pack, Placement(Digest.of(b""), (pack,), Rows(rows))
+
+
+def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
+    base, new, names, _, placement = _delta(world)
 
     def base_was_asked_for() -> bool:
         target = bytearray(5000)
@@ -257,6 +262,18 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
     world.files()[names[0].hex()].write_bytes(bytes(5000))
     assert base_was_asked_for()
     assert world.files()[names[0].hex()].read_bytes() == base.tobytes()
+
+
+def test_a_damaged_base_is_not_kept(world):
+    _, new, names, pack, placement = _delta(world)
+    data = bytearray(world.backend.get(str(pack.key)))
+    data[7] ^= 1
+    world.backend.delete(str(pack.key))
+    world.backend.put(str(pack.key), bytes(data))
+    fetch = fetching.Fetch(world.open().store, placement, Places(placement, names))
+    with pytest.raises(Damaged):
+        fetch.read({names[1]: memoryview(bytearray(len(new)))})
+    assert world.files() == {}
 
 
 # What is wrong

@@ -369,6 +369,17 @@ def test_a_raw_length_that_is_false_is_found(run, reg, check, which, change):
     assert (found.kind, "another raw length" in found.message) == ("placement", True)
 
 
+@pytest.mark.parametrize("change", [-8, 8, 2**40])
+def test_a_raw_length_is_false_of_a_chunk_that_stands_alone(run, reg, check, change):
+    checkpoint, entries = _chain(run, 0)
+    ((digest, frame, raw_bytes, codec, base),) = entries
+    if codec == RAW:
+        codec, frame = ZSTD, frame[:-1]
+    _forged(checkpoint, reg, [(digest, frame, raw_bytes + change, codec, base)])
+    (found,) = [f for f in check().findings if f.severity == "error"]
+    assert (found.kind, "another raw length" in found.message) == ("placement", True)
+
+
 @pytest.mark.parametrize("end", ["deep", "circle"])
 def test_deltas_without_end_are_found(run, reg, backend, check, end):
     checkpoint, entries = _chain(run, MAX_DEPTH + 1 if end == "deep" else 2)

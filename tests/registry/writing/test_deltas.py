@@ -74,6 +74,22 @@ def equal(a: dict, b: dict) -> bool:
 # What is stored
 
 
+def test_two_chains_that_end_at_one_chunk_are_read_together(run, backend, open_registry):
+    """What one job adds up for the chunk below both is not forgotten for either."""
+    pair = [weights()] * 2
+    for step in range(3):
+        if step:
+            pair = [nudged(one, 10 * step + n) for n, one in enumerate(pair)]
+        state = {"model": dict(enumerate(pair))}
+        last = run.save(state, step=step, compression="zstd", keyframe_every=8)
+    assert links_of(last) == [2, 2]
+    (first, second), rows = last.placement.rows[:2], last.placement.rows
+    assert first.base != second.base
+    assert rows[first.base].base == rows[second.base].base
+    loaded = open_registry(backend).checkpoint("run").load()
+    assert all(torch.equal(loaded["model"][n], one) for n, one in enumerate(pair))
+
+
 def test_of_a_small_change_only_the_difference_is_stored(run, backend, open_registry):
     states = history(3)
     first, second, third = saved(run, states, compression="zstd", keyframe_every=8)
