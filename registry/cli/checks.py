@@ -1,10 +1,14 @@
-"""What `doctor` looks at, check after check; it writes nothing but scratch under `.probe/`."""
+"""What `doctor` looks at, check after check.
+
+It writes nothing but scratch under `.probe/`, and a file without a name where the chunk cache goes.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +19,17 @@ from typing import Literal
 from backends import Backend, Location, ReadOnlyStore, StorageError, open_backend, parse
 from backends.mounts import ALLOW, file_system
 from backends.probe import probe_put_if_absent
+from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
 from registry.cli import output
 from registry.epochs import Epochs
-from registry.errors import AccessDenied, RegistryError
+from registry.errors import AccessDenied, InvalidInput, RegistryError
 from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
 
 Status = Literal["ok", "warn", "fail"]
 
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = (
-    *("HOLDFAST_RUN", "HOLDFAST_CACHE", "HOLDFAST_CACHE_BYTES", ALLOW),
+    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW),
     *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
 )
 #: S3 refuses requests that are off by a quarter of an hour.
@@ -63,6 +68,7 @@ def run(url: str) -> Iterator[Check]:
     """
     location = parse(url)
     yield from _surroundings()
+    yield from _cache(is_used=location.scheme == "s3")
     if location.scheme == "file":
         yield from _folder(location)
         if not Path(location.path).is_dir():
@@ -107,6 +113,40 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "absent"
+
+
+def _cache(*, is_used: bool) -> Iterator[Check]:
+    """Check the chunk cache of the environment; only registries in buckets are opened with it."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    if not named:
+        return
+    try:
+        cache = ChunkCache(named)
+    except InvalidInput as error:
+        yield Check("cache", "fail" if is_used else "warn", str(error))
+        return
+    try:
+        _try_folder(cache.path)
+    except OSError as error:
+        told = f"{FOLDER_VARIABLE}: no chunk can be kept in {cache.path}: {error.strerror}"
+        advice = "loading goes on without it; name a folder that you may write to"
+        yield Check("cache", "warn", f"{told}; {advice}")
+        return
+    bound = f"{cache.path} may hold {output.size(cache.max_bytes)}"
+    yield Check("cache", "ok", bound if is_used else f"{bound}, of registries in buckets")
+
+
+def _try_folder(path: str) -> None:
+    """Write to a folder, or where it would be made; no name is left.
+
+    Raises:
+        OSError: It cannot be.
+    """
+    found = Path(path)
+    while not os.path.lexists(found):
+        found = found.parent
+    with tempfile.TemporaryFile(dir=found) as file:
+        file.write(b"holdfast")
 
 
 def _folder(location: Location) -> Iterator[Check]:

@@ -45,6 +45,46 @@ def test_doctor_tells_a_rank_that_may_not_save(call: Call, monkeypatch: pytest.M
     assert "rank 3 of 8: only rank 0 may save" in call("doctor").stdout
 
 
+def cache_line(printed: str) -> str:
+    return next(line for line in printed.splitlines() if line[6:].startswith("cache "))
+
+
+def test_doctor_finds_a_bound_of_the_cache_with_which_no_bucket_is_opened(
+    call: Call, s3_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bucket = s3_url()
+    call("init", bucket, "--skip-race-probe")
+    assert not any(line[6:].startswith("cache ") for line in call("doctor").stdout.splitlines())
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOLDFAST_CACHE_BYTES", "abc")
+    call("ls", "-r", bucket, status=3)
+    found = cache_line(call("doctor", "-r", bucket, status=8).stdout)
+    assert found.startswith("fail")
+    assert "HOLDFAST_CACHE_BYTES" in found
+    # Those in folders are opened without a cache.
+    call("ls")
+    assert cache_line(call("doctor").stdout).startswith("warn")
+    monkeypatch.setenv("HOLDFAST_CACHE_BYTES", "1048576")
+    assert cache_line(call("doctor", "-r", bucket).stdout).endswith("cache may hold 1.0 MiB")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_doctor_tries_the_folder_of_the_cache(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for where in ("file", "file/below", "link"):
+        monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / where))
+        found = cache_line(call("doctor").stdout)
+        assert found.startswith("warn")
+        assert str(tmp_path / where) in found
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    assert cache_line(call("doctor").stdout).startswith("ok")
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_run_create(call: Call, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("lr = 0.5\n[model]\nd = 3\n")
     options = ["--seed", "0x2a", "--config", tmp_path / "c.toml", "--monitor", "acc:max"]
