@@ -89,9 +89,12 @@ def _report_json(report: RepackReport) -> dict[str, Any]:
         "packs_read": report.packs_read,
         "packs_written": report.packs_written,
         "bytes_moved": report.bytes_moved,
+        "packs_in_vain": report.packs_in_vain,
+        "in_vain_bytes": report.in_vain_bytes,
         "freed_bytes": report.freed_bytes,
         "runs": list(report.runs),
         "checkpoints": report.checkpoints,
+        "placed_meanwhile": report.placed_meanwhile,
         "recoded_chunks": report.recoded,
         "recoded_before_bytes": report.recoded_before,
         "recoded_after_bytes": report.recoded_after,
@@ -123,10 +126,29 @@ def _print_report(report: RepackReport) -> None:
             "encoded anew": _told_recoded(report),
             "bases left": _told_bases(report),
             written: f"{packs}, {output.size(report.bytes_moved)}",
+            "in vain": _told_in_vain(report),
             placed: f"{states} of {output.counted(len(report.runs), 'run')}",
-            "left to gc": f"{output.size(report.freed_bytes)} of old packs",
+            "left to gc": _told_left(report),
         }
     )
+    if report.placed_meanwhile:
+        lost = output.counted(report.placed_meanwhile, "state")
+        verb = "was" if report.placed_meanwhile == 1 else "were"
+        output.line(f"{lost} {verb} placed by somebody else meanwhile; run it again.")
+
+
+def _told_in_vain(report: RepackReport) -> str:
+    if not report.packs_in_vain:
+        return ""
+    packs = output.counted(report.packs_in_vain, "pack")
+    return f"{packs} of these, {output.size(report.in_vain_bytes)}, that no state needs now"
+
+
+def _told_left(report: RepackReport) -> str:
+    left = f"{output.size(report.freed_bytes)} of old packs"
+    if report.packs_in_vain:
+        left += f", {output.size(report.in_vain_bytes)} written in vain"
+    return left
 
 
 def _told_recoded(report: RepackReport) -> str:

@@ -81,5 +81,5 @@ def test_what_commits_places_goes_through_the_writer():
     assert touching("commit", on="writer") == {
         "committer.py",
         "sync.py",
-        "maintenance/repacking/repack.py",
+        "maintenance/repacking/runs.py",
     }

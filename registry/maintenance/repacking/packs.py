@@ -8,6 +8,7 @@ business of `registry.maintenance.repacking.plan`, under which key that of `regi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from threading import Lock
 
 from backends import ByteRange
@@ -31,6 +32,23 @@ Progress = Callable[[int], object]
 _Wanted = tuple[int, PackEntry]
 
 
+@dataclass(frozen=True, slots=True)
+class MadePack:
+    """A pack that was put.
+
+    Attributes:
+        size_bytes: Its size.
+        recoded: Chunks in it that were encoded anew.
+        recoded_before: Bytes of those before ...
+        recoded_after: ... and after.
+    """
+
+    size_bytes: int
+    recoded: int
+    recoded_before: int
+    recoded_after: int
+
+
 class Packs:
     """Makes packs; may be used by several threads.
 
@@ -39,11 +57,8 @@ class Packs:
         progress: Told of bytes moved.
 
     Attributes:
-        written: Packs that were put.
-        bytes_moved: Bytes of the chunks in them.
-        recoded: Chunks in them that were encoded anew.
-        recoded_before: Bytes of those before ...
-        recoded_after: ... and after.
+        made: What was put, by key.
+        bytes_moved: Bytes of the chunks in it.
     """
 
     def __init__(self, store: Store, progress: Progress | None) -> None:
@@ -51,9 +66,8 @@ class Packs:
         self._progress = progress
         self._sound: set[ObjectKey] = set()
         self._lock = Lock()
-        self.written = 0
+        self.made: dict[ObjectKey, MadePack] = {}
         self.bytes_moved = 0
-        self.recoded = self.recoded_before = self.recoded_after = 0
 
     def provide(self, writer: Writer, target: Target) -> PackRef:
         """Make sure that a pack is there, whole, under a key that a run may name.
@@ -80,11 +94,10 @@ class Packs:
     def _count(self, key: ObjectKey, target: Target) -> None:
         with self._lock:
             self._sound.add(key)
-            self.written += 1
+            self.made[key] = MadePack(
+                target.size_bytes, len(target.recoded), target.before_bytes, target.recoded_bytes
+            )
             self.bytes_moved += target.chunk_bytes
-            self.recoded += len(target.recoded)
-            self.recoded_before += target.before_bytes
-            self.recoded_after += target.recoded_bytes
             if self._progress is not None:
                 self._progress(self.bytes_moved)
 

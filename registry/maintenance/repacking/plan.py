@@ -73,8 +73,8 @@ class RepackPlan:
         new: The packs that are to be made.
         moves: For each chunk that is needed of a pack that goes, by pack and offset: where it is to
             be found, and its entry there.
-        places: For each run with such packs the places of what it holds, each with whether it has
-            to be placed anew.
+        places: For each run with such packs the places of what it holds, each with those that it
+            names: where there are any, it has to be placed anew.
         named: Every pack that some run needs.
         spots: Where bases of deltas are to be found that are stored otherwise as yet, and the bases
             of those.
@@ -85,7 +85,7 @@ class RepackPlan:
     rewritten: Mapping[ObjectKey, RewrittenPack]
     new: tuple[Target, ...]
     moves: Mapping[ObjectKey, Mapping[int, tuple[Target, PackEntry]]]
-    places: Mapping[str, Mapping[Place, bool]]
+    places: Mapping[str, Mapping[Place, frozenset[ObjectKey]]]
     named: frozenset[ObjectKey]
     spots: Mapping[Digest, tuple[Target, PackEntry]]
     tables: Mapping[ObjectKey, Mapping[int, PackEntry]]
@@ -346,9 +346,11 @@ class _Choice:
                     waiting.append(where[1].base)
         return spots
 
-    def _places(self, going: Mapping[ObjectKey, Reason]) -> dict[str, dict[Place, bool]]:
+    def _places(
+        self, going: Mapping[ObjectKey, Reason]
+    ) -> dict[str, dict[Place, frozenset[ObjectKey]]]:
         touched = {
-            run_id: {place: not named.isdisjoint(going) for place, named in places.items()}
+            run_id: {place: named.intersection(going) for place, named in places.items()}
             for run_id, places in self._survey.packs_of.items()
         }
         return {run_id: places for run_id, places in touched.items() if any(places.values())}

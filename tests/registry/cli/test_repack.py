@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import registry
+from backends.local import LocalBackend
 from registry.spec import Retention
 from tests.registry.cli.conftest import Call
 
@@ -69,6 +71,7 @@ def test_json(call_json: CallJson, thinned: str) -> None:
         *("dry_run", "packs_read", "packs_written", "bytes_moved", "freed_bytes", "runs"),
         *("checkpoints", "packs", "recoded_chunks", "recoded_before_bytes", "recoded_after_bytes"),
         *("bases_dropped", "bases_dropped_bytes"),
+        *("packs_in_vain", "in_vain_bytes", "placed_meanwhile"),
     }
     assert done["recoded_chunks"] == done["bases_dropped"] == 0
     assert (done["packs_read"], done["packs_written"], done["runs"]) == (2, 1, ["thin"])
@@ -95,6 +98,44 @@ def test_compression(call: Call, call_json: CallJson, url: str) -> None:
     assert call("verify", "--deep").exit_code == 0
     back = call_json("repack", "plain", "--compression", "none")
     assert (back["recoded_chunks"], back["recoded_after_bytes"]) == (2, 800_000)
+
+
+def overtaken_at(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str) -> None:
+    """Let another repack come in before an object is put."""
+    put = LocalBackend.put_if_absent
+
+    def before(self: LocalBackend, key: str, body: Any) -> bool:
+        if key.startswith(prefix):
+            monkeypatch.setattr(LocalBackend, "put_if_absent", put)
+            with registry.open(url) as other:
+                assert other.repack(compression="lz4").checkpoints
+        return put(self, key, body)
+
+    monkeypatch.setattr(LocalBackend, "put_if_absent", before)
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1, "1 state was"), (2, "2 states were")])
+def test_who_is_overtaken_is_told(
+    call: Call, url: str, monkeypatch: pytest.MonkeyPatch, steps: int, told: str
+) -> None:
+    with registry.open(url) as opened:
+        run = opened.create_run("plain", seed=1)
+        for step in range(steps):
+            run.save({"model": {"w": np.arange(step, 50_000 + step)}}, step=step)
+    overtaken_at(monkeypatch, url, "runs/plain/log/")
+    *_, written, vain, placed, left, last = call(
+        "repack", "plain", "--compression", "zstd"
+    ).stdout.splitlines()
+    size = r"[\d.]+ K?i?B"
+    assert re.fullmatch(f"written      1 pack, {size}", written)
+    assert re.fullmatch(f"in vain      1 pack of these, {size}, that no state needs now", vain)
+    assert placed == "placed anew  0 states of 0 runs"
+    assert re.fullmatch(f"left to gc   0 B of old packs, {size} written in vain", left)
+    assert last == f"{told} placed by somebody else meanwhile; run it again."
+    again = call("repack", "plain", "--compression", "zstd").stdout
+    assert f"placed anew  {steps} state" in again
+    assert "meanwhile" not in again
+    assert "in vain" not in again
 
 
 def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:

@@ -29,6 +29,7 @@ from registry.maintenance.gc import collect
 from registry.maintenance.repacking import packs as repack_packs
 from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking import repack
+from registry.maintenance.repacking import runs as repack_runs
 from registry.objects.keys import ObjectKey, epoch_key, log_prefix
 from registry.objects.pack import PackEntry, PackTable, trailer
 from registry.objects.placement import ChunkPlace, PackRef, Rows
@@ -174,7 +175,7 @@ def test_only_places_are_written(run, reg):
 
 
 def test_places_go_to_several_slots_where_there_are_many(run, reg, monkeypatch):
-    monkeypatch.setattr(repack, "_PLACES_PER_SLOT", 2)
+    monkeypatch.setattr(repack_runs, "_PLACES_PER_SLOT", 2)
     thin(run, *range(1, 8), last=5)
     before = len(slots(reg))
     reg.repack()
@@ -492,7 +493,9 @@ def test_a_run_that_is_dropped_meanwhile_gets_no_place(run, backend, open_regist
             registry.run("run").drop("over")
 
     hooked = before_the_slot(backend, drop)
-    assert open_registry(hooked).repack().checkpoints == 0
+    report = open_registry(hooked).repack()
+    assert (report.checkpoints, report.placed_meanwhile) == (0, 0)
+    assert report.packs_in_vain == report.packs_written == 1
     assert type(slots(open_registry(backend))[-1][0]) is not Place
     collected(backend)
     assert not objects(backend)
@@ -535,9 +538,30 @@ def test_a_second_repacker_finds_its_work_done(run, backend, open_registry):
     thin(run, 1, 2, 3, last=2)
     hooked = before_the_slot(backend, lambda: repacked(backend))
     before = len(slots(open_registry(backend)))
-    open_registry(hooked).repack()
+    report = open_registry(hooked).repack()
     assert hooked.before.done
     assert len(slots(open_registry(backend))) == before + 1
+    # Its slot is the very bytes of this one's, so that nobody can say whose it is.
+    assert (report.checkpoints, report.placed_meanwhile) == (2, 0)
+    assert (report.packs_written, report.packs_in_vain) == (1, 0)
+    collected(backend)
+    loads(open_registry(backend))
+    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+
+
+def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open_registry):
+    thin(run, 1, 2, 3, last=2)
+
+    def other():
+        with open_on(backend) as registry:
+            registry.run("run").tag("other", registry.run("run").latest())
+        repacked(backend)
+
+    hooked = before_the_slot(backend, other)
+    report = open_registry(hooked).repack()
+    assert hooked.before.done
+    assert (report.checkpoints, report.placed_meanwhile, report.freed_bytes) == (0, 2, 0)
+    assert (report.packs_written, report.packs_in_vain) == (1, 0)
     collected(backend)
     loads(open_registry(backend))
     assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
@@ -549,6 +573,8 @@ def test_a_sweep_of_the_new_packs_before_they_are_named(run, backend, open_regis
     hooked = before_the_slot(backend, lambda: collected(backend))
     report = open_registry(hooked).repack()
     assert report.packs_written == 2  # the first one was swept
+    assert report.packs_in_vain == 1
+    assert report.in_vain_bytes < report.bytes_moved
     fresh = open_registry(backend)
     assert {ObjectKey.parse(key).generation for key in named_packs(fresh)} == {1}
     loads(fresh)

@@ -21,9 +21,10 @@ from registry.maintenance.gc import collect
 from registry.maintenance.repacking import chunks as repack_chunks
 from registry.maintenance.repacking import packs as repack_packs
 from registry.maintenance.repacking import plan as repack_plan
+from registry.maintenance.repacking import repack
 from registry.maintenance.repacking.codecs import plan_recoding
 from registry.maintenance.repacking.places import Layout
-from registry.maintenance.repacking.plan import RepackPlan
+from registry.maintenance.repacking.plan import RepackPlan, plan_repack
 from registry.maintenance.repacking.repack import RepackReport
 from registry.maintenance.repacking.survey import Survey
 from registry.maintenance.repacking.targets import Target
@@ -795,6 +796,104 @@ def test_two_repackers_at_once_ask_for_different_things(mixed, open_registry):
     collected(mixed)
     loads(open_registry(mixed))
     settles(mixed, compression="zstd")
+
+
+def overtaken(backend, at: str, monkeypatch: pytest.MonkeyPatch) -> list[RepackReport]:
+    """Repack with zstd; another with lz4 comes in after the plan, or before a slot is put."""
+    reports: list[RepackReport] = []
+    hooked = Hooked(backend)
+
+    def other() -> None:
+        with open_on(backend) as second:
+            reports.append(second.repack(compression="lz4"))
+
+    def planned(*args, **options) -> RepackPlan:
+        monkeypatch.undo()
+        plan = plan_repack(*args, **options)
+        other()
+        return plan
+
+    if at == "plan":
+        monkeypatch.setattr(repack, "plan_repack", planned)
+    else:
+        hooked.before = Once(at, other, "put_if_absent")
+    with open_on(hooked) as first:
+        reports.append(first.repack(compression="zstd"))
+    return reports
+
+
+@pytest.mark.parametrize("at", ["plan", "packs/", "placements/", "runs/run/log/"])
+def test_who_is_overtaken_tells_that_nothing_came_of_it(
+    run, backend, open_registry, monkeypatch, at
+):
+    save(run, 1, 2, 3)
+    before = set(contents(backend))
+    winner, loser = overtaken(backend, at, monkeypatch)
+    after = contents(backend)
+    assert (winner.checkpoints, winner.placed_meanwhile, winner.packs_in_vain) == (3, 0, 0)
+    assert winner.freed_bytes == sum(len(after[k]) for k in before if k.startswith("packs/"))
+    assert (loser.checkpoints, loser.runs, loser.placed_meanwhile) == (0, (), 3)
+    assert (loser.recoded, loser.recoded_before, loser.recoded_after) == (0, 0, 0)
+    assert loser.freed_bytes == 0  # the other one's
+    assert loser.packs_read == winner.packs_read  # what it looked at, it did look at
+    named = {str(p.key) for c in open_registry(backend).run("run").checkpoints() for p in packs(c)}
+    vain = {k for k in after.keys() - before - named if k.startswith("packs/")}
+    assert loser.packs_in_vain == loser.packs_written == len(vain) == (at != "plan")
+    assert loser.in_vain_bytes == sum(len(after[key]) for key in vain)
+    collected(backend)
+    loads(open_registry(backend))
+    again = open_registry(backend).repack(compression="zstd")
+    assert (again.checkpoints, again.placed_meanwhile, again.packs_in_vain) == (3, 0, 0)
+    assert {form(c)[0] for c in open_registry(backend).run("run").checkpoints()} == {ZSTD}
+
+
+def packs(checkpoint) -> tuple[PackRef, ...]:
+    return checkpoint.placement.packs
+
+
+def test_bases_in_packs_that_somebody_else_freed_are_not_told(mixed, monkeypatch):
+    winner, loser = overtaken(mixed, "plan", monkeypatch)
+    assert winner.bases
+    assert (loser.checkpoints, loser.bases, loser.bases_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("at", ["run", "fork"])
+def test_of_two_that_share_the_work_each_old_pack_is_freed_by_one(
+    run, reg, backend, monkeypatch, at
+):
+    """The other one comes in before the first run's slot, or between the two."""
+    save(run, 1, 2, 3)
+    reg.fork(run.latest(), "fork")
+    with open_on(backend) as other:
+        order = list(plan_repack(other.store, codec=LZ4).places)
+    assert order == ["run", "fork"]
+    winner, loser = overtaken(backend, f"runs/{at}/log/", monkeypatch)
+    assert loser.runs == (() if at == "run" else ("run",))
+    assert loser.checkpoints == (0 if at == "run" else 3)
+    assert loser.placed_meanwhile == (4 if at == "run" else 1)
+    # In the end nobody needs what either has read. Where both had, the last one to leave a pack
+    # has freed it: the other one, which came upon it while the fork was there yet.
+    theirs = {one.pack for one in winner.rewritten}
+    assert winner.freed_bytes == sum(one.size_bytes for one in winner.rewritten)
+    alone = [one.size_bytes for one in loser.rewritten if one.pack not in theirs]
+    assert loser.freed_bytes == sum(alone)
+    assert len(alone) < len(loser.rewritten)
+    assert bool(alone) == (at == "fork")
+
+
+def test_what_is_placed_meanwhile_and_let_go_then_is_nobodys_loss(run, backend, open_registry):
+    save(run, 1, 2, 3)
+    hooked = Hooked(backend)
+
+    def other() -> None:
+        with open_on(backend) as second:
+            second.repack(compression="lz4")
+            second.run("run").prune(Retention(last=1))
+
+    hooked.before = Once("runs/run/log/", other, "put_if_absent")
+    report = open_registry(hooked).repack(compression="zstd")
+    assert hooked.before.done
+    assert (report.checkpoints, report.placed_meanwhile, report.packs_in_vain) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("collects", [False, True], ids=["repacked", "collected"])

@@ -1,0 +1,211 @@
+"""The places of one run, brought to where a plan wants them.
+
+A repack is a writer like every other (W1 to W4, `registry.writer`), and one that says nothing new:
+a place is replaced only while the run still needs the manifest and still has it where the new place
+was planned from. Who places a state first has its way, whatever two repacks want of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import islice
+
+from registry.actions import Line, Place
+from registry.digest import Digest
+from registry.errors import Conflict
+from registry.log import RunLog
+from registry.maintenance.repacking.packs import Packs
+from registry.maintenance.repacking.places import Layout
+from registry.maintenance.repacking.plan import RepackPlan
+from registry.maintenance.repacking.survey import in_batches
+from registry.maintenance.repacking.targets import Target
+from registry.objects.keys import ObjectKey
+from registry.objects.placement import PackRef, Placement
+from registry.pools import results
+from registry.state import RunManifest
+from registry.store import Store
+from registry.writer import Choice, Condemned, Writer, placed_keys
+
+#: New packs held in memory at once ...
+_PACKS_IN_FLIGHT = 4
+#: ... and where chunks of them are decoded and encoded, which takes memory too.
+_ENCODED_IN_FLIGHT = 2
+#: Place lines in one slot at most, and placements held in memory at once.
+_PLACES_PER_SLOT = 256
+#: Times that sweeps, or writers that move on, may spoil what was planned.
+PLANS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A manifest that is to lie elsewhere, and everything that naming it there names."""
+
+    before: Place
+    after: Place
+    packs: frozenset[ObjectKey]
+    choice: Choice
+
+
+class RunRepack:
+    """The places of one run.
+
+    Attributes:
+        relocated: States that this placed anew.
+        lost: States that were to be placed anew, and that somebody else had placed first.
+        named: Packs that are new, or were to go, and that the run was seen to need in the end.
+
+    Args:
+        packs: Makes the new packs.
+        store: The registry's objects.
+        plan: What is to be done.
+        run_id: The run.
+        places: What the run holds, each with the packs that go of those that it names.
+        left: Takes the packs that states are moved out of here. Who was the last to move one out of
+            a pack has freed it, so somebody else's move takes it out again.
+    """
+
+    def __init__(
+        self,
+        packs: Packs,
+        store: Store,
+        plan: RepackPlan,
+        run_id: str,
+        places: Mapping[Place, frozenset[ObjectKey]],
+        left: set[ObjectKey],
+    ) -> None:
+        self._packs = packs
+        self._store = store
+        self._plan = plan
+        self._log = RunLog(store, run_id)
+        self._touched = dict(places)
+        self._pending = {place for place, going in places.items() if going}
+        self._left = left
+        self.relocated = 0
+        self.lost: set[Digest] = set()
+        self.named: set[ObjectKey] = set()
+
+    def carry_out(self) -> None:
+        """Place anew what lies in packs that go, until nothing is left or others are faster."""
+        # W1: the log is there and read before its writer observes the epoch.
+        self._log.open()
+        writer = Writer(self._store, self._log)
+        condemned = 0
+        slots_left = len(self._pending) // _PLACES_PER_SLOT + PLANS
+        while waiting := self._waiting(self._log.state):
+            if slots_left <= 0:
+                break
+            try:
+                self._move(writer, waiting[:_PLACES_PER_SLOT])
+                slots_left -= 1
+            except Condemned:
+                condemned += 1
+                if condemned == PLANS:
+                    raise Conflict(
+                        f"sweeps overtook this repack {PLANS} times in a row",
+                        where=self._log.run_id,
+                        hint="Try again, and let collectors run less often. What was placed anew "
+                        "until now is sound.",
+                    ) from None
+        state = self._log.state
+        self.lost &= state.held
+        # What others have placed may lie in packs that were written here.
+        seen = [*waiting, *(state.by_manifest[manifest] for manifest in self.lost)]
+        for placement in in_batches(self._store.pools.small, self._read, seen):
+            self.named |= {pack.key for pack in placement.packs}
+
+    def _waiting(self, state: RunManifest) -> list[Place]:
+        """Return the places that name packs which are to go."""
+        self._note_lost(state)
+        held = [place for place in state.places if place.manifest in state.held]
+        unknown = [place for place in held if place not in self._touched]
+        for place, placement in zip(
+            unknown, in_batches(self._store.pools.small, self._read, unknown), strict=True
+        ):
+            going = self._plan.rewritten.keys()
+            self._touched[place] = frozenset(p.key for p in placement.packs if p.key in going)
+            if self._touched[place]:
+                self._pending.add(place)
+        return [place for place in held if self._touched[place]]
+
+    def _note_lost(self, state: RunManifest) -> None:
+        """Note which places somebody else has replaced; what was let go is nobody's loss."""
+        for place in [one for one in self._pending if not state.is_placed(one)]:
+            self._pending.remove(place)
+            if place.manifest in state.held:
+                self.lost.add(place.manifest)
+                self._left -= self._touched[place]
+
+    def _read(self, place: Place) -> Placement:
+        return self._store.placement(place.placement_key)
+
+    def _move(self, writer: Writer, places: Sequence[Place]) -> None:
+        moves = self._prepare(writer, places)
+        ours: list[_Move] = []
+
+        def compose(state: RunManifest) -> Sequence[Line] | None:
+            # What was let go, or placed by somebody else, meanwhile is none of ours any more.
+            ours[:] = [move for move in moves if state.is_placed(move.before)]
+            return [move.after for move in ours] or None
+
+        choice = reduce(Choice.__or__, [move.choice for move in moves], Choice())
+        state = writer.commit(compose, choice)
+        self._pending -= {move.before for move in ours}
+        self._note_lost(state)  # before ours: they were there first
+        for move in ours:
+            self.lost.discard(move.before.manifest)
+            self._left |= self._touched[move.before]
+            self.named |= move.packs
+        self.relocated += len(ours)
+
+    def _prepare(self, writer: Writer, places: Sequence[Place]) -> list[_Move]:
+        """Put everything that the new places name on the store."""
+        _ = writer.epoch  # observed before any key is chosen
+        placements = list(in_batches(self._store.pools.small, self._read, places))
+        layouts = [Layout(one, self._plan, self._store.table) for one in placements]
+        packs = self._provide(writer, layouts)
+        moves = []
+        for place, before, layout in zip(places, placements, layouts, strict=True):
+            after = layout.place(packs) if layout.is_sound else before
+            if after == before:
+                # It names chunks that nothing needed at planning, or cannot be told apart now.
+                self._touched[place] = frozenset()
+                self._pending.discard(place)
+                self.named |= {pack.key for pack in after.packs}
+            else:
+                moves.append((place, before, after))
+        put = partial(self._put, writer)
+        return list(in_batches(self._store.pools.small, put, moves))
+
+    def _provide(self, writer: Writer, layouts: Iterable[Layout]) -> dict[int, PackRef]:
+        """Make sure that the packs are there that chunks of placements move to."""
+        targets: dict[int, Target] = {}
+        for layout in layouts:
+            if layout.is_sound:
+                targets |= layout.targets
+        packs: dict[int, PackRef] = {}
+        waiting = iter(targets.items())
+        encodes = any(target.recoded for target in targets.values())
+        at_once = _ENCODED_IN_FLIGHT if encodes else _PACKS_IN_FLIGHT
+        while batch := list(islice(waiting, at_once)):
+            jobs = [
+                self._store.pools.bulk.submit(self._packs.provide, writer, target)
+                for _, target in batch
+            ]
+            for (key, _), pack in zip(batch, results(jobs), strict=True):
+                packs[key] = pack
+        return packs
+
+    def _put(self, writer: Writer, move: tuple[Place, Placement, Placement]) -> _Move:
+        place, before, after = move
+        key = writer.put_small("placements", after.digest, after.encode(), Placement)
+        self._store.remember(key, after)
+        moved = place.model_copy(
+            update={"placement": after.digest, "placement_generation": key.generation}
+        )
+        # W2a: the manifest and the packs that stay are named by the place that this one replaces.
+        covered = {key: [place] for key in placed_keys(place, before)}
+        self._touched[moved] = frozenset()
+        packs = frozenset(pack.key for pack in after.packs)
+        return _Move(place, moved, packs, Choice(placed_keys(moved, after), covered))
