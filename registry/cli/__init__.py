@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
-from registry.cli.app import app
-from registry.cli.failures import end_on_signals
+from registry.cli.signals import INTERRUPTED, Terminated, end_on_signals
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the process was started with, and exit with its status."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal of another encoding gets escapes, not a fault.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-    end_on_signals()
-    app(prog_name="holdfast")
+    """Run the command that the process was started with, and exit with its status.
+
+    The commands are imported here, since that takes long enough to be interrupted.
+    """
+    try:
+        end_on_signals()
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal of another encoding gets escapes, not a fault.
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        from registry.cli.app import app
+
+        app(prog_name="holdfast")
+    except KeyboardInterrupt:
+        _end("interrupted", INTERRUPTED)
+    except Terminated as error:
+        _end(f"ended by signal {error.number}", 128 + error.number)
+
+
+def _end(told: str, status: int) -> NoReturn:
+    """Exit where no command was running, whose end `registry.cli.failures` would tell."""
+    print(told, file=sys.stderr)
+    sys.exit(status)

@@ -22,25 +22,15 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
 
 import typer
 
 from registry.cli.escape import printable
+from registry.cli.signals import INTERRUPTED, Terminated
 from registry.errors import RegistryError
 
 DEBUG = "HOLDFAST_DEBUG"
-INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-
-
-class Terminated(BaseException):
-    """A signal asked the process to end; no `Exception`, so that nothing on the way holds it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 @contextmanager
@@ -72,15 +62,6 @@ def told(*, debug: bool = False) -> Iterator[None]:
 def is_usage(error: BaseException) -> bool:
     """Return whether typer itself has words for an error: a wrong command line, or an exit."""
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
-
-
-def end_on_signals() -> None:
-    """Let SIGTERM unwind the stack, so that what is half done is left tidy."""
-    signal.signal(signal.SIGTERM, _terminate)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
-    raise Terminated(number)
 
 
 def _tell_error(error: RegistryError, *, debug: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import registry
-from registry.cli import app
+from registry.cli.app import app
 
 Call = Callable[..., Result]
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from registry import errors
-from registry.cli import app, checkpoints, failures
+from registry.cli import checkpoints
+from registry.cli.app import app
+from registry.cli.signals import Terminated
 from registry.store import RegistryConfig
 from tests.registry.cli.conftest import Call
 
@@ -106,7 +108,7 @@ def test_8_cannot_be_worked_with(call: Call, tmp_path: Path) -> None:
     ("error", "status", "text"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
-        (failures.Terminated(15), 143, "signal 15"),
+        (Terminated(15), 143, "signal 15"),
     ],
 )
 def test_128_and_more_signals(

@@ -24,6 +24,26 @@ from registry.cli import main
 main()
 """
 
+_EARLY = """
+import importlib.abc, os, signal, sys
+from registry.cli import main
+assert "registry.cli.app" not in sys.modules
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupt(*given, **named):
+    print({during!r}, flush=True)
+    os.kill(os.getpid(), {number})
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "registry.cli.app":
+            interrupt()
+if {during!r} == "importing":
+    sys.meta_path.insert(0, Finder())
+else:
+    import typer.main
+    typer.main.get_command = interrupt
+main()
+"""
+
 
 def start(command: list[str], *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -61,6 +81,19 @@ def test_signals(number: signal.Signals, status: int, url: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("during", ["importing", "building"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_before_any_command_runs(
+    number: signal.Signals, status: int, during: str, url: str
+) -> None:
+    code = _EARLY.format(number=int(number), during=during)
+    with start([sys.executable, "-c", code], "ls", "-r", url) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert out == f"{during}\n"
+    assert err == ("interrupted\n" if number == signal.SIGINT else "ended by signal 15\n")
+
+
 def test_a_reader_that_goes_away(url: str) -> None:
     with start(HOLDFAST, "show", "demo", "--tensors", "-r", url) as process:
         assert process.stdout is not None
@@ -92,8 +125,9 @@ def test_output_of_another_encoding(url: str, tmp_path: Path) -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys, registry.cli\n"
-        "try: registry.cli.app(['--help'])\n"
+        "import sys\n"
+        "from registry.cli.app import app\n"
+        "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'boto3', 'botocore', 's3fs', 'safetensors', 'rich'}\n"
         "print('LOADED', sorted(heavy & set(sys.modules)))"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import registry
-from registry.cli import app
+from registry.cli.app import app
 from tests.registry.cli.conftest import Call
 
 

@@ -34,7 +34,7 @@ from zarr.codecs import (
 
 import registry
 from registry import Run, formats
-from registry.cli import app
+from registry.cli.app import app
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
 from tests.registry.conftest import same, small_grid
 

@@ -1,0 +1,26 @@
+"""Signals that end the command, known before anything that takes long is imported."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+class Terminated(BaseException):
+    """A signal asked the process to end; no `Exception`, so that nothing on the way holds it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM unwind the stack, so that what is half done is left tidy."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    raise Terminated(number)
