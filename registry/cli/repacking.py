@@ -80,7 +80,7 @@ def repack(
     if json:
         output.document(_report_json(report))
     else:
-        _print_report(report)
+        _print_report(report, _idle(compression, keyframe_every, some=bool(run)))
 
 
 def _report_json(report: RepackReport) -> dict[str, Any]:
@@ -112,9 +112,28 @@ def _report_json(report: RepackReport) -> dict[str, Any]:
     }
 
 
-def _print_report(report: RepackReport) -> None:
+def _idle(compression: str | None, keyframe_every: int | None, *, some: bool) -> str:
+    """Return why there is nothing to do, by what was asked for."""
+    reasons = []
+    if compression == "none":
+        reasons.append("every chunk is stored raw already")
+    elif compression is not None:
+        # What does not shrink stays raw, by the rule of a save.
+        reasons.append(f"all chunks that are worth it are stored as {compression} already")
+    if keyframe_every == 1:
+        reasons.append("none is stored as a delta")
+    elif keyframe_every is not None:
+        reasons.append(f"no chain of deltas is longer than {keyframe_every} versions")
+    if some and reasons:
+        # What lies in a pack beyond them is not stored in another way there.
+        reasons[-1] += ", but for what lies in packs of other runs too"
+    reasons += ["no pack is dead enough", "no small ones fit together"]
+    return f"nothing to gain: {'; '.join(reasons[:-1])}, and {reasons[-1]}"
+
+
+def _print_report(report: RepackReport, idle: str) -> None:
     if not report.rewritten:
-        output.line("nothing to gain: no pack is dead enough, and no small ones fit together")
+        output.line(idle)
         return
     written = "to write" if report.dry_run else "written"
     placed = "to place anew" if report.dry_run else "placed anew"

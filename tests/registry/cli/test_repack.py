@@ -163,6 +163,44 @@ def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
     assert call_json("repack", "plain", "--keyframe-every", "1")["recoded_chunks"] == 2
 
 
+_IDLE = "no pack is dead enough, and no small ones fit together"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("", ""),
+        ("--compression zstd", "all chunks that are worth it are stored as zstd already; "),
+        ("--compression lz4", "all chunks that are worth it are stored as lz4 already; "),
+        ("--compression none", "every chunk is stored raw already; "),
+        ("--keyframe-every 1", "none is stored as a delta; "),
+        ("--keyframe-every 3", "no chain of deltas is longer than 3 versions; "),
+        (
+            "--compression lz4 --keyframe-every 1",
+            "all chunks that are worth it are stored as lz4 already; none is stored as a delta; ",
+        ),
+        (
+            "--compression zstd plain",
+            "all chunks that are worth it are stored as zstd already, but for what lies in packs "
+            "of other runs too; ",
+        ),
+        ("plain", ""),
+    ],
+)
+def test_nothing_to_do_is_told_by_what_was_asked(
+    call: Call, url: str, asked: str, told: str
+) -> None:
+    """One tensor shrinks and one does not: that is stored raw whatever is asked for."""
+    noise = np.random.default_rng(1).integers(0, 256, 50_000, np.uint8)
+    with registry.open(url) as opened:
+        run = opened.create_run("plain", seed=1)
+        run.save({"model": {"w": np.arange(50_000), "noise": noise}}, step=1)
+    call("repack", *asked.split())
+    idle = f"nothing to gain: {told}{_IDLE}\n"
+    assert call("repack", *asked.split()).stdout == idle
+    assert call("repack", *asked.split(), "--dry-run").stdout == idle
+
+
 @pytest.mark.parametrize("every", ["0", "33", "-1"])
 def test_options_that_are_none_are_refused_as_for_a_new_registry(
     call: Call, every: str, tmp_path: Path
