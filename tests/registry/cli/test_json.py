@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import registry
+from tests.registry.cli.conftest import Call
 
 CallJson = Callable[..., Any]
 RECORD = {
@@ -114,3 +117,25 @@ def test_empty_registry(call_json: CallJson, tmp_path: Path) -> None:
     registry.init(tmp_path / "empty", skip_race_probe=True).close()
     for command in (["ls"], ["run", "ls"]):
         assert call_json(*command, "-r", tmp_path / "empty") == []
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "x.zarr", "x.bin"])
+def test_the_formats_that_are_printed_are_those_of_the_document(
+    name: str, call: Call, call_json: CallJson, tmp_path: Path, torch_file: Path
+) -> None:
+    file, document = tmp_path / name, Path(__file__).parents[3] / "docs" / "cli.md"
+    if name == "x.bin":
+        file.write_bytes(b"z")
+    elif name == "x.pt":
+        file = torch_file
+    else:
+        call("pull", "demo/phase2/step20", "--only", "model", "--to", file)
+    lines = document.read_text().splitlines()
+    for command in (
+        ["push", file, "new", "--step", 1, "--create"],
+        ["artifact", "add", "demo", "a", file],
+    ):
+        row = "| `push` |" if command[0] == "push" else "| `artifact add` |"
+        (line,) = (line for line in lines if line.startswith(row))
+        formats = line.partition("`format` (")[2].partition(")")[0]
+        assert f"`{call_json(*command)['format']}`" in formats.split(", ")
