@@ -147,7 +147,6 @@ def _shape(run: Run, stored: Stored) -> dict[str, Any]:
 
 
 def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[str, object]:
-    meta = shape["meta"]
     return {
         "ref": shape["ref"],
         "id": shape["id"].hex(),
@@ -158,8 +157,7 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
         "nonfinite": ", ".join(checkpoint.record.nonfinite),
         "metrics": output.metrics(shape["metrics"]),
         "file": _opaque(shape),
-        "meta": "" if meta is None or isinstance(meta, dict) else meta,
-        **({f"meta.{key}": value for key, value in meta.items()} if _is_dict(meta) else {}),
+        **describe.meta_fields(shape["meta"]),
     }
 
 
@@ -204,10 +202,6 @@ def _print_parts(shape: dict[str, Any]) -> None:
 def _dtype(info: dict[str, Any]) -> str:
     was = info["original"]
     return info["dtype"] if was is None else f"{info['dtype']} (was {was}, lossy)"
-
-
-def _is_dict(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 @metric_app.command("add")

@@ -10,6 +10,7 @@ from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_val
 from registry.cli import output
 from registry.dtypes import ITEM_SIZES
 from registry.errors import NotFound
+from registry.merging.merge import MERGE
 from registry.plain import decode_plain
 from registry.registry import Registry
 from registry.releases import Release
@@ -96,6 +97,30 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "marks": pointed,
         "nonfinite": list(record.nonfinite),
     }
+
+
+def meta_fields(meta: object) -> dict[str, object]:
+    """Return the meta of a checkpoint by the names under which people are shown it."""
+    if not isinstance(meta, dict):
+        return {"meta": meta}
+    shown: dict[str, object] = {}
+    for key, value in meta.items():
+        shown |= (key == MERGE and _merge_fields(value)) or {f"meta.{key}": value}
+    return shown
+
+
+def _merge_fields(said: Any) -> dict[str, object] | None:
+    """Say what a merge was made of; None where this is not what a merge says of itself."""
+    try:
+        sources = [one["ref"] for one in said["sources"]]
+        if "weights" in said:
+            pairs = zip(sources, said["weights"], strict=True)
+            sources = [f"{ref} (weight {weight})" for ref, weight in pairs]
+        picks = [f"{name} from {one['ref']}" for name, one in said.get("pick", {}).items()]
+        fields = {"sources": sources, "average": said.get("average", []), "pick": picks}
+        return {f"meta.{MERGE}.{name}": ", ".join(some) for name, some in fields.items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None
 
 
 def checkpoint_json(checkpoint: Checkpoint, pointed: list[str]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def _parts(given: Stored, stored: Stored) -> dict[str, Component]:
 
 
 def _name(one: Stored) -> dict[str, str]:
-    return {"ref": one.ref, "id": one.digest.hex()}
+    return {"ref": one.ref, "id": str(one.digest)}
 
 
 def _own_meta(meta: object) -> dict[str, Any]:

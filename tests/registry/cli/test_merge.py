@@ -30,8 +30,12 @@ def test_merge(call: Call, url: str) -> None:
     assert call("merge", ONE, TWO, *options).stdout.startswith("there already: demo/phase2/step")
     assert (weights(url, "demo/latest") == np.arange(600, dtype="f4") + np.float32(0.5)).all()
     shown = call("show", "demo/latest").stdout
-    assert "meta.merge" in shown
-    assert "step00000010" in shown
+    lines = dict(line.split(None, 1) for line in shown.splitlines() if line.startswith("meta."))
+    assert lines == {
+        "meta.merge.sources": "demo/main/step00000010 (weight 0.5), "
+        "demo/phase2/step00000020 (weight 0.5)",
+        "meta.merge.pick": "epoch from demo/phase2/step00000020",
+    }
     assert "loss=0.125" in shown
 
 
@@ -43,11 +47,35 @@ def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url:
     assert made["new"] is True
     assert made["meta"]["merge"]["weights"] == [0.75, 0.25]
     assert made["meta"]["merge"]["average"] == ["model/*"]
-    assert [one["ref"] for one in made["meta"]["merge"]["sources"]] == [
-        "demo/main/step00000010",
-        "demo/phase2/step00000020",
+    sources = ["demo/main/step00000010", "demo/phase2/step00000020"]
+    assert made["meta"]["merge"]["sources"] == [
+        {"ref": ref, "id": call_json("show", ref)["id"]} for ref in sources
     ]
+    weighted_sources = f"{sources[0]} (weight 0.75), {sources[1]} (weight 0.25)"
+    shown = call("show", "soup/latest").stdout.splitlines()
+    assert f"meta.merge.sources  {weighted_sources}" in shown
+    assert "meta.merge.average  model/*" in shown
     assert weights(url, "soup")[0] == 0.25
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "of old",
+        {"sources": 3},
+        {"sources": [{"ref": "a"}], "weights": [1, 2]},
+        {"sources": [], "pick": [1]},
+        {"sources": [{"ref": 7}]},
+    ],
+)
+def test_a_meta_that_only_has_the_name_is_shown_as_it_is(said: Any, call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        opened.run("demo").save({"x": 1}, step=30, phase=2, meta={"merge": said, "note": "hi"})
+    lines = call("show", "demo/latest").stdout.splitlines()
+    assert [line.split(None, 1) for line in lines if line.startswith("meta.")] == [
+        ["meta.merge", str(said)],
+        ["meta.note", "hi"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -224,10 +224,10 @@ def test_a_merge_says_what_it_was_made_of_and_is_a_push(run, pair, reg):
     assert merged.meta == {
         "note": "soup",
         "merge": {
-            "sources": [{"ref": one.ref, "id": one.digest.hex()} for one in pair],
+            "sources": [{"ref": one.ref, "id": str(one.digest)} for one in pair],
             "weights": [0.5, 0.5],
             "pick": {
-                name: {"ref": pair[0].ref, "id": pair[0].digest.hex()}
+                name: {"ref": pair[0].ref, "id": str(pair[0].digest)}
                 for name in ("optimizer", "step")
             },
         },
