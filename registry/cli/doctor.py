@@ -22,13 +22,17 @@ def init(
     *,
     compression: Annotated[
         str | None,
-        typer.Option("--compression", help="How chunks are stored: zstd or lz4; raw without."),
+        typer.Option(
+            "--compression",
+            help="How chunks are stored: none (raw, as without it), zstd, lz4.",
+        ),
     ] = None,
     keyframe_every: Annotated[
         int | None,
         typer.Option(
             "--keyframe-every",
-            help="Store changing chunks as deltas, whole each so many versions (2 to 32).",
+            metavar="N",
+            help="Store changing chunks as deltas, whole each N versions: 1 (no deltas) to 32.",
         ),
     ] = None,
     skip_race_probe: Annotated[

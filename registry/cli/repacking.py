@@ -53,8 +53,8 @@ def repack(
         typer.Option(
             "--keyframe-every",
             metavar="N",
-            help="Cut longer chains of deltas: at most N versions of a chunk, 1 to 32, are read "
-            "for one.",
+            help="Cut longer chains of deltas: at most N versions of a chunk, 1 (no deltas) to "
+            "32, are read for one.",
         ),
     ] = None,
     dry_run: Annotated[

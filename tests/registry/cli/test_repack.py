@@ -212,6 +212,37 @@ def test_options_that_are_none_are_refused_as_for_a_new_registry(
         assert wrong[-1] in told
 
 
+@pytest.mark.parametrize("every", [1, 2, 32])
+def test_a_new_registry_takes_what_its_help_its_error_and_the_docs_say(
+    call: Call, call_json: CallJson, every: int, tmp_path: Path
+) -> None:
+    told = call("init", tmp_path / "a", "--keyframe-every", "33", status=3).stderr
+    docs = (Path(__file__).parents[3] / "docs/cli.md").read_text()
+    section = docs.split("\n### init\n")[1].split("\n### ")[0]
+    for text in (told, section, helped(call, "init"), helped(call, "repack")):
+        assert "1 (no deltas) to 32" in text
+    made = call_json("init", tmp_path / "b", "--keyframe-every", every, "--skip-race-probe")
+    assert made["keyframe_every"] == every
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_a_new_registry_takes_each_compression_that_its_help_names(
+    call: Call, call_json: CallJson, compression: str, tmp_path: Path
+) -> None:
+    expected = call("init", tmp_path / "a", "--compression", "zip", status=3).stderr
+    docs = (Path(__file__).parents[3] / "docs/cli.md").read_text()
+    section = docs.split("\n### init\n")[1].split("\n### ")[0]
+    for text in (expected, section, helped(call, "init"), helped(call, "repack")):
+        assert re.search(rf"\b{compression}\b", text)
+    made = call_json("init", tmp_path / "b", "--compression", compression, "--skip-race-probe")
+    assert made["compression"] == compression
+
+
+def helped(call: Call, command: str) -> str:
+    """Return what a command says of its options, in one line without frames."""
+    return re.sub(r"[\s│|]+", " ", call(command, "--help").stdout)
+
+
 def test_chains_may_be_as_long_as_a_reader_follows(call: Call) -> None:
     call("repack", "--keyframe-every", "32", "--dry-run")
 
