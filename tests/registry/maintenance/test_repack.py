@@ -501,6 +501,23 @@ def test_a_run_that_is_dropped_meanwhile_gets_no_place(run, backend, open_regist
     assert not objects(backend)
 
 
+def test_packs_that_another_run_let_go_of_are_freed_by_who_moved_last(
+    run, reg, backend, open_registry
+):
+    thin(run, 1, 2, 3, last=2)
+    reg.fork(run.latest(), "fork")
+
+    def drop():
+        with open_on(backend) as registry:
+            registry.run("fork").drop("over")
+
+    hooked = before_the_slot(backend, drop, "fork")
+    report = open_registry(hooked).repack()
+    assert hooked.before.done
+    assert (report.runs, report.placed_meanwhile) == (("run",), 0)
+    assert report.freed_bytes == sum(one.size_bytes for one in report.rewritten) > 0
+
+
 def test_what_is_saved_meanwhile_is_placed_anew_too(run, backend, open_registry):
     thin(run, 1, 2, 3, last=2)
     hooked = before_the_slot(backend, lambda: run.save(state(4), step=4))
