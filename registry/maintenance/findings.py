@@ -20,8 +20,9 @@ class Finding:
             `unknown-file` or `resume`.
         where: The key, run or file concerned.
         message: What is wrong.
-        affects: Refs of what cannot be loaded because of it: checkpoints, gates, releases, entries
-            of the pool, streams.
+        affects: Refs of what may not be loadable because of it: checkpoints, gates, releases,
+            entries of the pool, streams. Of a damaged pack they are all those that have data in it,
+            whether or not they need the chunk that is damaged.
         advice: What to do.
         severity: A `note` costs nobody anything: a cache, an orphan, a foreign file.
     """
