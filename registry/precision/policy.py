@@ -173,7 +173,7 @@ class _Use:
                 where=where,
                 found=self.narrowable,
                 hint="Training on from it would not be the same: small moments vanish. Pass "
-                "allow_lossy_optimizer=True if that is what you want.",
+                "allow_lossy_optimizer=True (`--allow-lossy-optimizer`) if that is what you want.",
             )
 
 

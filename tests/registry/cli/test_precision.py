@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,13 @@ def test_what_is_refused(call: Call, weights: Path, policy: str, message: str) -
     refused = call("push", weights, "demo", "--step", 30, "--precision", policy, status=3)
     assert message in refused.output
     assert "step00000030" not in call("ls", "demo").stdout
+
+
+def test_the_hint_names_what_a_command_takes_too(call: Call, weights: Path) -> None:
+    lossy = ("push", weights, "demo", "--step", 30, "--precision", "optimizer/*=bf16")
+    (hint,) = [line for line in call(*lossy, status=3).stderr.splitlines() if "hint: " in line]
+    (option,) = re.findall(r"allow_lossy_optimizer=True \(`(--[a-z-]+)`\)", hint)
+    call(*lossy, option)
 
 
 def test_a_pattern_is_given_once(call: Call, weights: Path) -> None:
