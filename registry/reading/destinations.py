@@ -203,10 +203,9 @@ def check_device(device: object) -> None:
     """
     if str(device) == "cpu":
         return
-    import torch  # `import registry` stays light
-
+    probe: Any = pytree.allocate("uint8", (0,), "torch")[0]
     try:
-        torch.empty(0, device=device)  # type: ignore[call-overload]  # whatever the caller gave
+        probe.to(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidInput(
             "no device to load to", found=repr(device), hint=str(error).partition("\n")[0]
