@@ -205,7 +205,7 @@ def check_device(device: object) -> None:
         return
     probe: Any = pytree.allocate("uint8", (0,), "torch")[0]
     try:
-        probe.to(device)
+        probe.to(device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidInput(
             "no device to load to", found=repr(device), hint=str(error).partition("\n")[0]
