@@ -37,7 +37,9 @@ def _positions(kind: str, data: bytes, chance: random.Random) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flip_in_every_other_byte(kind: str, record_property: Callable[[str, object], None]) -> None:
+def test_flip_in_every_other_byte(
+    kind: str, record_property: Callable[[str, object], None]
+) -> None:
     chance = random.Random(f"flips in {kind}")
     damage = Damage(small())
     for key, data in small().files(kind).items():
