@@ -58,8 +58,9 @@ def init(
             faster and gains less; as they are without it. No id depends on it.
         keyframe_every: Store a chunk that changes from save to save as its difference to the one
             before where that is clearly shorter, and whole at least each so many versions (up
-            to 32; 1 is without deltas), unless a save says otherwise. Deltas are compressed, by `zstd` where nothing else
-            is said. Saving then reads what it builds on; reading takes up to so many versions.
+            to 32; 1 is without deltas), unless a save says otherwise. Deltas are compressed, by
+            `zstd` where nothing else is said. Saving then reads what it builds on; reading takes up
+            to so many versions.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing dear; `registry.json` records it.
 
