@@ -120,8 +120,8 @@ BROKEN = {
     "pack out of range": _row(pack=1),
     "beyond its pack": _row(offset=41),
     "codec unknown": _row(codec=255),
-    "base out of range": _row(base=1),
-    "base far out of range": _row(base=500),
+    "base out of range": _row(codec=1, base=1),
+    "base far out of range": _row(codec=1, base=500),
     "not canonical": {"spelt": lambda line: line.replace(b",", b", ", 1)},
 }
 
