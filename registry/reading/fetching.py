@@ -13,21 +13,19 @@ verified. So a delta whose base is at hand moves the delta alone.
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
-from backends import ByteRange
 from registry import codecs
 from registry.codecs import RAW, codec_name
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Places
+from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, Placement, Places
 from registry.pools import results
+from registry.reading.jobs import Job, Scratch, Wanted
 from registry.store import Store, missing
 
 #: Neighbouring chunks are read together up to so many bytes ...
@@ -35,79 +33,6 @@ _JOB_BYTES = 16 * 2**20
 #: ... and so many buffers, what one system call takes. What is stored of encoded chunks, and of
 #: bases, is held aside meanwhile: of that no more than makes up the store's `least_read_bytes`.
 _JOB_CHUNKS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A chunk, and the memory that its raw bytes go to.
-
-    Attributes:
-        row: Its row of the placement.
-        digest: The chunk.
-        place: Where it lies.
-        raw_bytes: Its raw length.
-        view: The memory; `None` for the base of a delta, which is only joined to others.
-        is_raw: Whether its stored bytes are its raw ones.
-    """
-
-    row: int
-    digest: Digest
-    place: ChunkPlace
-    raw_bytes: int
-    view: memoryview | None
-    is_raw: bool
-
-    @property
-    def held_bytes(self) -> int:
-        """What it takes of memory besides: what is stored, unless it goes where it is wanted."""
-        return 0 if self.is_raw and self.view is not None else self.place.stored_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One ranged read: chunks that lie one after another in one pack."""
-
-    pack: PackRef
-    chunks: list[_Wanted] = field(default_factory=list)
-
-    @property
-    def byte_range(self) -> ByteRange:
-        last = self.chunks[-1].place
-        return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
-
-    def stored(self, scratch: _Scratch) -> list[memoryview]:
-        """Return memory for what is stored of each chunk: its own where it is raw and has some."""
-        aside = scratch.take("stored", sum(chunk.held_bytes for chunk in self.chunks))
-        found, start = [], 0
-        for chunk in self.chunks:
-            if chunk.view is not None and not chunk.held_bytes:
-                found.append(chunk.view)
-            else:
-                found.append(aside[start : start + chunk.held_bytes])
-                start += chunk.held_bytes
-        return found
-
-
-class _Scratch:
-    """Memory for a job and all that its deltas stand on, the same for each use.
-
-    It goes back to the system with the job. What was freed to the heap would stay with the process,
-    in pieces, for every thread.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, memoryview] = {}
-
-    def take(self, use: Literal["stored", "raw", "base"], nbytes: int) -> memoryview:
-        """Return so many bytes; what was taken for this use before is written over."""
-        kept = self._kept.get(use, memoryview(b""))
-        if len(kept) < nbytes:
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            try:
-                kept = self._kept[use] = memoryview(mmap.mmap(-1, nbytes, flags=private))
-            except OSError as error:
-                raise MemoryError(f"{nbytes} bytes to read into: {error.strerror}") from error
-        return kept[:nbytes]
 
 
 class Recall(Protocol):
@@ -195,8 +120,8 @@ class Fetch:
             wanted = {digest: wanted[digest] for digest in lacking}
         return wanted
 
-    def _jobs(self, wanted: Iterable[_Wanted]) -> list[_Job]:
-        jobs: list[_Job] = []
+    def _jobs(self, wanted: Iterable[Wanted]) -> list[Job]:
+        jobs: list[Job] = []
         enough = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
         for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
@@ -204,7 +129,7 @@ class Fetch:
             adjoins = place.pack == pack and place.offset == end
             is_full = size >= _JOB_BYTES or held >= enough
             if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
-                jobs.append(_Job(self._placement.packs[place.pack]))
+                jobs.append(Job(self._placement.packs[place.pack]))
                 size = held = 0
             jobs[-1].chunks.append(chunk)
             pack, end = place.pack, place.offset + place.stored_bytes
@@ -212,13 +137,13 @@ class Fetch:
             held += chunk.held_bytes
         return jobs
 
-    def _want(self, row: int, raw_bytes: int, view: memoryview | None = None) -> _Wanted:
+    def _want(self, row: int, raw_bytes: int, view: memoryview | None = None) -> Wanted:
         digest, place = self._places.digest(row), self._placement.rows[row]
         check_length(digest, place, raw_bytes)
         is_raw = codec_name(place.codec, where=f"{digest}") == RAW
-        return _Wanted(row, digest, place, raw_bytes, view, is_raw)
+        return Wanted(row, digest, place, raw_bytes, view, is_raw)
 
-    def _read_job(self, job: _Job) -> None:
+    def _read_job(self, job: Job) -> None:
         # A base that is at hand is hashed with what is made of it: half of the hashing.
         is_made = False
         try:
@@ -233,7 +158,7 @@ class Fetch:
             views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
             self._store.cache.offer(views)
 
-    def _make(self, job: _Job, *, verified: bool) -> None:
+    def _make(self, job: Job, *, verified: bool) -> None:
         """Make a job's chunks out of what is stored and what is at hand.
 
         Args:
@@ -243,7 +168,7 @@ class Fetch:
         Raises:
             Damaged: A chunk does not hash to its digest.
         """
-        scratch = _Scratch()
+        scratch = Scratch()
         deltas: dict[int, list[memoryview]] = {}
         for chunk, view in self._decoded(job, scratch):
             if chunk.place.base != NO_BASE:
@@ -261,7 +186,7 @@ class Fetch:
                 verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
 
     def _join(
-        self, deltas: Mapping[int, list[memoryview]], scratch: _Scratch, *, verified: bool
+        self, deltas: Mapping[int, list[memoryview]], scratch: Scratch, *, verified: bool
     ) -> dict[int, list[memoryview]]:
         """Join differences with what they are to; return what they are differences to then.
 
@@ -296,7 +221,7 @@ class Fetch:
                     self._store.cache.offer({chunk.digest: raw})
         return further
 
-    def _decoded(self, job: _Job, scratch: _Scratch) -> Iterator[tuple[_Wanted, memoryview]]:
+    def _decoded(self, job: Job, scratch: Scratch) -> Iterator[tuple[Wanted, memoryview]]:
         """Read a job; yield each chunk, not verified yet, a delta as the difference that it is.
 
         A base without memory of its own is there until the next chunk is asked for.
@@ -329,9 +254,7 @@ class Fetch:
             codecs.decode(data, codec_name(chunk.place.codec, where=where), raw, where=where)
             yield chunk, raw
 
-    def _check_entry(
-        self, table: PackTable, chunk: _Wanted, stored: memoryview, where: str
-    ) -> None:
+    def _check_entry(self, table: PackTable, chunk: Wanted, stored: memoryview, where: str) -> None:
         """Hold stored bytes, and the base of a delta, against what the pack's table says.
 
         Raises:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry.reading import fetching
+from registry.reading import jobs
 from registry.registry import Registry
 from tests.registry.conftest import small_grid
 
@@ -20,13 +20,13 @@ def test_what_is_stored_of_a_state_is_not_held_all_at_once(
 ) -> None:
     monkeypatch.setattr(reg.store.backend, "least_read_bytes", CHUNK_BYTES)
     asked: dict[str, list[int]] = {}
-    take = fetching._Scratch.take
+    take = jobs.Scratch.take
 
-    def noted(self: fetching._Scratch, use: Any, nbytes: int) -> memoryview:
+    def noted(self: jobs.Scratch, use: Any, nbytes: int) -> memoryview:
         asked.setdefault(use, []).append(nbytes)
         return take(self, use, nbytes)
 
-    monkeypatch.setattr(fetching._Scratch, "take", noted)
+    monkeypatch.setattr(jobs.Scratch, "take", noted)
     weights = np.random.default_rng(0).integers(0, 64, 2**22, dtype=np.uint8)
     with small_grid(CHUNK_BYTES, list_threshold=1024):
         run = reg.create_run("run", seed=1)
