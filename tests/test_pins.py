@@ -1,0 +1,39 @@
+"""The versions that scripts/setup installs: one for each dependency, within its range."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+#: Installed by its version, before the others (scripts/setup says why).
+APART = {"torch", "holdfast"}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "scripts" / "pins.txt").read_text().splitlines()
+    parsed = [re.fullmatch(r"([a-z0-9.-]+)==([A-Za-z0-9.]+)( ; [^@]+)?", line) for line in lines]
+    assert all(parsed), "a line that is not NAME==VERSION with a marker at most"
+    return {match[1]: match[2] for match in parsed if match}
+
+
+def test_each_dependency_is_pinned_to_a_version_that_its_range_admits() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        named += extra
+    versions = pins()
+    wanted = [Requirement(line) for line in named]
+    checked = [one for one in wanted if canonicalize_name(one.name) not in APART]
+    assert len(checked) > 20
+    for one in checked:
+        assert one.specifier.contains(versions[canonicalize_name(one.name)]), str(one)
+
+
+def test_torch_and_what_it_brings_are_left_to_the_set_up() -> None:
+    assert not [name for name in pins() if name.startswith(("torch", "nvidia-", "cuda-"))]
+    assert '"torch==' in (ROOT / "scripts" / "setup").read_text()
