@@ -84,8 +84,8 @@ def _told() -> str:
 @pytest.mark.timeout(1800)
 def test_nothing_live_is_lost_and_nothing_dead_stays():
     Base.tally.clear()
-    _live(10, 60)
-    for _ in range(20):
+    _live(4, 60)
+    for _ in range(26):
         if not _lacking():
             break
         _live(1, 60)  # chance left something out

@@ -21,20 +21,20 @@ from tests.storm.storm import Conditions, Log, Storm
 
 Tell = Callable[[str, object], None]
 
-#: What is to be done at least. Two cores with ten times as much to do as they can manage it in 60
+#: What is to be done at least. Two cores with ten times as much to do as they can manage it in 30
 #: seconds; on a machine that cannot, the storm lasts longer.
 _LEAST = {
-    "saved": 100,
-    "packs reused": 100,
-    "packs looked for again": 3,
-    "collected": 15,
-    "objects collected": 150,
-    "evicted": 50,
-    "read": 250,
-    "kills": 40,
-    "stops": 10,
+    "saved": 50,
+    "packs reused": 50,
+    "packs looked for again": 1,
+    "collected": 8,
+    "objects collected": 75,
+    "evicted": 25,
+    "read": 125,
+    "kills": 20,
+    "stops": 5,
 }
-_LEAST_IN_A_NIGHT = {what: 5 * least for what, least in _LEAST.items()}
+_LEAST_IN_A_NIGHT = {what: 10 * least for what, least in _LEAST.items()}
 #: The same for 300 seconds where every call is a request.
 _LEAST_IN_A_BUCKET = {
     "saved": 100,
@@ -45,7 +45,7 @@ _LEAST_IN_A_BUCKET = {
     "read": 120,
     "kills": 30,
 }
-_CI = Conditions(60, _LEAST)
+_CI = Conditions(30, _LEAST)
 _NIGHT = Conditions(1200, _LEAST_IN_A_NIGHT, runs=150, pause_s=0.1, delay_s=4, stop_s=(0.3, 15))
 _BUCKET = Conditions(
     300, _LEAST_IN_A_BUCKET, runs=50, pause_s=0.3, delay_s=4, kill_s=(0.5, 3), stop_s=(0.3, 10)
