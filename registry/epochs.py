@@ -97,7 +97,7 @@ class Epochs:
 
         Raises:
             UnsupportedFormat: The registry demands a newer writer.
-            IntegrityError: The newest entry is damaged.
+            IntegrityError: The newest entry is damaged, or one that was seen before is gone.
         """
         backend = self._store.backend
         listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
@@ -105,6 +105,8 @@ class Epochs:
         if gap is not None:
             raise Malformed("the log of epochs has a gap", where=epoch_key(gap))
         highest = listed[-1] if listed else 0
+        if self._store.heads is not None:
+            self._store.heads.check_epoch(highest)
         self.require(highest)
         return highest
 
