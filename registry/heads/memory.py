@@ -11,8 +11,9 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from threading import RLock
 
 from backends import Location, parse
@@ -41,7 +42,7 @@ class Heads:
         self.url = location.url
         self._name = folder.file_name(location)
         self._registry = ""
-        self._kept = self._read()
+        self._kept = self._read(folder.read)
         self._epoch = self._kept.epoch if self._kept else 0
         self._known: dict[str, Head] = dict(self._kept.heads) if self._kept else {}
         self._noted: dict[str, Head] = {}
@@ -151,7 +152,7 @@ class Heads:
             noted, self._noted = self._noted, {}
             try:
                 with folder.locked() as opened:
-                    kept = self._decode(folder.read_in(opened, self._name))
+                    kept = self._read(partial(folder.read_in, opened))
                     if kept is None or kept.registry == self._registry:
                         folder.replace(opened, self._name, self._merged(kept, noted).encode())
             except OSError as error:
@@ -166,17 +167,11 @@ class Heads:
         epoch = max(self._epoch, kept.epoch if kept is not None else 0)
         return HeadsFile(self._registry, self.url, epoch, newest)
 
-    def _read(self) -> HeadsFile | None:
+    def _read(self, read: Callable[[str], bytes | None]) -> HeadsFile | None:
         try:
-            return self._decode(folder.read(self._name))
-        except OSError as error:
-            _say(self.url, error)
-            return None
-
-    def _decode(self, data: bytes | None) -> HeadsFile | None:
-        try:
+            data = read(self._name)
             return None if data is None else HeadsFile.decode(data, where=self._name)
-        except RegistryError as error:
+        except (OSError, RegistryError) as error:
             _say(self.url, error)
             return None
 

@@ -257,6 +257,8 @@ class Collector:
                     self._sweep = _Sweep(newest, candidates)
                 elif self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
                     self._sweep = _Sweep(newest + 1, candidates)
+            if self._store.heads is not None:
+                self._store.heads.check_epoch(self._sweep.epoch)
             return self._sweep.epoch
 
     def _condemned_lately(self, keys: Collection[ObjectKey], newest: int) -> set[ObjectKey]:
