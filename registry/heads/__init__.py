@@ -9,6 +9,6 @@ remembers. `record` has the record and its file, `folder` the place where a user
 from __future__ import annotations
 
 from registry.heads.memory import MEMORY, Heads, recall, trust
-from registry.heads.record import MAX_FILE_BYTES, Head, HeadsFile
+from registry.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 
-__all__ = ["MAX_FILE_BYTES", "MEMORY", "Head", "Heads", "HeadsFile", "recall", "trust"]
+__all__ = ["MAX_FILE_BYTES", "MEMORY", "Head", "HeadLines", "Heads", "HeadsFile", "recall", "trust"]

@@ -20,7 +20,7 @@ from backends import Location, parse
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
 from registry.heads import folder
-from registry.heads.record import Head, HeadsFile, advice
+from registry.heads.record import Head, HeadLines, HeadsFile, advice
 
 #: The environment variable that turns remembering off: `0`.
 MEMORY = "HOLDFAST_HEADS"
@@ -44,8 +44,8 @@ class Heads:
         self._registry = ""
         self._kept = self._read(folder.read)
         self._epoch = self._kept.epoch if self._kept else 0
-        self._known: dict[str, Head] = dict(self._kept.heads) if self._kept else {}
         self._noted: dict[str, Head] = {}
+        self._unwritten: set[str] = set()
         self._written_s = time.monotonic()
         self._pid, self._lock = os.getpid(), RLock()
 
@@ -71,17 +71,19 @@ class Heads:
                 hint="Check the URL, and who may write there. If the registry was replaced on "
                 f"purpose, run `holdfast trust {self.url}`.",
             )
-        self._kept, self._epoch, self._known = None, 0, {}
+        self._kept, self._epoch = None, 0
         with suppress(InvalidInput):  # then nothing is remembered at all
             forget(self._name)
 
     def seen(self, run_id: str) -> Head | None:
         """Return how far the log of a run went when it was seen last."""
-        return self._known.get(run_id)
+        noted = self._noted.get(run_id)
+        return self._kept.heads.get(run_id) if noted is None and self._kept is not None else noted
 
     def all(self) -> Mapping[str, Head]:
         """Return the heads of all runs that were seen."""
-        return dict(self._known)
+        with self._held():
+            return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
 
     def missing(self, listed: Iterable[str]) -> list[str]:
         """Return the runs that were seen and are not among those that are there now.
@@ -97,7 +99,8 @@ class Heads:
             RolledBack: One is.
         """
         for run_id in self.missing(listed):
-            self._known[run_id].require(self.url, 0, 0, None)
+            if (seen := self.seen(run_id)) is not None:
+                seen.require(self.url, 0, 0, None)
 
     @property
     def epoch(self) -> int:
@@ -134,22 +137,23 @@ class Heads:
             slot: The slot that holds that one; `None` where the caller does not know.
         """
         with self._held():
-            before = self._known.get(run_id)
+            before = self.seen(run_id)
             if slot is None and before is not None and before.commits == commits:
                 slot = before.slot
             found = Head(run=run_id, commits=commits, head=link, slots=slots, slot=slot)
             if found.is_further(before):
-                self._known[run_id] = self._noted[run_id] = found
+                self._noted[run_id] = found
+                self._unwritten.add(run_id)
                 self._remember()
 
     def write(self) -> None:
         """Add what was noted to the file; where that fails nothing is lost but the memory."""
         with self._held():
-            if self not in _unwritten:
+            if self not in _pending:
                 return
-            _unwritten.discard(self)
+            _pending.discard(self)
             self._written_s = time.monotonic()
-            noted, self._noted = self._noted, {}
+            noted, self._unwritten = [self._noted[name] for name in self._unwritten], set()
             try:
                 with folder.locked() as opened:
                     kept = self._read(partial(folder.read_in, opened))
@@ -158,14 +162,13 @@ class Heads:
             except OSError as error:
                 _say(self.url, error)
 
-    def _merged(self, kept: HeadsFile | None, noted: Mapping[str, Head]) -> HeadsFile:
-        heads = dict(kept.heads) if kept is not None else {}
-        for run_id, head in noted.items():
-            before = heads.pop(run_id, None)  # what was noted last comes last
-            heads[run_id] = head if before is None or head.is_further(before) else before
-        newest = dict(list(heads.items())[-MAX_RUNS:])
+    def _merged(self, kept: HeadsFile | None, noted: Iterable[Head]) -> HeadsFile:
+        heads = HeadLines(kept.heads.lines if kept is not None else None)
+        for head in noted:
+            if head.is_further(heads.get(head.run)):
+                heads.add(head)
         epoch = max(self._epoch, kept.epoch if kept is not None else 0)
-        return HeadsFile(self._registry, self.url, epoch, newest)
+        return HeadsFile(self._registry, self.url, epoch, heads.newest(MAX_RUNS))
 
     def _read(self, read: Callable[[str], bytes | None]) -> HeadsFile | None:
         try:
@@ -182,18 +185,18 @@ class Heads:
         return self._lock
 
     def _remember(self) -> None:
-        _unwritten.add(self)
+        _pending.add(self)
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self.write()
 
 
 #: Memories with something to write; one whose registry is never closed is written at the end.
-_unwritten: set[Heads] = set()
+_pending: set[Heads] = set()
 
 
 @atexit.register
 def _write_all() -> None:
-    for heads in list(_unwritten):
+    for heads in list(_pending):
         heads.write()
 
 

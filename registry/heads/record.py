@@ -7,7 +7,8 @@ each registry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -35,10 +36,10 @@ class Head(Record):
     """
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-    commits: Annotated[int, Field(ge=1, le=2**53)]
+    commits: Annotated[int, Field(ge=1)]
     head: DigestField
-    slots: Annotated[int, Field(ge=1, le=2**53)]
-    slot: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    slots: Annotated[int, Field(ge=1)]
+    slot: Annotated[int, Field(ge=0)] | None = None
 
     def is_further(self, other: Head | None) -> bool:
         """Return whether this was seen later than another one of the same history."""
@@ -89,7 +90,40 @@ class _Header(Record):
     format: Literal["holdfast.heads/1"] = "holdfast.heads/1"
     registry: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     url: str
-    epoch: Annotated[int, Field(ge=0, le=2**53)] = 0
+    epoch: Annotated[int, Field(ge=0)] = 0
+
+
+#: A line of a run. There may be thousands, of which a reader wants one: they are parsed when asked.
+_LINE = re.compile(
+    rb'\{"commits":[1-9][0-9]{0,15},"head":"[0-9a-f]{64}",'
+    rb'"run":"([A-Za-z0-9][A-Za-z0-9._-]{0,127})",'
+    rb'(?:"slot":(?:0|[1-9][0-9]{0,15}),)?"slots":[1-9][0-9]{0,15}\}'
+)
+
+
+class HeadLines(Mapping[str, Head]):
+    """Heads by run, as lines of a file. Those that were added last come last."""
+
+    def __init__(self, lines: Mapping[str, bytes] | None = None) -> None:
+        self.lines = dict(lines or {})
+
+    def __getitem__(self, run_id: str) -> Head:
+        return Head.parse(self.lines[run_id], where=run_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def add(self, head: Head) -> None:
+        """Put a head last, in place of what was there of its run."""
+        self.lines.pop(head.run, None)
+        self.lines[head.run] = head.encode()
+
+    def newest(self, most: int) -> HeadLines:
+        """Return those that were added last."""
+        return HeadLines(dict(list(self.lines.items())[-most:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +134,18 @@ class HeadsFile:
         registry: Its id.
         url: Where it was seen, for people.
         epoch: The highest epoch that was seen; 0 before any.
-        heads: The heads by run, those that were noted last at the end.
+        heads: The heads by run.
     """
 
     registry: str
     url: str
     epoch: int
-    heads: Mapping[str, Head]
+    heads: HeadLines
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
         header = _Header(registry=self.registry, url=self.url, epoch=self.epoch)
-        return join_lines([header.encode(), *(head.encode() for head in self.heads.values())])
+        return join_lines([header.encode(), *self.heads.lines.values()])
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Self:
@@ -122,13 +156,15 @@ class HeadsFile:
         """
         first, *rest = split_lines(data, where=where)
         header = _Header.parse(first, where=where)
-        heads = {}
+        lines = {}
         for line in rest:
-            head = Head.parse(line, where=where)
-            if head.run in heads:
-                raise Malformed("a run stands there twice", where=where, found=head.run)
-            heads[head.run] = head
-        return cls(header.registry, header.url, header.epoch, heads)
+            match = _LINE.fullmatch(line)
+            run_id = match[1].decode() if match else ""
+            if match is None or run_id in lines:
+                what = "not a line of a run, or one of a run that has another"
+                raise Malformed(what, where=where, found=repr(line[:200]))
+            lines[run_id] = line
+        return cls(header.registry, header.url, header.epoch, HeadLines(lines))
 
 
 def advice(url: str) -> str:

@@ -7,13 +7,13 @@ same in every registry, so a file of one registry serves for its mirrors as well
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import IntegrityError, InvalidInput
-from registry.heads import MAX_FILE_BYTES, Head, Heads, HeadsFile
+from registry.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
 from registry.maintenance.findings import Finding
 from registry.maintenance.histories import History
 from registry.store import Store
@@ -25,13 +25,15 @@ class _Seen:
 
     Attributes:
         source: Who or what, for messages.
-        file: The heads.
+        heads: The heads.
+        epoch: The highest epoch.
         advice: What to do where the registry is not what was seen.
         is_of_this: Whether they are of this registry and not of a mirror.
     """
 
     source: str
-    file: HeadsFile
+    heads: Mapping[str, Head]
+    epoch: int
     advice: str
     is_of_this: bool
 
@@ -49,7 +51,7 @@ class HeadCheck:
 
     def __init__(self, store: Store, path: str | os.PathLike[str] | None = None) -> None:
         self._store = store
-        self._seen = list(_remembered(store.config.id, store.heads))
+        self._seen = list(_remembered(store.heads))
         if path is not None:
             file = read_heads(path)
             advice = (
@@ -57,12 +59,13 @@ class HeadCheck:
                 "log back from a backup. If it was meant, write the file again."
             )
             is_of_this = file.registry == store.config.id
-            self._seen.append(_Seen(os.fspath(path), file, advice, is_of_this))
+            seen = _Seen(os.fspath(path), file.heads, file.epoch, advice, is_of_this)
+            self._seen.append(seen)
         self._heads: dict[str, Head] = {}
 
     def commits_of(self, run_id: str) -> Collection[int]:
         """Return the numbers of commits after which the link of a run is wanted."""
-        heads = (seen.file.heads.get(run_id) for seen in self._seen)
+        heads = (seen.heads.get(run_id) for seen in self._seen)
         return {head.commits for head in heads if head is not None}
 
     def check(self, history: History) -> Iterator[Finding]:
@@ -84,14 +87,13 @@ class HeadCheck:
         """Yield runs that are missing altogether, and a log of epochs that is too short."""
         there = set(run_ids)
         for seen in self._seen:
-            for run_id in sorted(seen.file.heads.keys() - there):
-                commits = seen.file.heads[run_id].commits
+            for run_id in sorted(seen.heads.keys() - there):
+                commits = seen.heads[run_id].commits
                 told = f"the run is gone; {seen.source} has seen {commits} commits of it"
                 yield Finding("head", run_id, told, (run_id,), seen.advice)
-            if seen.is_of_this and epoch < seen.file.epoch:
+            if seen.is_of_this and epoch < seen.epoch:
                 told = (
-                    f"the log of epochs ends at {epoch}; {seen.source} has seen epoch "
-                    f"{seen.file.epoch}"
+                    f"the log of epochs ends at {epoch}; {seen.source} has seen epoch {seen.epoch}"
                 )
                 yield Finding("epoch", "epochs/", told, advice=f"Let nobody write. {seen.advice}")
 
@@ -101,7 +103,9 @@ class HeadCheck:
         Raises:
             InvalidInput: It cannot be written.
         """
-        place, heads = Path(path), dict(sorted(self._heads.items()))
+        place, heads = Path(path), HeadLines()
+        for _, head in sorted(self._heads.items()):
+            heads.add(head)
         file = HeadsFile(self._store.config.id, self._store.backend.url, epoch, heads)
         staged = place.with_name(f".{place.name}.{os.getpid()}.new")
         try:
@@ -142,19 +146,18 @@ def read_heads(path: str | os.PathLike[str]) -> HeadsFile:
         ) from error
 
 
-def _remembered(registry_id: str, heads: Heads | None) -> Iterator[_Seen]:
+def _remembered(heads: Heads | None) -> Iterator[_Seen]:
     if heads is not None:
         advice = (
             "Ask who changed the registry, and bring the log back from a backup. If it was meant, "
             f"run `holdfast trust {heads.url}`."
         )
-        file = HeadsFile(registry_id, heads.url, heads.epoch, heads.all())
-        yield _Seen("this machine", file, advice, is_of_this=True)
+        yield _Seen("this machine", heads.all(), heads.epoch, advice, is_of_this=True)
 
 
 def _difference(history: History, seen: _Seen) -> str | None:
     """Say how a log differs from what was seen; `None` where it goes on from there."""
-    expected, state = seen.file.heads.get(history.state.run_id), history.state
+    expected, state = seen.heads.get(history.state.run_id), history.state
     if expected is None:
         return None
     if state.commits < expected.commits:
