@@ -29,9 +29,15 @@ _ABANDONED_S = 3600.0
 
 
 def state_folder() -> str:
-    """Return the folder: `holdfast/heads` where the platform keeps what programs remember."""
+    """Return the folder: `holdfast/heads` where the platform keeps what programs remember.
+
+    Raises:
+        FileNotFoundError: The user has no home folder.
+    """
     said = os.environ.get("XDG_STATE_HOME", "")
     base = said if os.path.isabs(said) else os.path.expanduser("~/.local/state")
+    if not os.path.isabs(base):
+        raise FileNotFoundError("no home folder to keep heads in")
     return os.path.join(base, "holdfast", "heads")
 
 
@@ -46,7 +52,7 @@ def file_name(location: Location) -> str:
     else:
         of = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     place = f"{of} {location.url}"
-    return hashlib.sha256(place.encode()).hexdigest()[:40] + _SUFFIX
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:40] + _SUFFIX
 
 
 def read(name: str) -> bytes | None:
@@ -85,7 +91,7 @@ def locked() -> Iterator[int]:
     """Open the folder, made if it is not there, and hold its lock.
 
     Raises:
-        OSError: It cannot be made or is another user's; or the lock was not to be had.
+        OSError: It cannot be made or is another user's, or the lock was not to be had.
     """
     folder = open_folder(state_folder(), make=True)
     try:

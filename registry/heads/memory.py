@@ -239,6 +239,8 @@ def forget(name: str) -> bool:
     try:
         with folder.locked() as opened:
             return folder.remove(opened, name)
+    except FileNotFoundError:
+        return False  # there is no place for it
     except OSError as error:
         raise InvalidInput(
             "the heads that were seen cannot be removed",

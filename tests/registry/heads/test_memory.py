@@ -150,6 +150,16 @@ def test_a_state_folder_that_is_not_absolute_is_passed_over(monkeypatch):
     assert folder.state_folder() == str(Path("~/.local/state/holdfast/heads").expanduser())
 
 
+def test_without_a_home_nothing_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    note(heads(), "night")
+    assert heads().all() == {}
+    assert not registry.trust("s3://bucket/registry")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_it_can_be_turned_off(kept, tmp_path, monkeypatch):
     with monkeypatch.context() as off:
         off.setenv(MEMORY, "0")

@@ -128,6 +128,16 @@ def test_threads_that_outlive_the_main_thread_save_on(place):
     assert steps(place) == [1, 2, 3]
 
 
+def test_callbacks_at_the_end_of_the_program_can_save(place):
+    program = (
+        "run = begin(Wrapper); run.save(STATE, step=1)\n"
+        "atexit.register(run.save_async, {'m': np.arange(500.0)}, step=3)\n"
+        "atexit.register(run.save, {'m': np.arange(400.0)}, step=2)"
+    )
+    assert end(start(place, program)) == (0, "", "")
+    assert steps(place) == [1, 2, 3]
+
+
 def test_a_failure_that_nobody_waited_for_is_told_and_the_cleanup_still_runs(place):
     program = (
         "atexit.register(print, 'cleaned up')\n"
