@@ -107,22 +107,26 @@ class Heads:
         """The highest epoch that was seen."""
         return self._epoch
 
-    def check_epoch(self, epoch: int) -> None:
+    def check_epoch(self, epoch: int, seen: int = 0) -> None:
         """Refuse a log of epochs that is shorter than it was, and remember how long it is.
+
+        Args:
+            epoch: The highest epoch that is there.
+            seen: The highest that had been seen before the log was listed.
 
         Raises:
             RolledBack: It is.
         """
-        if epoch < self._epoch:
+        if epoch < seen:
             raise RolledBack(
                 "the log of epochs is shorter than this machine has seen it",
                 where=self.url,
-                expected=f"at least epoch {self._epoch}",
+                expected=f"at least epoch {seen}",
                 found=f"epoch {epoch}",
                 hint=f"Nobody may write until it is back. {advice(self.url)}",
             )
-        if epoch > self._epoch:
-            with self._held():
+        with self._held():
+            if epoch > self._epoch:
                 self._epoch = epoch
                 self._remember()
 

@@ -132,7 +132,8 @@ def _finish() -> None:
     _tell_failures()
     for pending in late:
         _LOGGER.error(
-            "%s was not saved: the program ended while the save was under way, and %s (%s is %g)",
+            "%s: the save was not finished: it was under way when the program ended, and %s "
+            "(%s is %g)",
             pending.name,
             why,
             EXIT_WAIT,
@@ -169,9 +170,7 @@ def _tell_failures() -> None:
         error = pending._future.exception() if pending.done() else None
         if error is not None:
             pending._be_told()
-            _LOGGER.error(
-                "%s was not saved: %s: %s", pending.name, type(error).__name__, error or "no words"
-            )
+            _LOGGER.error("%s: the save failed: %s: %s", pending.name, type(error).__name__, error)
             _fail_at_the_end()
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import registry
 from backends import parse
-from backends.wrappers import Metered
+from backends.wrappers import Metered, Wrapper
 from registry import log as log_module
+from registry.epochs import Epochs
 from registry.errors import Conflict, Damaged, RolledBack
 from registry.heads import Heads
 from registry.registry import Registry, open_on
@@ -277,6 +278,23 @@ def test_a_commit_of_another_thread_meanwhile_is_no_rollback():
         reg.gc(grace_s=0)
         assert backend.before.done
         assert reg.run("run").manifest.commits == 6
+
+
+def test_an_epoch_of_another_collection_meanwhile_is_no_rollback():
+    class Late(Wrapper):
+        """Lists epochs, and lets another one be seen before it says so."""
+
+        def list(self, prefix="", **options):
+            found = list(self.inner.list(prefix, **options))
+            if prefix == "epochs/":
+                reg.store.heads.check_epoch(3)
+            return iter(found)
+
+    with remembering(Late(new_backend())) as reg:
+        assert Epochs(reg.store).observe() == 0
+        assert reg.store.heads.epoch == 3
+        with pytest.raises(RolledBack, match="log of epochs"):
+            Epochs(reg.store).observe()
 
 
 def test_readers_and_a_trainer_of_one_handle_never_raise_an_alarm():

@@ -146,7 +146,7 @@ def test_a_failure_that_nobody_waited_for_is_told_and_the_cleanup_still_runs(pla
     )
     status, out, err = end(start(place, program))
     assert (status, out) == (120, "cleaned up\n")
-    assert "night: step 5 was not saved: StoreUnavailable: packs/" in err
+    assert "night: step 5: the save failed: StoreUnavailable: packs/" in err
     assert "no answer" in err
     assert "Traceback" not in err
     assert Path(f"{place}.notes").read_text() == "kept"
@@ -168,7 +168,7 @@ def test_a_store_that_hangs_is_waited_for_so_long_and_no_longer(place):
     assert status == 120
     waiting, lost = err.splitlines()
     assert waiting.startswith("night: step 5: still being saved; ")
-    assert lost.startswith("night: step 5 was not saved: ")
+    assert lost.startswith("night: step 5: the save was not finished: ")
     assert steps(place) == []
 
 
@@ -183,7 +183,7 @@ def test_the_wait_can_be_interrupted(place):
     process.send_signal(signal.SIGINT)
     status, _, err = end(process)
     assert status == 130
-    assert "night: step 5 was not saved: " in err
+    assert "night: step 5: the save was not finished: " in err
     assert "the wait was interrupted" in err
     assert "Traceback" not in err
 
