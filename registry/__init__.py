@@ -1,7 +1,8 @@
 """Holdfast: a checkpoint registry for machine learning that needs no server.
 
-`init` makes a registry, `open` opens one, `sync` copies between two; everything else hangs on the
-objects that they return. `docs/spec.md` says what is on the store.
+`init` makes a registry, `open` opens one, `sync` copies between two, `trust` accepts one that went
+back; everything else hangs on the objects that they return. `docs/spec.md` says what is on the
+store.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import RegistryError
+from registry.heads import trust
 from registry.migrations import register_migration
 from registry.monitors import Monitor
 from registry.pytree import register_adapter
@@ -32,4 +34,5 @@ __all__ = [
     "register_adapter",
     "register_migration",
     "sync",
+    "trust",
 ]

@@ -97,14 +97,17 @@ class Epochs:
 
         Raises:
             UnsupportedFormat: The registry demands a newer writer.
-            IntegrityError: The newest entry is damaged.
+            IntegrityError: The newest entry is damaged, or one that was seen before is gone.
         """
-        backend = self._store.backend
+        backend, heads = self._store.backend, self._store.heads
+        seen = heads.epoch if heads is not None else 0  # another thread may add one meanwhile
         listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
         gap = next(gaps(backend, listed, epoch_key, 1), None)
         if gap is not None:
             raise Malformed("the log of epochs has a gap", where=epoch_key(gap))
         highest = listed[-1] if listed else 0
+        if heads is not None:
+            heads.check_epoch(highest, seen)
         self.require(highest)
         return highest
 

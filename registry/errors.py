@@ -22,7 +22,8 @@ RegistryError                     anything Holdfast refuses or fails to do      
 ├── IntegrityError                bytes are not what was committed: verify, repair     exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
 │   ├── Malformed                 a file breaks a rule of its format
-│   └── MissingObject             a file that a live checkpoint needs is gone
+│   ├── MissingObject             a file that a live checkpoint needs is gone
+│   └── RolledBack                a log is not the one that was seen before, or shorter
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
 
@@ -64,6 +65,7 @@ __all__ = [
     "ReadOnlyStore",
     "RegistryError",
     "RestoreFailed",
+    "RolledBack",
     "StorageError",
     "StoreFull",
     "StoreUnavailable",
@@ -131,6 +133,10 @@ class Malformed(IntegrityError):
 
 class MissingObject(IntegrityError):
     """A file that a live checkpoint needs is gone: data loss unless a mirror has it."""
+
+
+class RolledBack(IntegrityError):
+    """A log is shorter than this machine has seen it, or another one: an older copy, or a fork."""
 
 
 class UnsupportedFormat(RegistryError):

@@ -11,9 +11,10 @@ import getpass
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from threading import RLock
 
 from registry import canonical
@@ -40,7 +41,7 @@ from registry.objects.keys import (
     snapshot_prefix,
     snapshot_slot,
 )
-from registry.state import RunManifest, Slot, advance
+from registry.state import RunManifest, Slot, advance, link_after
 from registry.store import Store, gaps
 
 #: A snapshot is written when the log has grown by so many slots.
@@ -50,6 +51,7 @@ MAX_LOST_RACES = 20
 #: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
 REPLAY_VERSION = 3
 _SNAPSHOTS_TRIED = 4
+_PROOFS_AT_ONCE = 64
 _UNKNOWN_RETRIES = 8
 _LONGEST_PAUSE_S = 1.0
 
@@ -68,33 +70,86 @@ class RunLog:
     Attributes:
         run_id: The run.
         state: The replay of everything read so far.
+        seen: How far this machine has seen the log before; to be set by whoever listed the slots
+            before this was made.
     """
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
         self._lock = RLock()
         self._snapshot_slot = snapshot_slot
+        # As it was before anything is read: another thread may be committing meanwhile.
+        self.seen = store.heads.seen(run_id) if store.heads is not None else None
+        self._is_checked = self.seen is None
         self.run_id = run_id
         self.state = RunManifest.empty(run_id)
 
-    def open(self) -> RunManifest:
+    def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the run in at most three round trips.
 
         They are: the list of snapshots; the newest one, and the names of the slots after it; those
-        slots.
+        slots. One that proves the head that was seen before is read with them.
+
+        Args:
+            check_head: Refuse a log that does not go on from where it was seen before.
 
         Raises:
             IntegrityError: A slot is damaged, missing or not legal.
+            RolledBack: The log is shorter than it was seen before, or another one.
         """
         with self._lock:
             for slot in self._snapshot_slots():
-                opened = self._open_from(slot)
-                if opened is not None:
+                if self._open_from(slot, check_head=check_head):
                     self._snapshot_slot = slot
-                    self.state = opened
                     return self.state
-            self.state = advance(RunManifest.empty(self.run_id), self._read_listed(0))
+            slots = self._read_listed(0)
+            self.state = advance(RunManifest.empty(self.run_id), slots)
+            if check_head:
+                self.check_head(slots)
             return self.state
+
+    def check_head(self, slots: Sequence[Slot], proofs: Iterable[Slot] = ()) -> None:
+        """Hold the log against what was seen of it before, and remember how far it goes now.
+
+        Args:
+            slots: The slots that were read last, up to the head.
+            proofs: Slots before those, in which the head that was seen is looked for first.
+
+        Raises:
+            RolledBack: It is shorter than it was, or another one.
+        """
+        heads, seen, state = self._store.heads, self.seen, self.state
+        if heads is not None and seen is not None:
+            link = link_after(chain(proofs, slots), seen.commits)
+            if link is None and state.commits == seen.commits:
+                link = state.head  # marks and places alone stand behind the snapshot
+            seen.require(heads.url, state.next_slot, state.commits, link)
+        self._is_checked = True
+        self._note_head(slots)
+
+    def _note_head(self, slots: Sequence[Slot]) -> None:
+        """Remember how far the log goes, unless it was not held against what was seen before."""
+        heads, state = self._store.heads, self.state
+        if heads is not None and state.head is not None and self._is_checked:
+            last = next((slot.number for slot in reversed(slots) if slot.commits), None)
+            heads.note(self.run_id, state.next_slot, state.commits, state.head, last)
+
+    def _proofs(self, snapshot: int) -> Iterator[Slot]:
+        """Yield the slots that prove the head that was seen and that a snapshot skips.
+
+        The first of them are asked for at once. More than one is needed only of a head that was
+        seen by a snapshot behind which nothing was committed.
+        """
+        numbers = self.seen.skipped(snapshot) if self.seen is not None else range(0)
+        small = self._store.pools.small
+        asked = [small.submit(self._get, number) for number in numbers[:_PROOFS_AT_ONCE]]
+
+        def proofs() -> Iterator[Slot]:
+            yield from (slot for slot in (one.result() for one in asked) if slot is not None)
+            for start in range(_PROOFS_AT_ONCE, len(numbers), _PROOFS_AT_ONCE):
+                yield from self.fetch(numbers[start : start + _PROOFS_AT_ONCE])
+
+        return proofs()
 
     def refresh(self) -> RunManifest:
         """Read to the head; one request when nothing is new."""
@@ -103,6 +158,7 @@ class RunLog:
             if following is not None:
                 rest = self._read_listed(self.state.next_slot + 1)
                 self.state = advance(self.state, [following, *rest])
+                self._note_head([following, *rest])
             return self.state
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
@@ -139,6 +195,7 @@ class RunLog:
                 grown = advance(self.state, [slot])
                 if self._put(slot):
                     self.state = grown
+                    self._note_head([slot])
                     self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot
@@ -232,25 +289,29 @@ class RunLog:
                 found.append(snapshot_slot(info.key))
         return found
 
-    def _open_from(self, slot: int) -> RunManifest | None:
-        """Return the run by way of a snapshot, or `None` where the snapshot cannot be trusted."""
+    def _open_from(self, slot: int, *, check_head: bool) -> bool:
+        """Read the run by way of a snapshot; return whether the snapshot can be trusted."""
+        proofs = self._proofs(slot) if check_head else iter(())
         reading = self._store.pools.small.submit(self._read_snapshot, slot)
         slots = self._read_listed(slot)
         found = reading.result()
         if found is None or not slots:
-            return None
+            return False
         header, body = found
         if header != _snapshot_header(slots[0]):
-            return None
+            return False
         try:
             state = RunManifest.decode(body, where=snapshot_key(self.run_id, slot))
         except (IntegrityError, ValueError):
-            return None
+            return False
         if (state.run_id, state.next_slot) != (self.run_id, slot + 1):
-            return None
+            return False
         if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
-            return None
-        return advance(state, slots[1:])
+            return False
+        self.state = advance(state, slots[1:])
+        if check_head:
+            self.check_head(slots, proofs)
+        return True
 
     def _read_snapshot(self, slot: int) -> Sequence[bytes] | None:
         key = snapshot_key(self.run_id, slot)

@@ -44,6 +44,29 @@ class _Here(Executor):
 _HERE = _Here()
 
 
+class Threads(ThreadPoolExecutor):
+    """A thread pool that goes on working in the calling thread when the program is ending.
+
+    Python refuses new work for pools once the main thread has ended; other threads may still save.
+    """
+
+    _closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Hand work over."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if self._closed or not str(error).startswith("cannot schedule new futures"):
+                raise
+            return _HERE.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work."""
+        self._closed = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
 def _join(rank: int) -> None:
     _thread.rank = rank
 
@@ -78,7 +101,7 @@ class Pools:
         }
         self._lock = Lock()
         self._pid = os.getpid()
-        self._started: dict[str, ThreadPoolExecutor] = {}
+        self._started: dict[str, Threads] = {}
 
     @property
     def hashing(self) -> Executor:
@@ -109,7 +132,7 @@ class Pools:
             self._pid, self._lock, self._started = os.getpid(), Lock(), {}
         with self._lock:
             if name not in self._started:
-                self._started[name] = ThreadPoolExecutor(
+                self._started[name] = Threads(
                     self._sizes[name], f"holdfast-{name}", _join, (_RANKS[name],)
                 )
             return self._started[name]

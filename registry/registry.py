@@ -20,6 +20,7 @@ from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
 from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
+from registry.heads import Heads, recall
 from registry.log import RunLog, list_runs
 from registry.maintenance.findings import VerifyReport
 from registry.maintenance.gc import DAY_S, collect
@@ -79,10 +80,13 @@ def init(
         config = create_config(
             backend, probed, None if chosen == "none" else chosen, None if every == 1 else every
         )
+        heads = recall(parse(url))
+        if heads is not None:
+            heads.meet(config.id, replace=True)
     except BaseException:
         backend.close()
         raise
-    return Registry(Store(backend, config))
+    return Registry(Store(backend, config, heads=heads))
 
 
 def open(  # noqa: A001 - registry.open is the word that users expect
@@ -91,6 +95,7 @@ def open(  # noqa: A001 - registry.open is the word that users expect
     read_only: bool = False,
     expect_id: str | None = None,
     cache: str | os.PathLike[str] | ChunkCache | None = None,
+    remember: bool = True,
 ) -> Registry:
     """Open a registry.
 
@@ -101,10 +106,13 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read; the
             environment variable `HOLDFAST_CACHE` without it, for registries in buckets only. Empty
             for none, as is the default.
+        remember: Hold its logs against what this machine has seen of them before, and remember
+            them; a run that went back since is refused (`RolledBack`). `registry.trust` accepts
+            it. Not where the environment variable `HOLDFAST_HEADS` is `0`.
 
     Raises:
         NotFound: There is none.
-        Conflict: It is another registry than expected.
+        Conflict: It is another registry than expected, or than was here before.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
     place = os.environ.get("HOLDFAST_REGISTRY") if url is None else os.fspath(url)
@@ -117,14 +125,19 @@ def open(  # noqa: A001 - registry.open is the word that users expect
     if read_only:
         backend = ReadOnly(backend)
     try:
-        return open_on(backend, expect_id=expect_id, cache=chunks)
+        heads = recall(parse(place), wanted=remember)
+        return open_on(backend, expect_id=expect_id, cache=chunks, heads=heads)
     except BaseException:
         backend.close()
         raise
 
 
 def open_on(
-    backend: Backend, *, expect_id: str | None = None, cache: ChunkCache | None = None
+    backend: Backend,
+    *,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    heads: Heads | None = None,
 ) -> Registry:
     """Open the registry behind a backend that was made by hand."""
     config = read_config(backend)
@@ -136,7 +149,9 @@ def open_on(
             found=config.id,
             hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
         )
-    return Registry(Store(backend, config, cache))
+    if heads is not None:
+        heads.meet(config.id, replace=expect_id is not None)
+    return Registry(Store(backend, config, cache, heads))
 
 
 class Registry:
@@ -258,6 +273,8 @@ class Registry:
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
             log = RunLog(self._store, check_run_id(name))
+            if self._store.heads is not None and self._store.heads.seen(name) is not None:
+                log.open()  # it is there, or it was
             if begin(log, action):
                 if log.state.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
@@ -270,7 +287,10 @@ class Registry:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        return list_runs(self._store)
+        runs = list_runs(self._store)
+        for gone in self._store.heads.missing(runs) if self._store.heads is not None else ():
+            _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
+        return runs
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.
@@ -307,7 +327,7 @@ class Registry:
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
             return self._by_digest(name)
-        return find_in_run(self._peek(name), path)
+        return find_in_run(self._peek(name, by_id=is_digest(path)), path)
 
     def verify(
         self,
@@ -315,6 +335,8 @@ class Registry:
         deep: bool = False,
         sample: float | None = None,
         resume: str | os.PathLike[str] | None = None,
+        heads: str | os.PathLike[str] | None = None,
+        write_heads: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> VerifyReport:
         """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
@@ -326,16 +348,28 @@ class Registry:
             resume: A local file that keeps what was read, so that an interrupted verification goes
                 on; with `sample` each call reads another share until everything was read. Implies
                 `deep`.
+            heads: A local file that `write_heads` wrote, of this registry or of one that it is a
+                mirror of: a log that is shorter than there, another one or gone is an error.
+            write_heads: A local file for the heads of all runs; written where no error was found.
             progress: Called with the number of bytes checked so far.
 
         Returns:
             A report with `.ok` and `.findings`.
 
         Raises:
-            InvalidInput: `sample` is no share, or `resume` is a file of another kind or registry.
+            InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
+                a file of heads cannot be read or written.
             StorageError: The store did not answer; with `resume` the next call goes on from there.
         """
-        return verify(self._store, deep=deep, sample=sample, resume=resume, progress=progress)
+        return verify(
+            self._store,
+            deep=deep,
+            sample=sample,
+            resume=resume,
+            heads=heads,
+            write_heads=write_heads,
+            progress=progress,
+        )
 
     def repair(
         self,
@@ -451,7 +485,7 @@ class Registry:
         found: dict[bytes, Stored] = {}
         for name in self.runs():
             try:
-                checkpoint = find_in_run(self._peek(name), digits)
+                checkpoint = find_in_run(self._peek(name, by_id=True), digits)
             except AmbiguousRef:
                 raise
             except NotFound:
@@ -468,9 +502,9 @@ class Registry:
             raise NotFound("no checkpoint with this id", where=f"{self.url}: {digits}")
         return next(iter(found.values()))
 
-    def _open_log(self, name: str, *, must_exist: bool) -> RunLog:
+    def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
         log = RunLog(self._store, check_run_id(name))
-        log.open()
+        log.open(check_head=not by_id)  # an id names the same bytes, however old the log is
         if must_exist and log.state.commits == 0:
             raise NotFound(
                 "no such run",
@@ -479,9 +513,9 @@ class Registry:
             )
         return log
 
-    def _peek(self, name: str) -> Run:
+    def _peek(self, name: str, *, by_id: bool = False) -> Run:
         """Open a run to look something up; unlike those that users hold it is not kept."""
-        return Run(self._store, self._open_log(name, must_exist=True))
+        return Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)

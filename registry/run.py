@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self, Unpack, get_args
 
@@ -22,9 +22,12 @@ from registry.run_view import RunView
 from registry.spec import Retention
 from registry.store import Store
 from registry.stored import Stored
+from registry.trainer.pending import PendingSave
 from registry.trainer.save_request import SaveOptions, SaveRequest
-from registry.trainer.trainer import PendingSave, Trainer
+from registry.trainer.trainer import Trainer
 from registry.transitions import Transitioned, TransitionOptions, transition
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 class Run(RunView):
@@ -56,11 +59,16 @@ class Run(RunView):
                 raise
             self._trainer.leave("completed")
             return
-        # The caller's own error must come through, whatever the store says to this.
-        with suppress(RegistryError):
+        # The caller's own error must come through; what the store says to this is only told.
+        try:
             self._trainer.settle()
-        with suppress(RegistryError):
-            self._trainer.leave("failed" if issubclass(kind, Exception) else "interrupted")
+        except RegistryError as said:
+            _LOGGER.error("%s: the save under way failed: %s", self.id, said)
+        left: RunStatus = "failed" if issubclass(kind, Exception) else "interrupted"
+        try:
+            self._trainer.leave(left)
+        except RegistryError as said:
+            _LOGGER.warning("%s: the status could not be set to %s: %s", self.id, left, said)
 
     # Saving
 
@@ -165,7 +173,9 @@ class Run(RunView):
         """Keep a state in the background; return once it has been copied.
 
         The copy goes to host memory that is used again from save to save. One save is under way
-        at a time: the next one waits for it, and raises what it failed with.
+        at a time: the next one waits for it, and raises what it failed with. So does the end of the
+        program, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost there is told
+        as an error on the logger `holdfast`, and the exit status is 120.
 
         Args and errors are those of `save`.
         """

@@ -26,6 +26,7 @@ from registry.errors import (
     ObjectTruncated,
     UnsupportedFormat,
 )
+from registry.heads import Heads
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import CONFIG, ObjectKey
 from registry.objects.manifest import Manifest
@@ -75,15 +76,21 @@ class Store:
         config: What `registry.json` says.
         pools: The handle's threads.
         cache: Chunks on a local disk, if they are kept.
+        heads: How far its logs went when they were seen before, if that is remembered.
     """
 
     def __init__(
-        self, backend: Backend, config: RegistryConfig, cache: ChunkCache | None = None
+        self,
+        backend: Backend,
+        config: RegistryConfig,
+        cache: ChunkCache | None = None,
+        heads: Heads | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
         self.pools = Pools(backend.concurrency)
         self.cache = cache
+        self.heads = heads
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
@@ -180,6 +187,8 @@ class Store:
 
     def close(self) -> None:
         """Stop the threads and close the backend."""
+        if self.heads is not None:
+            self.heads.write()
         self.pools.close()
         self.backend.close()
 

@@ -24,7 +24,7 @@ from registry.errors import (
 from registry.log import RunLog
 from registry.objects.placement import PackRef
 from registry.registry import Registry, open  # noqa: A004
-from registry.state import RunManifest, advance
+from registry.state import RunManifest
 from registry.store import Store
 from registry.suggest import near
 from registry.writer import Choice, Condemned, Writer
@@ -91,15 +91,18 @@ def sync(
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place.
         IntegrityError: Something of the source is damaged or gone; it is not passed on.
+        RolledBack: A run here or there is not what this machine has seen of it before.
     """
     with ExitStack() as stack:
         source, destination = _opened(src, stack), _opened(dst, stack)
         if source.url == destination.url:
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
         known = source.runs()
-        chosen = known if runs is None else list(runs)
+        # A run that was seen before and is gone is refused with the rest of what went back.
+        gone = source.store.heads.missing(known) if source.store.heads is not None else []
+        chosen = [*known, *gone] if runs is None else list(runs)
         for name in chosen:
-            if name not in known:
+            if name not in known and name not in gone:
                 raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
         sent = _Counter(progress)
         done: list[RunSync] = []
@@ -180,9 +183,11 @@ class _RunCopy:
         )
 
     def _read_source(self) -> None:
-        slots = list(RunLog(self._source, self._run_id).slots())
+        log = RunLog(self._source, self._run_id)
+        slots = list(log.slots())
         self._history = [raw for slot in slots for raw, _ in slot.commits]
-        self._state = advance(RunManifest(run_id=self._run_id), slots)
+        self._state = log.fold(slots)
+        log.check_head(slots)
 
     def _missing(self, state: RunManifest) -> Sequence[bytes]:
         """Return the commit lines that a destination in `state` lacks.

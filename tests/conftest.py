@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,24 @@ pytest_plugins = ["tests.servers.fixtures"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the storm: it takes a minute of waiting, which the other tests fill."""
     items.sort(key=lambda item: "tests/storm/" not in item.nodeid)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def states_are_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Never touch the user's own state folder; processes that tests start inherit this."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(
+    states_are_kept_apart: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Let a test remember no head of another: some make registries at the same place."""
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("XDG_STATE_HOME", str(states_are_kept_apart / name))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -74,6 +74,28 @@ def open_folder(path: str, *, make: bool = False) -> int:
     return fd
 
 
+@contextmanager
+def lock_folder(fd: int) -> Iterator[None]:
+    """Hold the lock of an open folder.
+
+    Raises:
+        TimeoutError: It was not to be had.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise busy() from None
+        time.sleep(random.uniform(0.0005, 0.003))
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 @dataclass(frozen=True, slots=True)
 class _Staged:
     """A file that was reserved.
@@ -172,19 +194,8 @@ class CacheFolder:
         Raises:
             TimeoutError: It was not to be had.
         """
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise busy() from None
-            time.sleep(random.uniform(0.0005, 0.003))
-        try:
+        with lock_folder(self.fd):
             yield
-        finally:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def reserve(self, chunks: Mapping[Digest, memoryview], *, scan: bool) -> Batch | None:
         """Make files for chunks that are not here, as many as half of the bound holds."""

@@ -23,13 +23,15 @@ from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkC
 from registry.cli import output
 from registry.epochs import Epochs
 from registry.errors import AccessDenied, InvalidInput, RegistryError
+from registry.heads import MEMORY
 from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
+from registry.trainer.pending import EXIT_WAIT
 
 Status = Literal["ok", "warn", "fail"]
 
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = (
-    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW),
+    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW, EXIT_WAIT, MEMORY),
     *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
 )
 #: S3 refuses requests that are off by a quarter of an hour.

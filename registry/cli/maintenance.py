@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from backends import parse
 from registry.cli import options, output, progress
 from registry.cli.columns import Column
 from registry.errors import IntegrityError
+from registry.heads import trust as trust_registry
 from registry.maintenance.findings import Finding, VerifyReport
 from registry.maintenance.repair import RepairReport
 from registry.registry import open  # noqa: A004
@@ -42,6 +44,20 @@ def verify(
             help="Keep what was read in FILE, and go on from there next time; implies --deep.",
         ),
     ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(
+            "--heads",
+            metavar="FILE",
+            help="Hold each log against the heads in FILE: shorter, another one or gone is wrong.",
+        ),
+    ] = None,
+    write_heads: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-heads", metavar="FILE", help="Write the heads to FILE if nothing is wrong."
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Check that every checkpoint is whole; others may use the registry meanwhile.
@@ -50,7 +66,14 @@ def verify(
     """
     share = None if sample is None else _share(sample)
     with open(registry, read_only=True) as opened, progress.bar("verifying") as advance:
-        report = opened.verify(deep=deep, sample=share, resume=resume, progress=advance)
+        report = opened.verify(
+            deep=deep,
+            sample=share,
+            resume=resume,
+            heads=heads,
+            write_heads=write_heads,
+            progress=advance,
+        )
     if json:
         output.document(_report_json(report))
     else:
@@ -125,6 +148,27 @@ def _print_finding(finding: Finding) -> None:
         output.line(f"  affects {ref}")
     if finding.advice:
         output.line(f"  {finding.advice}")
+
+
+def trust(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="The registry; -r without it.")
+    ] = None,
+    registry: options.OptionalRegistry = None,
+    *,
+    json: options.Json = False,
+) -> None:
+    """Accept a registry that went back, or was replaced: forget the heads that were seen of it."""
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL is given, neither here nor in HOLDFAST_REGISTRY")
+    shown, forgotten = parse(place).url, trust_registry(place)
+    if json:
+        output.document({"url": shown, "forgotten": forgotten})
+    elif forgotten:
+        output.line(f"trusted: {shown}; what this machine sees of it next is what counts")
+    else:
+        output.line(f"nothing was remembered of {shown}")
 
 
 def repair(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
 from registry.digest import Digest
-from registry.pools import results
+from registry.pools import Threads, results
 from registry.reading.lazy import Source
 
 #: Raw chunks that one thread reads together.
@@ -87,7 +86,7 @@ def reduce_pieces(
         finally:
             buffers.put(buffer)
 
-    with ThreadPoolExecutor(threads, "holdfast-chunks") as pool:
+    with Threads(threads, "holdfast-chunks") as pool:
         done = results([pool.submit(work, batch) for batch in batches])
     return {piece: found for batch in done for piece, found in batch}
 

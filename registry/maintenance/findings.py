@@ -16,8 +16,8 @@ class Finding:
     """Something that is not as it should be.
 
     Attributes:
-        kind: `config`, `log`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot`,
-            `unknown-file` or `resume`.
+        kind: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`,
+            `snapshot`, `unknown-file` or `resume`.
         where: The key, run or file concerned.
         message: What is wrong.
         affects: Refs of what may not be loadable because of it: checkpoints, gates, releases,

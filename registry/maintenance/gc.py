@@ -31,6 +31,7 @@ from registry.errors import (
     MissingObject,
     UnsupportedFormat,
 )
+from registry.heads import Head
 from registry.log import RunLog
 from registry.maintenance.gc_report import GcReport, Plan, Tally
 from registry.maintenance.live import (
@@ -132,6 +133,7 @@ class Collector:
         self._epochs = Epochs(store)
         self._needs = Needs(store)
         self._logs: dict[str, RunLog] = {}
+        self._seen: Mapping[str, Head] = {}
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
         self._deleted_bytes = 0
@@ -150,10 +152,13 @@ class Collector:
             self._check_generations(objects)
             self._needs = Needs(self._store, objects)
             self._logs, self._sweep = {}, None
+            self._seen = self._store.heads.all() if self._store.heads is not None else {}
             probes = list(self._store.backend.list(_PROBES))
             now_s = self._now_s(dry_run=dry_run) if self._grace_s or probes else 0.0
             cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
             runs = list(list_run_files(self._store))
+            if self._store.heads is not None:
+                self._store.heads.check_runs(files.run_id for files in runs)
             needed, kept = self._read_runs(runs, cutoff_s)
             unneeded = objects.keys() - needed
             recent = {key for key in unneeded if objects[key].modified_s > cutoff_s or key in kept}
@@ -209,12 +214,14 @@ class Collector:
     ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
         newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
         log = RunLog(self._store, files.run_id, snapshot_slot=newest)
+        log.seen = self._seen.get(files.run_id)
         slots = list(log.fetch(range(len(files.slots_s))))
         # Slots are put in order: what stands before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
         log.fold(slots[:settled])
         lately = fold_young(log, slots[settled:])
+        log.check_head(slots)
         return log, self._needed_by(log), self._needs.as_far_as_left(lately)
 
     def _needed_by(self, log: RunLog) -> set[ObjectKey]:
@@ -250,6 +257,8 @@ class Collector:
                     self._sweep = _Sweep(newest, candidates)
                 elif self._store.backend.put_if_absent(epoch_key(newest + 1), entry):
                     self._sweep = _Sweep(newest + 1, candidates)
+            if self._store.heads is not None:
+                self._store.heads.check_epoch(self._sweep.epoch)
             return self._sweep.epoch
 
     def _condemned_lately(self, keys: Collection[ObjectKey], newest: int) -> set[ObjectKey]:

@@ -6,14 +6,15 @@ what stands before it. Snapshots have no say; they are held against the log inst
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from registry import canonical
-from registry.actions import Place
+from registry.actions import Place, line_digest
 from registry.digest import Digest
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
+from registry.heads import Head
 from registry.log import REPLAY_VERSION, RunLog
 from registry.maintenance.findings import Finding
 from registry.objects.framing import split_lines
@@ -39,11 +40,28 @@ class History:
         state: Its replay up to the first slot that cannot be used.
         findings: What is wrong with its log and its snapshots.
         size_bytes: Bytes that were read.
+        slot: The slot that holds the last commit.
+        links: Links of the history after the numbers of commits that were asked for.
     """
 
     state: RunManifest
     findings: list[Finding] = field(default_factory=list)
     size_bytes: int = 0
+    slot: int | None = None
+    links: dict[int, Digest] = field(default_factory=dict)
+
+    def head(self) -> Head | None:
+        """Return how far the log goes; `None` before the first commit."""
+        state = self.state
+        if state.head is None:
+            return None
+        return Head(
+            run=state.run_id,
+            commits=state.commits,
+            head=state.head,
+            slots=state.next_slot,
+            slot=self.slot,
+        )
 
     def places(self) -> dict[Place, tuple[str, ...]]:
         """Return the place of everything that the run holds, with refs of what needs it."""
@@ -64,22 +82,28 @@ class History:
         }
 
 
-def read_history(store: Store, run_id: str, snapshots: Sequence[int] = ()) -> History:
+def read_history(
+    store: Store, run_id: str, snapshots: Sequence[int] = (), commits: Collection[int] = ()
+) -> History:
     """Replay a run from its first slot to its head, or to what cannot be read.
 
     Args:
         store: The registry's objects.
         run_id: The run.
         snapshots: Slots of snapshots that were listed before; they are checked on the way.
+        commits: Numbers of commits after which the link of the history is wanted.
     """
-    return _Reading(store, run_id, frozenset(snapshots)).read()
+    return _Reading(store, run_id, frozenset(snapshots), frozenset(commits)).read()
 
 
 class _Reading:
-    def __init__(self, store: Store, run_id: str, snapshots: frozenset[int]) -> None:
+    def __init__(
+        self, store: Store, run_id: str, snapshots: frozenset[int], commits: frozenset[int]
+    ) -> None:
         self._store = store
         self._run_id = run_id
         self._snapshots = snapshots
+        self._commits = commits
         self._history = History(RunManifest(run_id=run_id))
 
     def read(self) -> History:
@@ -133,11 +157,19 @@ class _Reading:
 
     def _take(self, slots: Sequence[Slot]) -> None:
         try:
-            self._history.state = advance(self._history.state, slots)
+            self._fold_in(slots)
         except RegistryError:
             for slot in slots:  # up to the one that is not legal
-                self._history.state = advance(self._history.state, [slot])
+                self._fold_in([slot])
             raise
+
+    def _fold_in(self, slots: Sequence[Slot]) -> None:
+        self._history.state = advance(self._history.state, slots)
+        for slot in slots:
+            for raw, commit in slot.commits:
+                self._history.slot = slot.number
+                if commit.n + 1 in self._commits:
+                    self._history.links[commit.n + 1] = line_digest(raw)
 
     def _check_tail(self, slots: int) -> None:
         """Tell of a log that ends before its own snapshot: its newest slots were deleted."""

@@ -45,11 +45,13 @@ class Names:
         sizes: Every object with its size in bytes.
         snapshots: Slots of the snapshots of each run.
         findings: Files that are none of a registry's.
+        epoch: The highest epoch.
     """
 
     sizes: dict[ObjectKey, int] = field(default_factory=dict)
     snapshots: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    epoch: int = 0
 
     def list_runs(self, store: Store) -> None:
         """Look at the files of runs. Before the logs are read: a snapshot follows its slot."""
@@ -97,7 +99,7 @@ class Names:
             except Malformed as error:
                 self._foreign(info.key, error, _STOPS)
                 findings.append(_epoch(EPOCHS, f"{info.key}: no epoch is called that", _STOPS))
-        highest = max(numbers, default=0)
+        highest = self.epoch = max(numbers, default=0)
         lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_TOLD)
         findings += [_epoch(epoch_key(epoch), "the log of epochs has a gap") for epoch in lost]
         findings += _entry_findings(store, numbers)

@@ -22,6 +22,7 @@ from registry.errors import IntegrityError, ObjectNotFound, RegistryError, Unsup
 from registry.log import list_runs
 from registry.maintenance.data import DataPass, check_sample, fault_of
 from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
+from registry.maintenance.head_check import HeadCheck
 from registry.maintenance.histories import History, read_history
 from registry.maintenance.names import Names, check_config
 from registry.maintenance.notes import PassNotes
@@ -73,6 +74,8 @@ def verify(
     deep: bool = False,
     sample: float | None = None,
     resume: str | os.PathLike[str] | None = None,
+    heads: str | os.PathLike[str] | None = None,
+    write_heads: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a registry.
@@ -83,23 +86,35 @@ def verify(
         sample: Read and hash this share of the packs' bytes, drawn anew each time.
         resume: A local file that keeps what was read, so that an interrupted verification goes on;
             implies `deep` where `sample` is not given.
+        heads: A local file of heads; each log is held against it.
+        write_heads: A local file that the heads are written to where no error was found.
         progress: Told of bytes checked.
 
     Raises:
-        InvalidInput: `sample` is no share, or `resume` names a file of another kind or registry.
+        InvalidInput: `sample` is no share, `resume` names a file of another kind or registry, or
+            a file of heads cannot be used.
         StorageError: The store did not answer; with `resume` the next call goes on from here.
     """
-    verification = Verification(store, progress)
+    verification = Verification(store, progress, heads)
     if deep or sample is not None or resume is not None:
         verification.read_data(sample, resume)
-    return verification.check()
+    report = verification.check()
+    if write_heads is not None and report.ok:
+        verification.write_heads(write_heads)
+    return report
 
 
 class Verification:
     """One pass over a registry: the data, if wanted, then the structure, as often as wanted."""
 
-    def __init__(self, store: Store, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        progress: Progress | None = None,
+        heads: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._store = store
+        self._head_check = HeadCheck(store, heads)
         self._progress = progress
         self._bytes = 0
         self._packs = DataPass(store, self._count)
@@ -145,6 +160,7 @@ class Verification:
         self._read(runs, self._tell_history)
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked)
+        epochs += self._head_check.check_registry(runs, self._names.epoch)
         self._read_again()
         self._check_places(self._held())
         if self._is_whole:
@@ -198,6 +214,10 @@ class Verification:
     def _is_suspect(self, place: Place) -> bool:
         return place in self._unfit or not self.faults.keys().isdisjoint(self._keys_of(place))
 
+    def write_heads(self, path: str | os.PathLike[str]) -> None:
+        """Write the heads of the runs that were checked to a file."""
+        self._head_check.write(path, self._names.epoch)
+
     def forget(self, keys: Iterable[ObjectKey]) -> None:
         """Forget what was wrong with data that has been replaced."""
         for key in keys:
@@ -212,7 +232,9 @@ class Verification:
 
     def _read(self, run_ids: Iterable[str], tell: Callable[[History], object]) -> None:
         def read(run_id: str) -> History:
-            return read_history(self._store, run_id, self._names.snapshots.get(run_id, ()))
+            snapshots = self._names.snapshots.get(run_id, ())
+            commits = self._head_check.commits_of(run_id)
+            return read_history(self._store, run_id, snapshots, commits)
 
         def take(run_id: str, done: Future[History]) -> None:
             history = done.result()
@@ -225,7 +247,7 @@ class Verification:
         each(self._store.pools.bulk, read, run_ids, take)
 
     def _tell_history(self, history: History) -> None:
-        self._findings += history.findings
+        self._findings += [*history.findings, *self._head_check.check(history)]
         self._checkpoints += sum(ck.evicted is None for ck in history.state.checkpoints)
 
     def _held(self) -> Collection[Place]:

@@ -22,7 +22,7 @@ from registry.state.records import (
 )
 from registry.state.replay import advance
 from registry.state.run_manifest import RunManifest
-from registry.state.slots import Slot
+from registry.state.slots import Slot, link_after
 
 __all__ = [
     "Archive",
@@ -39,4 +39,5 @@ __all__ = [
     "StreamRecord",
     "WriterRecord",
     "advance",
+    "link_after",
 ]

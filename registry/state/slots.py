@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from registry.actions import Commit, Line, decode_line
+from registry.actions import Commit, Line, decode_line, line_digest
+from registry.digest import Digest
 from registry.objects.framing import join_lines, split_lines
 
 
@@ -39,3 +40,19 @@ class Slot:
     def commits(self) -> tuple[tuple[bytes, Commit], ...]:
         """The commit lines, each with its exact bytes."""
         return tuple((raw, line) for raw, line in self.lines if isinstance(line, Commit))
+
+
+def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
+    """Return the link of a history after so many commits, as some of its slots show it.
+
+    Args:
+        slots: Slots in which the last of these commits, or the next one, is looked for.
+        commits: How many, at least 1.
+    """
+    for slot in slots:
+        for raw, commit in slot.commits:
+            if commit.n == commits - 1:
+                return line_digest(raw)
+            if commit.n == commits:
+                return commit.prev
+    return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import RLock
 
@@ -20,48 +19,16 @@ from registry.committer import Committer, Plan, preview
 from registry.errors import IntegrityError
 from registry.finite import nonfinite_paths
 from registry.log import commit_line
+from registry.pools import Threads
 from registry.pytree import FlatState
 from registry.state import RunManifest
+from registry.trainer.pending import PendingSave, exit_wait_s
 from registry.trainer.save_commit import SaveCommit
 from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
 from registry.writer import placed_keys
 from registry.writing.staging import Staging
 
 _LOGGER = logging.getLogger("holdfast")
-
-
-class PendingSave:
-    """A save under way. The state it was given may change meanwhile."""
-
-    def __init__(self, future: Future[Checkpoint]) -> None:
-        self._future = future
-        self._told = False
-
-    def done(self) -> bool:
-        """Return whether it is finished, well or not."""
-        return self._future.done()
-
-    def wait(self, timeout_s: float | None = None) -> Checkpoint:
-        """Return the checkpoint once its commit is durable.
-
-        Raises:
-            RegistryError: The save failed; nothing of it is visible, except that StoreUnavailable
-                leaves that open.
-            TimeoutError: It is not finished in time.
-        """
-        try:
-            return self._future.result(timeout_s)
-        except TimeoutError:
-            raise
-        except BaseException:
-            # Not where the waiting itself was interrupted.
-            self._told = self._future.done()
-            raise
-
-    def settle(self) -> None:
-        """Wait; raise what the save failed with unless `wait` has told the caller already."""
-        if self._future.exception() is not None and not self._told:
-            self.wait()
 
 
 class Trainer:
@@ -75,7 +42,7 @@ class Trainer:
         self._handing_over = RLock()
         self._pid = os.getpid()
         self._stagings: dict[str, Staging] = {}
-        self._background: ThreadPoolExecutor | None = None
+        self._background: Threads | None = None
         self._pending: PendingSave | None = None
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
@@ -85,12 +52,15 @@ class Trainer:
 
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
+        limit_s = exit_wait_s()
         with self._handing_over:  # or another thread's copy would land on the one being saved
             self.settle()
             prepared = prepare_save(state, request, self._log.state).copied(self._stage)
             if self._background is None:
-                self._background = ThreadPoolExecutor(1, "holdfast-save")
-            self._pending = PendingSave(self._background.submit(self._store_and_commit, prepared))
+                self._background = Threads(1, "holdfast-save")
+            saving = self._background.submit(self._store_and_commit, prepared)
+            name = f"{self._log.run_id}: step {request.step}"
+            self._pending = PendingSave(saving, name, limit_s)
             return self._pending
 
     def commit(self, compose: Callable[[RunManifest], Sequence[Action]], plan: Plan) -> RunManifest:

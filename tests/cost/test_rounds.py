@@ -7,10 +7,14 @@ from functools import cache
 
 import pytest
 
-from registry.actions import AddCheckpoint, CreateRun, ReportMetrics
+from backends import parse
+from registry.actions import AddCheckpoint, CreateRun, ReportMetrics, line_digest
 from registry.digest import Digest
+from registry.heads import Heads
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
+from registry.objects.keys import slot_key
 from registry.registry import Registry, open_on
+from registry.state import Slot
 from tests.cost.rounds import Clock, Timed, timed
 from tests.crash.inline import without_threads
 from tests.crash.world import Scratch, fresh_store, make_state
@@ -40,9 +44,9 @@ def _action(n: int) -> CreateRun | AddCheckpoint | ReportMetrics:
     return ReportMetrics(checkpoint=n - (n - 1) % 100, metrics={"loss": 1.0 / n})
 
 
-def _rounds(store: Scratch, act: Callable[[Registry], object]) -> int:
+def _rounds(store: Scratch, act: Callable[[Registry], object], heads: Heads | None = None) -> int:
     clock = Clock()
-    with timed(open_on(Timed(store, clock)), clock) as registry:
+    with timed(open_on(Timed(store, clock), heads=heads), clock) as registry:
         return clock.rounds(lambda: act(registry))
 
 
@@ -64,6 +68,17 @@ def test_clock_counts_what_depends() -> None:
 @pytest.mark.parametrize("commits", [1, 63, 64, 65, 1000, _COMMITS])
 def test_run_opens_in_three_rounds_however_long_it_is(commits: int) -> None:
     assert _rounds(long_run(commits), lambda registry: registry.run("long")) <= 3
+
+
+@pytest.mark.parametrize("seen", [1, 500, 990, 1000])
+def test_a_head_that_was_seen_before_is_proved_within_these_rounds(seen: int) -> None:
+    store = long_run(1000)
+    key = slot_key("long", seen - 1)
+    ((line, _),) = Slot.decode(seen - 1, store.get(key), where=key).commits
+    heads = Heads(parse("s3://bucket/long"))
+    heads.note("long", seen, seen, line_digest(line), seen - 1)
+    assert _rounds(store, lambda registry: registry.run("long"), heads) <= 3
+    assert heads.all()["long"].commits == 1000
 
 
 def test_head_of_a_long_run_is_the_newest_commit() -> None:

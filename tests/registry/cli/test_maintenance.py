@@ -119,3 +119,29 @@ def test_repair_as_json(call_json: Any, url: str, mirror: str) -> None:
     assert report["bytes_written"] == mended["size_bytes"] == first.stat().st_size
     assert set(left) == {"where", "message", "reason", "affects", "advice"}
     assert left["where"] == str(second.relative_to(url))
+
+
+def test_a_log_that_went_back_is_refused_until_it_is_trusted(
+    call: Call, call_json: Any, url: str, tmp_path: Path
+) -> None:
+    heads = tmp_path / "audit.heads"
+    call("verify", "--heads", heads, status=3)
+    call("verify", "--write-heads", heads)
+    call("verify", "--heads", heads, "--write-heads", heads)
+    before = heads.read_bytes()
+    max(Path(url, "runs/demo/log").iterdir()).unlink()
+    told = call("show", "demo", status=6).stderr
+    assert "shorter than this machine has seen it" in told
+    assert f"holdfast trust file://{url}" in told
+    told = call("verify", "--heads", heads, "--write-heads", heads, status=6).stdout
+    assert "this machine has seen 4: its end is gone" in told
+    assert f"{heads} has seen 4: its end is gone" in told
+    assert heads.read_bytes() == before
+    assert (
+        call("pull", "demo", "--to", tmp_path / "x.pt", status=6).stderr
+        == call("show", "demo", status=6).stderr
+    )
+    assert call_json("trust") == {"url": f"file://{url}", "forgotten": True}
+    assert "nothing was remembered" in call("trust", url).stdout
+    call("show", "demo")
+    call("verify", "--heads", heads, status=6)

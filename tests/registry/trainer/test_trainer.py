@@ -15,7 +15,7 @@ from registry import Monitor
 from registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
 from registry.registry import open as open_place
 from registry.sync import sync
-from registry.trainer.trainer import PendingSave
+from registry.trainer.pending import PendingSave
 from tests.registry.conftest import flip, new_backend, packs_of, small_state
 
 

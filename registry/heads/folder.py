@@ -1,0 +1,150 @@
+"""The folder in which a user's heads are kept: one file for each registry.
+
+Nothing depends on it: a file that cannot be read counts for nothing. Links are not followed, and
+what is in the way is left alone. Any number of processes share the folder.
+"""
+
+# Names in an open folder, which pathlib cannot express.
+# ruff: noqa: PTH111, PTH117, PTH118
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from backends import Location
+from registry.caching.cache_folder import OPEN, lock_folder, open_folder
+from registry.environment import host_name
+from registry.heads.record import MAX_FILE_BYTES
+
+#: Registries of which heads are kept; of more those go that were written longest ago.
+MAX_FILES = 1000
+_SUFFIX = ".heads"
+_STAGED = ".new-"
+_ABANDONED_S = 3600.0
+
+
+def state_folder() -> str:
+    """Return the folder: `holdfast/heads` where the platform keeps what programs remember.
+
+    Raises:
+        FileNotFoundError: The user has no home folder.
+    """
+    said = os.environ.get("XDG_STATE_HOME", "")
+    base = said if os.path.isabs(said) else os.path.expanduser("~/.local/state")
+    if not os.path.isabs(base):
+        raise FileNotFoundError("no home folder to keep heads in")
+    return os.path.join(base, "holdfast", "heads")
+
+
+def file_name(location: Location) -> str:
+    """Return the name of a registry's file.
+
+    A folder is a place of this machine: another one that shares the user's home folder may have
+    another registry at the same path. So may another S3 server under the name of a bucket.
+    """
+    if location.scheme == "file":
+        of = host_name()
+    else:
+        of = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    place = f"{of} {location.url}"
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:40] + _SUFFIX
+
+
+def read(name: str) -> bytes | None:
+    """Return a file's bytes; `None` if there is none.
+
+    Raises:
+        OSError: It cannot be read, or is no file of this user's.
+    """
+    try:
+        folder = open_folder(state_folder())
+    except FileNotFoundError:
+        return None
+    try:
+        return read_in(folder, name)
+    finally:
+        os.close(folder)
+
+
+def read_in(folder: int, name: str) -> bytes | None:
+    """Return the bytes of a file in an open folder; otherwise as `read`."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise PermissionError(f"{name} is no file of this user")
+        if found.st_size > MAX_FILE_BYTES:
+            raise OSError(f"{name} is longer than {MAX_FILE_BYTES} bytes")
+        return file.read(MAX_FILE_BYTES)
+
+
+@contextmanager
+def locked() -> Iterator[int]:
+    """Open the folder, made if it is not there, and hold its lock.
+
+    Raises:
+        OSError: It cannot be made or is another user's, or the lock was not to be had.
+    """
+    folder = open_folder(state_folder(), make=True)
+    try:
+        with lock_folder(folder):
+            yield folder
+    finally:
+        os.close(folder)
+
+
+def replace(folder: int, name: str, data: bytes) -> None:
+    """Replace a file atomically; wants the lock."""
+    is_new = not _exists(folder, name)
+    staged = _STAGED + secrets.token_hex(8)
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(staged, dir_fd=folder)
+        raise
+    if is_new:
+        _tidy(folder)
+
+
+def remove(folder: int, name: str) -> bool:
+    """Remove a file; return whether there was one."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _tidy(folder: int) -> None:
+    """Remove the files that were written longest ago, beyond the bound, and what was abandoned."""
+    files = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                written_s = entry.stat(follow_symlinks=False).st_mtime
+                if entry.name.endswith(_SUFFIX):
+                    files.append((written_s, entry.name))
+                elif entry.name.startswith(_STAGED) and time.time() - written_s > _ABANDONED_S:
+                    remove(folder, entry.name)
+    for _, name in sorted(files)[:-MAX_FILES]:
+        remove(folder, name)

@@ -1,0 +1,257 @@
+"""What an open registry remembers of its logs: asked before one is believed, told afterwards.
+
+Heads are written to the user's state folder when the registry is closed, at the end of the
+program, and while it is open at most every half minute. Processes that share the folder add what
+they saw themselves to what is there; of one run the further head stays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from threading import RLock
+
+from backends import Location, parse
+from registry.digest import Digest
+from registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
+from registry.heads import folder
+from registry.heads.record import Head, HeadLines, HeadsFile, advice
+
+#: The environment variable that turns remembering off: `0`.
+MEMORY = "HOLDFAST_HEADS"
+#: Runs of which heads are kept; of more those go that were noted longest ago.
+MAX_RUNS = 10_000
+_WRITE_EVERY_S = 30.0
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class Heads:
+    """The heads of one registry.
+
+    Args:
+        location: Where the registry is.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.url = location.url
+        self._name = folder.file_name(location)
+        self._registry = ""
+        self._kept = self._read(folder.read)
+        self._epoch = self._kept.epoch if self._kept else 0
+        self._noted: dict[str, Head] = {}
+        self._unwritten: set[str] = set()
+        self._written_s = time.monotonic()
+        self._pid, self._lock = os.getpid(), RLock()
+
+    def meet(self, registry_id: str, *, replace: bool = False) -> None:
+        """Hold the registry against the one that was here before.
+
+        Args:
+            registry_id: Its id.
+            replace: Forget another one that was here.
+
+        Raises:
+            Conflict: It is another one.
+        """
+        self._registry = registry_id
+        if self._kept is None or self._kept.registry == registry_id:
+            return
+        if not replace:
+            raise Conflict(
+                "another registry is here than this machine has seen before",
+                where=self.url,
+                expected=self._kept.registry,
+                found=registry_id,
+                hint="Check the URL, and who may write there. If the registry was replaced on "
+                f"purpose, run `holdfast trust {self.url}`.",
+            )
+        self._kept, self._epoch = None, 0
+        with suppress(InvalidInput):  # then nothing is remembered at all
+            forget(self._name)
+
+    def seen(self, run_id: str) -> Head | None:
+        """Return how far the log of a run went when it was seen last."""
+        noted = self._noted.get(run_id)
+        return self._kept.heads.get(run_id) if noted is None and self._kept is not None else noted
+
+    def all(self) -> Mapping[str, Head]:
+        """Return the heads of all runs that were seen."""
+        with self._held():
+            return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
+
+    def missing(self, listed: Iterable[str]) -> list[str]:
+        """Return the runs that were seen and are not among those that are there now.
+
+        Seen before the registry was opened, that is: another thread may have begun one just now.
+        """
+        return sorted(self._kept.heads.keys() - set(listed)) if self._kept is not None else []
+
+    def check_runs(self, listed: Iterable[str]) -> None:
+        """Refuse a registry in which a run is missing that was seen before.
+
+        Raises:
+            RolledBack: One is.
+        """
+        for run_id in self.missing(listed):
+            if (seen := self.seen(run_id)) is not None:
+                seen.require(self.url, 0, 0, None)
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that was seen."""
+        return self._epoch
+
+    def check_epoch(self, epoch: int, seen: int = 0) -> None:
+        """Refuse a log of epochs that is shorter than it was, and remember how long it is.
+
+        Args:
+            epoch: The highest epoch that is there.
+            seen: The highest that had been seen before the log was listed.
+
+        Raises:
+            RolledBack: It is.
+        """
+        if epoch < seen:
+            raise RolledBack(
+                "the log of epochs is shorter than this machine has seen it",
+                where=self.url,
+                expected=f"at least epoch {seen}",
+                found=f"epoch {epoch}",
+                hint=f"Nobody may write until it is back. {advice(self.url)}",
+            )
+        with self._held():
+            if epoch > self._epoch:
+                self._epoch = epoch
+                self._remember()
+
+    def note(self, run_id: str, slots: int, commits: int, link: Digest, slot: int | None) -> None:
+        """Remember the head of a run that was checked.
+
+        Args:
+            run_id: The run.
+            slots: How many slots its log has.
+            commits: How many commits.
+            link: Link to the last one.
+            slot: The slot that holds that one; `None` where the caller does not know.
+        """
+        with self._held():
+            before = self.seen(run_id)
+            if slot is None and before is not None and before.commits == commits:
+                slot = before.slot
+            found = Head(run=run_id, commits=commits, head=link, slots=slots, slot=slot)
+            if found.is_further(before):
+                self._noted[run_id] = found
+                self._unwritten.add(run_id)
+                self._remember()
+
+    def write(self) -> None:
+        """Add what was noted to the file; where that fails nothing is lost but the memory."""
+        with self._held():
+            if self not in _pending:
+                return
+            _pending.discard(self)
+            self._written_s = time.monotonic()
+            noted, self._unwritten = [self._noted[name] for name in self._unwritten], set()
+            try:
+                with folder.locked() as opened:
+                    kept = self._read(partial(folder.read_in, opened))
+                    if kept is None or kept.registry == self._registry:
+                        folder.replace(opened, self._name, self._merged(kept, noted).encode())
+            except OSError as error:
+                _say(self.url, error)
+
+    def _merged(self, kept: HeadsFile | None, noted: Iterable[Head]) -> HeadsFile:
+        heads = HeadLines(kept.heads.lines if kept is not None else None)
+        for head in noted:
+            if head.is_further(heads.get(head.run)):
+                heads.add(head)
+        epoch = max(self._epoch, kept.epoch if kept is not None else 0)
+        return HeadsFile(self._registry, self.url, epoch, heads.newest(MAX_RUNS))
+
+    def _read(self, read: Callable[[str], bytes | None]) -> HeadsFile | None:
+        try:
+            data = read(self._name)
+            return None if data is None else HeadsFile.decode(data, where=self._name)
+        except (OSError, RegistryError) as error:
+            _say(self.url, error)
+            return None
+
+    def _held(self) -> AbstractContextManager[object]:
+        if self._pid != os.getpid():
+            # A fork copies the lock as it was, and nobody would ever release it here.
+            self._pid, self._lock = os.getpid(), RLock()
+        return self._lock
+
+    def _remember(self) -> None:
+        _pending.add(self)
+        if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
+            self.write()
+
+
+#: Memories with something to write; one whose registry is never closed is written at the end.
+_pending: set[Heads] = set()
+
+
+@atexit.register
+def _write_all() -> None:
+    for heads in list(_pending):
+        heads.write()
+
+
+def recall(location: Location, *, wanted: bool = True) -> Heads | None:
+    """Return what is remembered of the registry at a place; `None` where nothing is to be.
+
+    Raises:
+        InvalidInput: The environment variable says neither yes nor no.
+    """
+    said = os.environ.get(MEMORY) or "1"
+    if said not in ("0", "1"):
+        raise InvalidInput("neither yes nor no", where=MEMORY, expected="0 or 1", found=repr(said))
+    if not wanted or said == "0" or location.scheme == "memory":
+        return None
+    return Heads(location)
+
+
+def trust(url: str | os.PathLike[str]) -> bool:
+    """Accept a registry as it is now: forget the heads that this machine has seen of it.
+
+    Args:
+        url: Where it is.
+
+    Returns:
+        Whether anything was remembered.
+
+    Raises:
+        InvalidLocation: The URL names no place.
+        InvalidInput: What is remembered cannot be removed.
+    """
+    return forget(folder.file_name(parse(url)))
+
+
+def forget(name: str) -> bool:
+    """Remove a registry's file; return whether there was one.
+
+    Raises:
+        InvalidInput: It cannot be removed.
+    """
+    try:
+        with folder.locked() as opened:
+            return folder.remove(opened, name)
+    except FileNotFoundError:
+        return False  # there is no place for it
+    except OSError as error:
+        raise InvalidInput(
+            "the heads that were seen cannot be removed",
+            where=f"{folder.state_folder()}/{name}",
+            found=error.strerror or error,
+        ) from error
+
+
+def _say(url: str, error: Exception) -> None:
+    _LOGGER.debug("the heads that were seen of %s are not remembered: %s", url, error)

@@ -1,0 +1,175 @@
+"""The heads that were seen before, held against the logs as a verification reads them.
+
+Some are remembered by this machine, others stand in a file that an auditor keeps. Commits are the
+same in every registry, so a file of one registry serves for its mirrors as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.errors import IntegrityError, InvalidInput
+from registry.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
+from registry.maintenance.findings import Finding
+from registry.maintenance.histories import History
+from registry.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one source has seen.
+
+    Attributes:
+        source: Who or what, for messages.
+        heads: The heads.
+        epoch: The highest epoch.
+        advice: What to do where the registry is not what was seen.
+        is_of_this: Whether they are of this registry and not of a mirror.
+    """
+
+    source: str
+    heads: Mapping[str, Head]
+    epoch: int
+    advice: str
+    is_of_this: bool
+
+
+class HeadCheck:
+    """Heads that a verification expects.
+
+    Args:
+        store: The registry.
+        path: The auditor's file, if there is one.
+
+    Raises:
+        InvalidInput: The file cannot be read, or is none of heads.
+    """
+
+    def __init__(self, store: Store, path: str | os.PathLike[str] | None = None) -> None:
+        self._store = store
+        self._seen = list(_remembered(store.heads))
+        if path is not None:
+            file = read_heads(path)
+            advice = (
+                f"{os.fspath(path)} says otherwise: ask who changed the registry, and bring the "
+                "log back from a backup. If it was meant, write the file again."
+            )
+            is_of_this = file.registry == store.config.id
+            seen = _Seen(os.fspath(path), file.heads, file.epoch, advice, is_of_this)
+            self._seen.append(seen)
+        self._heads: dict[str, Head] = {}
+
+    def commits_of(self, run_id: str) -> Collection[int]:
+        """Return the numbers of commits after which the link of a run is wanted."""
+        heads = (seen.heads.get(run_id) for seen in self._seen)
+        return {head.commits for head in heads if head is not None}
+
+    def check(self, history: History) -> Iterator[Finding]:
+        """Yield what is wrong with a run that was read."""
+        run_id, head = history.state.run_id, history.head()
+        findings = [
+            Finding("head", run_id, told, (run_id,), seen.advice)
+            for seen in self._seen
+            if (told := _difference(history, seen)) is not None
+        ]
+        yield from findings
+        if head is None or findings:
+            return
+        self._heads[run_id] = head
+        if self._store.heads is not None and not history.findings:
+            self._store.heads.note(run_id, head.slots, head.commits, head.head, head.slot)
+
+    def check_registry(self, run_ids: Iterable[str], epoch: int) -> Iterator[Finding]:
+        """Yield runs that are missing altogether, and a log of epochs that is too short."""
+        there = set(run_ids)
+        for seen in self._seen:
+            for run_id in sorted(seen.heads.keys() - there):
+                commits = seen.heads[run_id].commits
+                told = f"the run is gone; {seen.source} has seen {commits} commits of it"
+                yield Finding("head", run_id, told, (run_id,), seen.advice)
+            if seen.is_of_this and epoch < seen.epoch:
+                told = (
+                    f"the log of epochs ends at {epoch}; {seen.source} has seen epoch {seen.epoch}"
+                )
+                yield Finding("epoch", "epochs/", told, advice=f"Let nobody write. {seen.advice}")
+
+    def write(self, path: str | os.PathLike[str], epoch: int) -> None:
+        """Write the heads of the runs that were checked to a file.
+
+        Raises:
+            InvalidInput: It cannot be written.
+        """
+        place, heads = Path(path), HeadLines()
+        for _, head in sorted(self._heads.items()):
+            heads.add(head)
+        file = HeadsFile(self._store.config.id, self._store.backend.url, epoch, heads)
+        staged = place.with_name(f".{place.name}.{os.getpid()}.new")
+        try:
+            staged.write_bytes(file.encode())
+            staged.replace(place)
+        except OSError as error:
+            with suppress(OSError):
+                staged.unlink()
+            raise InvalidInput(
+                "the file of heads cannot be written", where=place, found=error.strerror or error
+            ) from error
+
+
+def read_heads(path: str | os.PathLike[str]) -> HeadsFile:
+    """Read an auditor's file.
+
+    Raises:
+        InvalidInput: It cannot be read, or is none of heads.
+    """
+    where = os.fspath(path)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(
+            "the file of heads cannot be read", where=where, found=error.strerror or error
+        ) from error
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidInput("longer than a file of heads may be", where=where)
+        return HeadsFile.decode(data, where=where)
+    except IntegrityError as error:
+        raise InvalidInput(
+            "not a file of heads, or changed since it was written",
+            where=where,
+            found=error.what,
+            hint="`holdfast verify --write-heads FILE` writes one.",
+        ) from error
+
+
+def _remembered(heads: Heads | None) -> Iterator[_Seen]:
+    if heads is not None:
+        advice = (
+            "Ask who changed the registry, and bring the log back from a backup. If it was meant, "
+            f"run `holdfast trust {heads.url}`."
+        )
+        yield _Seen("this machine", heads.all(), heads.epoch, advice, is_of_this=True)
+
+
+def _difference(history: History, seen: _Seen) -> str | None:
+    """Say how a log differs from what was seen; `None` where it goes on from there."""
+    expected, state = seen.heads.get(history.state.run_id), history.state
+    if expected is None:
+        return None
+    if state.commits < expected.commits:
+        return (
+            f"the log has {state.commits} commits; {seen.source} has seen {expected.commits}: "
+            "its end is gone"
+        )
+    if history.links.get(expected.commits) != expected.head:
+        return f"commit {expected.commits - 1} is another one than {seen.source} has seen"
+    if seen.is_of_this and state.next_slot < expected.slots:
+        return (
+            f"the log has {state.next_slot} slots; {seen.source} has seen {expected.slots}: "
+            "its end is gone"
+        )
+    return None
