@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from backends.base import check_key
 from backends.errors import InvalidLocation
+from backends.escape import quoted
 
 SCHEMES = ("file", "memory", "s3")
 S3_OPTIONS = ("endpoint_url", "region")
@@ -71,7 +72,7 @@ def parse(url: str | os.PathLike[str]) -> Location:
     text = os.fspath(url)
     if not text or any(ord(character) < 32 for character in text):
         raise InvalidLocation(
-            "empty, or holds control characters", where=repr(redact(text)), expected=_forms()
+            "empty, or holds control characters", where=quoted(redact(text)), expected=_forms()
         )
     match = _URL.match(text)
     if match is None:

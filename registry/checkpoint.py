@@ -6,7 +6,7 @@ Saving is the business of `registry.trainer.trainer`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from registry.actions import CommitKeys, Line, ReportMetrics
@@ -14,7 +14,7 @@ from registry.charge import check_not_dropped
 from registry.errors import NotFound
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
-from registry.plain import check_metrics, decode_plain
+from registry.plain import check_metrics, decode_plain, moment
 from registry.reading.allocating import LoadPrecision
 from registry.reading.fit import LoadReport
 from registry.rules import check_dtypes, check_keys, manifest_dtypes
@@ -86,8 +86,8 @@ class Checkpoint(Stored):
 
     @property
     def created(self) -> datetime:
-        """When it was saved, by the trainer's clock."""
-        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+        """When it was saved, by the trainer's clock, held within the years 1 to 9999."""
+        return moment(self._record.time_ms)
 
     @property
     def superseded(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from backends.escape import quoted
 from registry import pytree
 from registry.actions import CommitKeys, Place
 from registry.bursts import allocation_burst
@@ -218,7 +219,7 @@ class Stored:
         """
         if not isinstance(path, str):
             raise InvalidInput(
-                "a tensor is named by its path", where=self.ref, found=repr(path)[:80]
+                "a tensor is named by its path", where=self.ref, found=quoted(path)[:80]
             )
         if path not in self._arrays:
             raise NotFound(

@@ -106,7 +106,7 @@ def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]
             record.manifest.short,
             output.size(record.size_bytes),
             output.metrics(record.metrics),
-            output.age(describe.when(record.time_ms)),
+            output.age(record.time_ms),
             ", ".join(marks.get(record.n, [])),
         )
         for record in records
@@ -150,7 +150,7 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
     return {
         "ref": shape["ref"],
         "id": shape["id"].hex(),
-        "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
+        "created": output.date(checkpoint.record.time_ms),
         "size": output.size(shape["size_bytes"]),
         "lossy": describe.lossy_text(shape["lossy"]),
         "marks": ", ".join(shape["marks"]),
@@ -162,12 +162,12 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
 
 
 def _stored_fields(shape: dict[str, Any]) -> dict[str, object]:
-    created = shape["created"] and describe.parse(shape["created"])
+    created = shape["created"] and output.date(describe.time_ms_of(shape["created"]))
     return {
         "ref": shape["ref"],
         "id": shape["id"].hex(),
         "kind": shape["kind"],
-        "created": created and f"{output.time(created)} ({output.age(created)})",
+        "created": created,
         "source": shape["source"],
         "size": output.size(shape["size_bytes"]),
         "lossy": describe.lossy_text(shape["lossy"]),

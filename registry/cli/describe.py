@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from registry.actions import Commit
@@ -11,7 +11,7 @@ from registry.cli import output
 from registry.dtypes import ITEM_SIZES
 from registry.errors import NotFound
 from registry.merging.merge import MERGE
-from registry.plain import decode_plain
+from registry.plain import decode_plain, is_dated, moment
 from registry.registry import Registry
 from registry.releases import Release
 from registry.run import Run
@@ -33,19 +33,16 @@ def all_runs(opened: Registry) -> list[Run]:
     return runs
 
 
-def when(time_ms: int) -> datetime:
-    """Return a time of the log."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC)
+def iso(time_ms: int) -> str | int:
+    """Return a time as JSON has it: ISO 8601, UTC; beyond the calendar the log's milliseconds."""
+    if not is_dated(time_ms):
+        return time_ms
+    return moment(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def iso(then: datetime) -> str:
-    """Return a time as JSON has it: ISO 8601, UTC."""
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse(text: str) -> datetime:
-    """Return the time that `iso` wrote."""
-    return datetime.fromisoformat(text)
+def time_ms_of(said: str | int) -> int:
+    """Return the time of the log that `iso` wrote."""
+    return said if isinstance(said, int) else int(datetime.fromisoformat(said).timestamp() * 1000)
 
 
 def ref(run_id: str, record: CheckpointRecord) -> str:
@@ -90,7 +87,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "run": run_id,
         "phase": phase_value(record.phase),
         "step": record.step,
-        "created": iso(when(record.time_ms)),
+        "created": iso(record.time_ms),
         "size_bytes": record.size_bytes,
         "metrics": record.metrics,
         "meta": decode_plain(record.meta) if record.meta is not None else None,
@@ -203,12 +200,12 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
         case ["releases" | "artifacts" as kinds, name]:
             pin = manifest.pin(kinds[:-1], name)
             assert pin is not None  # it was found by that name
-            said = {"created": iso(when(pin.time_ms)), "metrics": pin.metrics}
+            said = {"created": iso(pin.time_ms), "metrics": pin.metrics}
             return {"kind": pin.kind, **said, "source": source(run, pin.checkpoint)}
         case ["pool", version]:
             (entry,) = (one for one in manifest.pool if one.version == int(version[1:]))
             ratings = {"mu": entry.mu, "sigma": entry.sigma}
-            said = {"created": iso(when(entry.time_ms)), "metrics": ratings}
+            said = {"created": iso(entry.time_ms), "metrics": ratings}
             return {"kind": "pool", **said, "source": source(run, entry.checkpoint)}
     # A companion stands beside its checkpoint, whose id comes first.
     beside = f"{run.id}/{parts[0]}"
@@ -226,7 +223,7 @@ def release_json(release: Release) -> dict[str, Any]:
         "ref": release.ref,
         "id": release.digest,
         "version": release.version,
-        "published": iso(release.published),
+        "published": iso(release.record.time_ms),
         "latest": release.is_latest,
         "source": release.source,
         "metrics": release.metrics,
@@ -240,7 +237,7 @@ def pin_json(run: Run, pin: Pin) -> dict[str, Any]:
         "ref": f"{run.id}/{pin.ref}",
         "id": pin.manifest,
         "name": pin.name,
-        "set": iso(when(pin.time_ms)),
+        "set": iso(pin.time_ms),
         "source": source(run, pin.checkpoint),
         "metrics": pin.metrics,
     }
@@ -283,7 +280,7 @@ def run_json(run: Run) -> dict[str, Any]:
     return {
         "run": run.id,
         "status": manifest.status,
-        "created": iso(when(manifest.created_ms)),
+        "created": iso(manifest.created_ms),
         "seed": f"0x{created.seed}" if created else None,
         "config": run.config,
         "config_hash": created.config_hash if created else None,
@@ -303,7 +300,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
         "streams": {stream.name: stream.count for stream in manifest.streams},
         "pool": len(manifest.roster()),
-        "writer": {"host": writer.host, "since": iso(when(writer.time_ms))} if writer else None,
+        "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,
         "commits": manifest.commits,
         "head": manifest.head,
     }
@@ -313,7 +310,7 @@ def commit_json(commit: Commit) -> dict[str, Any]:
     """Return a commit."""
     return {
         "n": commit.n,
-        "time": iso(when(commit.time_ms)),
+        "time": iso(commit.time_ms),
         "author": commit.author,
         "prev": commit.prev,
         "actions": [_action(action.model_dump()) for action in commit.actions],

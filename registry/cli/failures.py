@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 import typer
 
-from registry.cli.escape import printable
+from backends.escape import printable
 from registry.cli.signals import INTERRUPTED, Terminated
 from registry.errors import RegistryError
 

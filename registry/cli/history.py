@@ -111,7 +111,7 @@ def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tup
 
 def _row(commit: Commit, refs: Mapping[int, str]) -> tuple[object, ...]:
     what = "; ".join(say(action, refs, commit.n) for action in commit.actions)
-    return (commit.n, output.time(describe.when(commit.time_ms)), commit.author, what)
+    return (commit.n, output.time(commit.time_ms), commit.author, what)
 
 
 def say(action: Action, refs: Mapping[int, str], n: int) -> str:
@@ -140,7 +140,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.ArchiveStream():
             return f"stream {action.stream}: put aside as {action.label}, begun anew"
         case actions.Claim():
-            until = output.time(describe.when(action.until_ms))
+            until = output.time(action.until_ms)
             return (
                 f"{action.group}: {action.follower} takes {refs[action.checkpoint]} until {until}"
             )

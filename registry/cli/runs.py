@@ -104,7 +104,7 @@ def _row(run: Run) -> tuple[object, ...]:
         "-" if run.phase is None else run.phase,
         len(run.manifest.live()),
         latest.ref.removeprefix(f"{run.id}/") if latest else "-",
-        output.age(describe.when(run.manifest.created_ms)),
+        output.age(run.manifest.created_ms),
     )
 
 
@@ -117,7 +117,7 @@ def show(run: options.Run, registry: options.Registry, *, json: options.Json = F
     if json:
         output.document(shape)
         return
-    shape["created"] = output.time(describe.when(opened_run.manifest.created_ms))
+    shape["created"] = output.time(opened_run.manifest.created_ms)
     output.fields({name: _told(shape[name]) for name in shape if name not in _APART})
     for name in _APART:
         if shape[name]:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from backends.escape import quoted
 from registry.errors import AccessDenied, InvalidInput, RegistryError, StorageError, StoreFull
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -99,7 +100,7 @@ def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
 
 def _open_folder(path: Path) -> int:
     if path.name in ("", "..") or "\0" in str(path):
-        raise InvalidInput("not the name of a file", where=repr(str(path)))
+        raise InvalidInput("not the name of a file", where=quoted(str(path)))
     try:
         return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TypeVar
 
 from backends import ObjectInfo
+from backends.escape import quoted
 from registry.actions import Line, Mark
 from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
@@ -125,7 +126,7 @@ class Collector:
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
         if not number or not 0 <= grace_s < float("inf"):
-            raise InvalidInput("a grace is a number of seconds, 0 or more", found=repr(grace_s))
+            raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
         self._store = store
         self._grace_s = grace_s
         self._progress = progress

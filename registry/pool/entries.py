@@ -6,11 +6,12 @@ Nothing here commits; letting entries in, rating them and drawing them is `regis
 from __future__ import annotations
 
 from bisect import bisect_left
-from datetime import UTC, datetime
+from datetime import datetime
 
 from registry.checkpoint import phase_value
 from registry.errors import NotFound
 from registry.log import RunLog
+from registry.plain import moment
 from registry.pool.ratings import Rating
 from registry.state import PoolRecord, RunManifest
 from registry.store import Store
@@ -96,8 +97,8 @@ class PoolEntry(Stored):
 
     @property
     def promoted(self) -> datetime:
-        """When it was promoted, by the clock of who did."""
-        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+        """When it was promoted, by the clock of who did, held within the years 1 to 9999."""
+        return moment(self._record.time_ms)
 
     @property
     def evicted(self) -> str | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from registry.actions import Action, Commit, EvictEntries, Promote, RateMatch
+from registry.plain import moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class PoolEvent:
         version: The entry.
         event: `promoted`, `rated` (a match was recorded) or `evicted`.
         n: Number of the commit that says so.
-        time: When, by the clock of who committed; UTC.
+        time: When, by the clock of who committed, held within the years 1 to 9999; UTC.
         mu: Its rating.
         sigma: The uncertainty of its rating.
         games: Games that it had played.
@@ -51,7 +52,7 @@ def pool_events(commits: Iterable[Commit]) -> Iterator[PoolEvent]:
     """
     last: dict[int, PoolEvent] = {}
     for commit in commits:
-        time = datetime.fromtimestamp(commit.time_ms / 1000, UTC)
+        time = moment(commit.time_ms)
         for action in commit.actions:
             for event in _events(action, commit.n, time, last):
                 last[event.version] = event

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from operator import index
 
+from backends.escape import quoted
 from registry.actions import Rated, RateMatch
 from registry.errors import InvalidInput
 from registry.pool.entries import require_record
@@ -59,7 +60,7 @@ def check_match(match: object) -> str:
         "not the identity of a match",
         where="match",
         expected=f"a text of 1 to {_LONGEST_ID} characters",
-        found=repr(match),
+        found=quoted(match),
     )
 
 
@@ -80,7 +81,7 @@ def check_version(version: object, where: str = "version") -> int:
             "not a version of the pool",
             where=where,
             expected="a whole number from 1",
-            found=repr(version),
+            found=quoted(version),
         )
     return number
 
@@ -134,7 +135,7 @@ def _check_rank(rank: object, where: str) -> float:
             number = math.nan
         if math.isfinite(number):
             return number
-    raise InvalidInput("not a rank", where=where, expected="a finite number", found=repr(rank))
+    raise InvalidInput("not a rank", where=where, expected="a finite number", found=quoted(rank))
 
 
 def _is_text(match: str) -> bool:
