@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from backends.escape import shown
 from registry.actions import Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.cli import output
 from registry.dtypes import ITEM_SIZES
-from registry.errors import NotFound
+from registry.errors import IncompatibleState
 from registry.merging.merge import MERGE
 from registry.plain import decode_plain, is_dated, moment
-from registry.registry import Registry
 from registry.releases import Release
 from registry.run import Run
 from registry.state import CheckpointRecord, Pin, RunManifest, StreamRecord
@@ -20,17 +20,6 @@ from registry.stored import Stored
 
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
-
-
-def all_runs(opened: Registry) -> list[Run]:
-    """Return every run; a stray folder among them is named on stderr and passed over."""
-    runs = []
-    for name in opened.runs():
-        try:
-            runs.append(opened.run(name))
-        except NotFound:
-            output.note(f"warning: {opened.url}: runs/{name} is no run; `holdfast verify` has more")
-    return runs
 
 
 def iso(time_ms: int) -> str | int:
@@ -90,7 +79,7 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "created": iso(record.time_ms),
         "size_bytes": record.size_bytes,
         "metrics": record.metrics,
-        "meta": decode_plain(record.meta) if record.meta is not None else None,
+        "meta": _plain(record.meta),
         "marks": pointed,
         "nonfinite": list(record.nonfinite),
     }
@@ -100,10 +89,10 @@ def meta_fields(meta: object) -> dict[str, object]:
     """Return the meta of a checkpoint by the names under which people are shown it."""
     if not isinstance(meta, dict):
         return {"meta": meta}
-    shown: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key, value in meta.items():
-        shown |= (key == MERGE and _merge_fields(value)) or {f"meta.{key}": value}
-    return shown
+        fields |= (key == MERGE and _merge_fields(value)) or {f"meta.{shown(key)}": value}
+    return fields
 
 
 def _merge_fields(said: Any) -> dict[str, object] | None:
@@ -282,7 +271,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "status": manifest.status,
         "created": iso(manifest.created_ms),
         "seed": f"0x{created.seed}" if created else None,
-        "config": run.config,
+        "config": _plain(created.config if created else None),
         "config_hash": created.config_hash if created else None,
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
@@ -320,5 +309,13 @@ def commit_json(commit: Commit) -> dict[str, Any]:
 def _action(values: dict[str, Any]) -> dict[str, Any]:
     for name in _ENCODED:
         if values.get(name) is not None:
-            values[name] = decode_plain(values[name])
+            values[name] = _plain(values[name])
     return values
+
+
+def _plain(encoded: Any) -> Any:
+    """Return a value of the log; as it is encoded where only another program can rebuild it."""
+    try:
+        return None if encoded is None else decode_plain(encoded)
+    except IncompatibleState:
+        return encoded

@@ -130,7 +130,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.TakeOver():
             return f"{action.host} trains from here"
         case actions.Rewind():
-            return f"go back to {'the beginning' if action.to is None else refs[action.to]}"
+            return f"go back to {'the beginning' if action.to is None else _of(refs, action.to)}"
         case actions.EnterPhase():
             return _entered(action)
         case actions.DropRun():
@@ -141,14 +141,18 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
             return f"stream {action.stream}: put aside as {action.label}, begun anew"
         case actions.Claim():
             until = output.time(action.until_ms)
-            return (
-                f"{action.group}: {action.follower} takes {refs[action.checkpoint]} until {until}"
-            )
+            taken = _of(refs, action.checkpoint)
+            return f"{action.group}: {action.follower} takes {taken} until {until}"
         case actions.Acknowledge():
-            return f"{action.group}: done with {refs[action.checkpoint]}"
+            return f"{action.group}: done with {_of(refs, action.checkpoint)}"
         case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
             return _say_of_pool(action, refs)
     return _say_of_checkpoints(action, refs, n)
+
+
+def _of(refs: Mapping[int, str], n: int) -> str:
+    """Return the name of a checkpoint; the log may name one that the run does not know of."""
+    return refs.get(n, f"the checkpoint of commit {n}")
 
 
 def _begun(action: actions.CreateRun) -> str:
@@ -178,7 +182,11 @@ def _say_of_pool(
 ) -> str:
     match action:
         case actions.Promote():
-            of = f"gates/{action.gate}" if action.checkpoint is None else refs[action.checkpoint]
+            of = (
+                f"gates/{action.gate}"
+                if action.checkpoint is None
+                else _of(refs, action.checkpoint)
+            )
             if action.checkpoint is None and action.gate is None:
                 of = f"phase {action.phase}, step {action.step}"
             rating = output.metrics({"mu": action.mu, "sigma": action.sigma})
@@ -200,17 +208,17 @@ def _entry(version: int) -> str:
 def _say_of_checkpoints(action: Action, refs: Mapping[int, str], n: int) -> str:
     match action:
         case actions.AddCheckpoint():
-            return _added(action, refs[n])
+            return _added(action, _of(refs, n))
         case actions.ReportMetrics():
             tier = f" tier {action.tier}" if action.tier else ""
-            return f"report {refs[action.checkpoint]} {output.metrics(action.metrics)}{tier}"
+            return f"report {_of(refs, action.checkpoint)} {output.metrics(action.metrics)}{tier}"
         case actions.Evict():
-            gone = (f"{refs[one.checkpoint]} ({one.reason})" for one in action.evictions)
+            gone = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
             return f"evict {', '.join(gone)}"
         case actions.Recover():
-            return f"bring back {', '.join(refs[back] for back in action.checkpoints)}"
+            return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
         case actions.SetTag():
-            return f"tag {action.name} at {refs[action.checkpoint]}"
+            return f"tag {action.name} at {_of(refs, action.checkpoint)}"
         case actions.SetPin():
             return _pinned(action, refs)
         case actions.PointRelease():
@@ -232,6 +240,6 @@ def _added(action: actions.AddCheckpoint, ref: str) -> str:
 
 
 def _pinned(action: actions.SetPin, refs: Mapping[int, str]) -> str:
-    of = "" if action.checkpoint is None else f" from {refs[action.checkpoint]}"
+    of = "" if action.checkpoint is None else f" from {_of(refs, action.checkpoint)}"
     replaced = f" in place of {action.replaces.short}, damaged" if action.replaces else ""
     return f"{action.kind} {action.name}: {action.manifest.short}{of}{replaced}"

@@ -12,7 +12,6 @@ from registry.checkpoint import phase_value
 from registry.errors import NotFound
 from registry.log import RunLog
 from registry.plain import moment
-from registry.pool.ratings import Rating
 from registry.state import PoolRecord, RunManifest
 from registry.store import Store
 from registry.stored import Stored
@@ -52,7 +51,8 @@ class PoolEntry(Stored):
     @property
     def conservative(self) -> float:
         """The skill that it has almost surely: mu - 3 sigma."""
-        return Rating(self.mu, self.sigma).conservative
+        # Not by way of `Rating`: what is stored may be anything, and is shown as it is.
+        return self.mu - 3 * self.sigma
 
     @property
     def games(self) -> int:

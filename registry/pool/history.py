@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from registry.actions import Action, Commit, EvictEntries, Promote, RateMatch
+from registry.errors import Malformed
 from registry.plain import moment
 
 
@@ -67,7 +68,7 @@ def _events(
             yield PoolEvent(action.version, "promoted", n, time, action.mu, action.sigma)
         case RateMatch():
             for rated in action.ratings:
-                before = last[rated.version]
+                before = _known(last, rated.version, n)
                 yield PoolEvent(
                     version=rated.version,
                     event="rated",
@@ -81,7 +82,18 @@ def _events(
                 )
         case EvictEntries():
             for version in action.versions:
-                before = last[version]
+                before = _known(last, version, n)
                 yield replace(
                     before, event="evicted", n=n, time=time, match=None, reason=action.reason
                 )
+
+
+def _known(last: dict[int, PoolEvent], version: int, n: int) -> PoolEvent:
+    if version not in last:
+        raise Malformed(
+            "the history is not legal",
+            where=f"commit {n}",
+            found=f"pool version {version}, which there is not",
+            hint="Run `holdfast verify`; do not write to this run until it is mended.",
+        )
+    return last[version]

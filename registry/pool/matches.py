@@ -9,7 +9,7 @@ from operator import index
 
 from backends.escape import quoted
 from registry.actions import Rated, RateMatch
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, Malformed
 from registry.pool.entries import require_record
 from registry.pool.promotion import rating_of
 from registry.pool.ratings import Rating, rate
@@ -99,9 +99,7 @@ def rating_match(state: RunManifest, places: Places, match: str) -> RateMatch:
     """
     entries = {player: require_record(state, player) for player in places if player is not None}
     before = [
-        rating_of(state, {})
-        if player is None
-        else Rating(entries[player].mu, entries[player].sigma)
+        rating_of(state, {}) if player is None else _stored(state, entries[player])
         for player in places
     ]
     players = list(places)
@@ -144,3 +142,17 @@ def _is_text(match: str) -> bool:
     except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
+
+
+def _stored(state: RunManifest, entry: PoolRecord) -> Rating:
+    """Return the rating that the log says an entry has."""
+    try:
+        return Rating(entry.mu, entry.sigma)
+    except InvalidInput as error:
+        raise Malformed(
+            "the log holds no rating that can be computed with",
+            where=f"{state.run_id}/pool/v{entry.version:04d}",
+            expected="finite numbers, the uncertainty above 0",
+            found=f"mu {entry.mu}, sigma {entry.sigma}",
+            hint="Promote its checkpoint again, and play with that entry.",
+        ) from error
