@@ -18,7 +18,17 @@ from registry.caching.chunk_cache import ChunkCache, choose_cache
 from registry.checkpoint import Checkpoint
 from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
-from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
+from registry.errors import (
+    AmbiguousRef,
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
 from registry.forking import inherit, inheritance
 from registry.log import RunLog, list_runs
 from registry.maintenance.findings import VerifyReport
@@ -303,6 +313,8 @@ class Registry:
         Raises:
             NotFound: It names nothing.
             AmbiguousRef: It names several.
+            IntegrityError: A run is damaged: the one that is named or, where an id alone is in none
+                of the others, any.
         """
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
@@ -449,12 +461,16 @@ class Registry:
 
     def _by_digest(self, digits: str) -> Stored:
         found: dict[bytes, Stored] = {}
+        damaged: dict[str, RegistryError] = {}
         for name in self.runs():
             try:
                 checkpoint = find_in_run(self._peek(name), digits)
             except AmbiguousRef:
                 raise
             except NotFound:
+                continue
+            except (IntegrityError, UnsupportedFormat) as error:
+                damaged[name] = error
                 continue
             found[checkpoint.digest] = checkpoint
         if len(found) > 1:
@@ -464,6 +480,15 @@ class Registry:
                 found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
                 hint="Give more digits, or the run: RUN/DIGITS.",
             )
+        if damaged and not found:
+            first = next(iter(damaged.values()))
+            raise Malformed(
+                "no checkpoint with this id in the runs that can be read",
+                where=f"{self.url}: {digits}",
+                expected=f"to read {', '.join(damaged)} too",
+                found=first.summary,
+                hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
+            ) from first
         if not found:
             raise NotFound("no checkpoint with this id", where=f"{self.url}: {digits}")
         return next(iter(found.values()))

@@ -14,7 +14,7 @@ from registry import actions
 from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column
-from registry.errors import NotFound
+from registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from registry.log import RunLog
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
@@ -80,6 +80,9 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
             run = opened.run(parent.run)
         except NotFound:
             yield _Chapter(parent.run, (), {}, f"{at}, which is not in this registry")
+            return
+        except (IntegrityError, UnsupportedFormat) as error:
+            yield _Chapter(parent.run, (), {}, f"{at}, which cannot be read: {error.summary}")
             return
         slots = RunLog(opened.store, run.id).slots()
         shared = [pair for slot in slots for pair in slot.commits if pair[1].n <= parent.commit]

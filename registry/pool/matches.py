@@ -13,7 +13,7 @@ from registry.errors import InvalidInput, Malformed
 from registry.pool.entries import require_record
 from registry.pool.promotion import rating_of
 from registry.pool.ratings import Rating, rate
-from registry.state import RunManifest
+from registry.state import PoolRecord, RunManifest
 
 _LONGEST_ID = 128
 

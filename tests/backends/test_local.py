@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -443,6 +444,33 @@ def test_failed_write_is_typed_and_leaves_nothing(
     assert type(caught.value) is kind
     assert str(root) in str(caught.value)
     assert files(root) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "said", "unsaid"),
+    [
+        (errno.ENOSPC, {"f_favail": 0}, "no more files.* 0 inodes free, and 4096 bytes", None),
+        (errno.ENOSPC, {"f_favail": 7}, "5 bytes to write.*found 4096 bytes free", "inode"),
+        (errno.ENOSPC, {"f_favail": 0, "f_files": 0}, "found 4096 bytes free", "inode"),
+        (errno.EDQUOT, {"f_favail": 7}, "quota of user id .* 4096 bytes and 7 inodes free", None),
+    ],
+    ids=["no inodes", "no bytes", "inodes are not counted", "quota"],
+)
+def test_a_full_disk_says_what_is_used_up(
+    backend: LocalBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    free: dict[str, int],
+    said: str,
+    unsaid: str | None,
+) -> None:
+    counts = {"f_bavail": 2, "f_frsize": 2048, "f_files": 100, **free}
+    monkeypatch.setattr(os, "writev", failing(code))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**counts))
+    with pytest.raises(StoreFull, match=said) as caught:
+        backend.put("a", b"12345")
+    assert unsaid is None or unsaid not in str(caught.value)
+    assert "nothing was written" in str(caught.value)
 
 
 @both_writes
