@@ -6,6 +6,7 @@ on the store and takes no token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from registry import pytree
 from registry.actions import CommitKeys, Place
 from registry.bursts import allocation_burst
 from registry.digest import Digest
-from registry.errors import InvalidInput, MissingObject, NotFound
+from registry.errors import InvalidInput, Malformed, MissingObject, NotFound
 from registry.integrations import open_zarr
 from registry.log import RunLog
 from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
@@ -36,7 +37,14 @@ from registry.reading.fit import (
     widened_paths,
 )
 from registry.reading.lazy import LazyTensor
-from registry.reading.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
+from registry.reading.loading import (
+    Target,
+    check_lists,
+    index_chunks,
+    read_chunks,
+    read_lists,
+    read_tensors,
+)
 from registry.store import Store
 from registry.suggest import near
 from registry.writing.placing import Base
@@ -140,9 +148,10 @@ class Stored:
         check_load_precision(precision)
         check_device(map_location)
         manifest = self.manifest
-        aside = self._aside()
+        aside = self._aside(manifest)
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
+        self._check_lists(manifest)
         with allocation_burst():
             made = allocate(self.ref, wanted, precision)
         self._read(manifest, made.targets)
@@ -306,9 +315,28 @@ class Stored:
 
         return self._relocated(read)
 
-    def _aside(self) -> dict[str, Any]:
+    def _aside(self, manifest: Manifest) -> dict[str, Any]:
         kept = self.commit_keys()
-        return {} if kept is None else decode_plain(kept.values)
+        if kept is None:
+            return {}
+        aside = decode_plain(kept.values)
+        keys = [*manifest.components, *(aside if isinstance(aside, dict) else ())]
+        if not isinstance(aside, dict) or Counter(kept.order) != Counter(keys):
+            raise Malformed(
+                "the keys that the commit keeps do not fit the manifest",
+                where=self.ref,
+                expected=f"each of the keys {', '.join(kept.order)} in one of the two",
+                found=", ".join(map(quoted, keys)),
+                hint="`load_into` fills tensors without them; another checkpoint may be whole.",
+            )
+        return aside
+
+    def _check_lists(self, manifest: Manifest) -> None:
+        """Hold the claimed sizes of digest lists against the packs, before memory is taken."""
+        if manifest.chunk_lists:
+            self._relocated(
+                lambda place: check_lists(manifest, self._store.placement(place.placement_key))
+            )
 
     def _with_commit_keys(
         self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None

@@ -79,7 +79,8 @@ def _is_thinkable(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
     if tag != "t":
         return prod(filter(None, shape)) * ITEM_SIZES[dtype] < _LIMIT
     strides = accumulate((max(length, 1) for length in reversed(shape[1:])), mul, initial=1)
-    return max(accumulate(shape, mul)) < _LIMIT and max(strides) < _LIMIT
+    # torch counts elements without a sign, and steps with one.
+    return max(accumulate(shape, mul)) < 2 * _LIMIT and max(strides) < _LIMIT
 
 
 _LENGTHS = "and of lengths that do not overflow"

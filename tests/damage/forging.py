@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,7 +31,6 @@ FORGED, FORK, CALM = "night", "fork", "calm"
 _HEX = re.compile(rb"[0-9a-f]{64}")
 
 Path = tuple[Any, ...]
-Keep = Callable[[Path], bool]
 
 
 @dataclass
@@ -312,6 +311,23 @@ def forged(place: Place, value: Any) -> dict[str, bytes]:
         del holder[place.path[-1]]
     else:
         holder[place.path[-1]] = copy.deepcopy(value)
-    if place.path[0] == "config" and len(place.path) == 1:
-        records.config = value
     return sealed(records)
+
+
+def newest_checkpoint(records: Records) -> dict[str, Any]:
+    """Return the components of the newest checkpoint of the run that is forged, by name."""
+    ids = [
+        action["manifest"]
+        for key, lines in records.slots.items()
+        if _run(key) == FORGED
+        for line in lines
+        for action in line.get("actions", ())
+        if action["action"] == "checkpoint.add"
+    ]
+    (body,) = [body for key, body in records.manifests.items() if ids[-1] in key]
+    return dict(body["components"])
+
+
+def without_snapshots(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a registry whose runs are opened by their logs alone."""
+    return {key: data for key, data in files.items() if "/snapshots/" not in key}
