@@ -26,7 +26,8 @@ def shown(value: object) -> str:
 def quoted(value: object) -> str:
     """Return `repr(value)`, or what can be shown of a value that has none."""
     try:
-        return repr(value)
+        is_long = isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS
+        return shown(value) if is_long else repr(value)
     except Exception:  # of a foreign class, or of an integer that is too long
         return shown(value)
 

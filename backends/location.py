@@ -69,7 +69,12 @@ def parse(url: str | os.PathLike[str]) -> Location:
     Raises:
         InvalidLocation: It names no place where a registry can be; nothing secret is repeated.
     """
-    text = os.fspath(url)
+    try:
+        text = os.fsdecode(url)
+    except TypeError as error:
+        raise InvalidLocation(
+            "not a URL or a path", found=quoted(url), expected=_forms()
+        ) from error
     if not text or any(ord(character) < 32 for character in text):
         raise InvalidLocation(
             "empty, or holds control characters", where=quoted(redact(text)), expected=_forms()

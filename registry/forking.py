@@ -70,7 +70,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
         raise Conflict(
             "a fork goes on from a checkpoint that is kept",
             where=source.ref,
-            found=record.evicted,
+            found=source.eviction(),
             hint="Bring it back with `holdfast undo` first.",
         )
     shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]

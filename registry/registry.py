@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from backends import Backend, open_backend, parse
+from backends.escape import quoted
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
@@ -81,7 +82,7 @@ def init(
     """
     chosen = check_compression(compression)
     every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
-    backend = open_backend(os.fspath(url))
+    backend = open_backend(url)
     try:
         if not skip_race_probe:
             probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
@@ -117,7 +118,7 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         Conflict: It is another registry than expected.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
-    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else os.fspath(url)
+    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
     if place is None:
         raise InvalidInput(
             "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
@@ -316,6 +317,10 @@ class Registry:
             IntegrityError: A run is damaged: the one that is named or, where an id alone is in none
                 of the others, any.
         """
+        if not isinstance(ref, str):
+            raise InvalidInput(
+                "not a ref", expected="a text such as 'RUN/latest'", found=quoted(ref)
+            )
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
             return self._by_digest(name)

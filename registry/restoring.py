@@ -71,7 +71,7 @@ def check_source(run_id: str, at: Checkpoint) -> None:
         raise Conflict(
             "this checkpoint is not kept any more",
             where=at.ref,
-            found=at.record.evicted,
+            found=at.eviction(),
             hint="`holdfast undo` brings it back until it is collected.",
         )
 

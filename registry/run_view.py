@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from backends.escape import quoted
+from backends.escape import quoted, shown
 from registry import pins
 from registry.actions import Commit, RunStatus
 from registry.checkpoint import Checkpoint, phase_value
@@ -144,7 +144,7 @@ class RunView:
             NotFound: The commit added none.
         """
         if n not in self.manifest.by_n:
-            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {n}")
+            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {shown(n)}")
         return self._checkpoint(self.manifest.by_n[n])
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:

@@ -110,6 +110,10 @@ class Stored:
         """Return the keys of the state that its commit keeps instead of its manifest."""
         return None
 
+    def eviction(self) -> str | None:
+        """Return by which commit, when and why it was let go, where the log says so of it."""
+        return None
+
     @property
     def components(self) -> dict[str, Digest]:
         """Digest of each top-level key; equal digests mean equal components, in any checkpoint."""
@@ -392,6 +396,7 @@ class Stored:
                 raise MissingObject(
                     "this state was let go, and collected since",
                     where=self.ref,
+                    found=self.eviction(),
                     hint="A mirror that was synced before may still hold it.",
                 ) from error
 

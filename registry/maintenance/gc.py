@@ -49,6 +49,8 @@ from registry.state import RunManifest
 from registry.store import Store
 
 DAY_S = 86_400.0
+#: A longer grace than this is none that anybody means: 30,000 years.
+_LONGEST_S = 10**12
 #: Unfinished files and probes younger than this stay, whatever the grace: their makers may live.
 _LEFTOVER_S = 3600.0
 #: Entries of `epochs/` that are looked through for what a collector left condemned.
@@ -125,7 +127,7 @@ class Collector:
         self, store: Store, *, grace_s: float = DAY_S, progress: Progress | None = None
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
-        if not number or not 0 <= grace_s < float("inf"):
+        if not number or not 0 <= grace_s <= _LONGEST_S:
             raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
         self._store = store
         self._grace_s = grace_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from datetime import datetime
 
+from backends.escape import shown
 from registry.checkpoint import phase_value
 from registry.errors import NotFound
 from registry.log import RunLog
@@ -130,7 +131,7 @@ def require_record(state: RunManifest, version: int) -> PoolRecord:
         known = [entry.version for entry in state.roster()]
         raise NotFound(
             "the pool never had this version",
-            where=f"{state.run_id}/{name_of(version)}",
+            where=f"{state.run_id}/pool/v{shown(version).zfill(4)}",
             expected=f"1 to {state.next_version - 1}" if state.pool else "none: the pool is empty",
             hint=f"Playing now: {', '.join(map(str, known))}." if known else None,
         )
