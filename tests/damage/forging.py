@@ -20,8 +20,11 @@ import numpy as np
 import pytest
 import torch
 
+from registry.digest import Digest
+from registry.epochs import encode_sweep
 from registry.monitors import Monitor
 from registry.objects.framing import join_lines, unwrap_frame, wrap_frame
+from registry.objects.keys import ObjectKey, epoch_key
 from registry.spec import Draw, Phase, Pool, RunSpec, Stream
 from tests.crash.world import contents, fresh_store, opened
 
@@ -43,7 +46,8 @@ class Records:
         snapshots: Both lines of each snapshot, by key.
         manifests: Bodies by key.
         placements: Headers by key.
-        rest: Everything else: packs, epochs, and the columns of placements.
+        epochs: Lines by key.
+        rest: Everything else: packs, and the columns of placements.
     """
 
     config: Any
@@ -51,6 +55,7 @@ class Records:
     snapshots: dict[str, list[Any]]
     manifests: dict[str, Any]
     placements: dict[str, Any]
+    epochs: dict[str, list[Any]]
     rest: dict[str, bytes]
 
     def parts(self) -> dict[str, Any]:
@@ -61,6 +66,7 @@ class Records:
             "snapshots": self.snapshots,
             "manifests": self.manifests,
             "placements": self.placements,
+            "epochs": self.epochs,
         }
 
 
@@ -76,6 +82,8 @@ def healthy() -> dict[str, bytes]:
             calm = registry.create_run(CALM, seed=1)
             calm.save({"model": {"w": np.arange(30, dtype=np.float32)}}, step=1)
             _live(registry)
+        orphan = ObjectKey("packs", Digest.of(b"collected long ago"), 0)
+        store.put_if_absent(epoch_key(1), encode_sweep(1, [orphan]))
     return contents(store)
 
 
@@ -148,7 +156,7 @@ def _state(step: int) -> dict[str, Any]:
 
 def taken_apart(files: dict[str, bytes]) -> Records:
     """Return the records of a registry."""
-    found = Records(None, {}, {}, {}, {}, {})
+    found = Records(None, {}, {}, {}, {}, {}, {})
     order = [CALM, FORGED, FORK]
     keys = sorted(files, key=lambda key: (order.index(_run(key)), key) if _run(key) else (-1, key))
     for key in keys:
@@ -159,6 +167,8 @@ def taken_apart(files: dict[str, bytes]) -> Records:
             found.slots[key] = _lines(data)
         elif "/snapshots/" in key:
             found.snapshots[key] = _lines(data)
+        elif key.startswith("epochs/"):
+            found.epochs[key] = _lines(data)
         elif key.startswith("manifests/"):
             found.manifests[key] = json.loads(unwrap_frame(data, where=key))
         elif key.startswith("placements/"):
@@ -193,7 +203,7 @@ def sealed(records: Records) -> dict[str, bytes]:
                 names[_digest(before[number])] = _digest(text)
         files[key] = join_lines(sealed_lines)
         names[_digest(original[key])] = _digest(files[key])
-    for key, lines in records.snapshots.items():
+    for key, lines in (*records.snapshots.items(), *records.epochs.items()):
         files[key] = join_lines([_renamed(spelled(line), names) for line in lines])
     return files
 

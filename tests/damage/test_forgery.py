@@ -71,6 +71,8 @@ DAILY: tuple[tuple[str, Any], ...] = (
     ("manifests/components/*/*/skeleton/d/-/-/coo/-", [5, 2**53]),
     ("manifests/format", _ANSI),
     ("placements/packs", []),
+    ("epochs/*/min_writer", 2**53),
+    ("epochs/*/keys/*", _ANSI),
 )
 
 
@@ -101,7 +103,9 @@ def test_forged_fields(record_property: Any) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("part", ["config", "slots", "snapshots", "manifests", "placements"])
+@pytest.mark.parametrize(
+    "part", ["config", "slots", "snapshots", "manifests", "placements", "epochs"]
+)
 def test_every_field_forged_in_every_way(part: str) -> None:
     looks, cases = Looks(), 0
     with quietly():
