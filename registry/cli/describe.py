@@ -202,8 +202,8 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
 
 
 def source(run: Run, n: int | None) -> str | None:
-    """Return the name of the checkpoint that something was cut from."""
-    return None if n is None else run.find(n).ref
+    """Return the name of the checkpoint that something was cut from, if the run knows of it."""
+    return run.find(n).ref if n in run.manifest.by_n else None
 
 
 def release_json(release: Release) -> dict[str, Any]:

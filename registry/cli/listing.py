@@ -36,36 +36,32 @@ class Listing:
         found = []
         for name in self._opened.runs():
             try:
-                run = self._try(name, lambda name=name: self._opened.run(name))  # type: ignore[misc]
+                found.append(self._opened.run(name))
             except NotFound:
                 place = f"{self._opened.url}: runs/{name}"
                 output.note(f"warning: {place} is no run; `holdfast verify` has more")
-                continue
-            if run is not None:
-                found.append(run)
+            except RegistryError as error:
+                self._pass_over(name, error)
         return found
 
     def told(self, runs: Iterable[Run], tell: Callable[[Run], _T]) -> dict[str, _T]:
-        """Return what is to be told of each run, by name; a run of which nothing can is damaged."""
+        """Return what is to be told of each run by name; one of which nothing can be is damaged."""
         found = {}
         for run in runs:
-            said = self._try(run.id, lambda run=run: tell(run))  # type: ignore[misc]
-            if run.id not in self.damaged:
-                found[run.id] = said
-        return found  # type: ignore[return-value]
+            try:
+                found[run.id] = tell(run)
+            except RegistryError as error:
+                self._pass_over(run.id, error)
+        return found
+
+    def _pass_over(self, name: str, error: RegistryError) -> None:
+        if isinstance(error, StoreUnavailable):
+            raise error  # of the other runs nothing would be told either
+        self.damaged[name] = error
 
     def finish(self) -> None:
         """End the command with the status of damage, where there is any."""
         end(self.damaged)
-
-    def _try(self, name: str, look: Callable[[], _T]) -> _T | None:
-        try:
-            return look()
-        except (NotFound, StoreUnavailable):
-            raise  # no run at all, or no store: nothing more can be told
-        except RegistryError as error:
-            self.damaged[name] = error
-            return None
 
 
 def end(damaged: Mapping[str, RegistryError]) -> None:

@@ -1,8 +1,8 @@
 """What a stored skeleton says of its arrays, held against what is stored of them; and its values.
 
 Both are foreign, and each can be well formed without the other: a skeleton may name an array that
-is not there, or a string of floats. Nothing is rebuilt here and no library of arrays is imported
-for it, so that a store can be verified where the states in it could not be loaded.
+is not there, or a string of floats. No array is made here and no library is imported for one, so
+that a store can be verified where the states in it could not be loaded.
 """
 
 from __future__ import annotations
