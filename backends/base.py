@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from backends.errors import InvalidLocation, ObjectTruncated
+from backends.escape import quoted
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -196,7 +197,7 @@ def check_key(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise InvalidLocation(
             "not a legal key",
-            where=repr(key),
+            where=quoted(key),
             expected="segments of [A-Za-z0-9._-] joined by '/', none empty, '.' or '..'",
         )
     return key

@@ -34,6 +34,10 @@ except ImportError:  # only macOS has it: its fsync stops at the cache of the dr
 #: Most buffers the system takes in one call.
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 
+#: What the system says where nothing more can be written.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+#: With fewer free inodes, and so many bytes to spare, it is inodes that were missing.
+_FEW_FILES, _SLACK = 16, 2**20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 
@@ -198,8 +202,8 @@ def _translated(error: OSError, path: str, needed_bytes: int) -> StorageError:
         return InvalidLocation(said, where=path)
     if code == errno.ENOENT:
         return ObjectNotFound("no such object", where=path)
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return _full(said, path, needed_bytes)
+    if code in NO_ROOM:
+        return no_room(error, path, needed_bytes)
     if code == errno.EROFS:
         return ReadOnlyStore(said, where=path, hint="Mount it for writing, or write elsewhere.")
     if code in (errno.EACCES, errno.EPERM):
@@ -220,23 +224,63 @@ def _translated(error: OSError, path: str, needed_bytes: int) -> StorageError:
     return StorageError(f"the file system failed: {said}", where=path)
 
 
-def _full(said: str, path: str, needed_bytes: int) -> StoreFull:
-    try:
-        free: object = _free_bytes(path)
-    except OSError:
-        free = "unknown"
+def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
+    """Return the error that says which is used up: bytes, inodes or a quota."""
+    said = error.strerror or str(error)
+    if error.errno == errno.EDQUOT:
+        return _over_quota(said, path, needed_bytes)
+    free_bytes, free_files = _free(path)
+    found = _told(free_bytes, free_files)
+    if free_files is not None and free_files < _FEW_FILES and free_bytes > needed_bytes + _SLACK:
+        # Few rather than none: what this write had made is gone again.
+        return StoreFull(
+            f"{said}: no more files can be made",
+            where=path,
+            expected="free inodes for a file and its folders",
+            found=found,
+            hint="Delete files that are not needed, or make a file system with more inodes; "
+            "nothing was written.",
+        )
     return StoreFull(
         said,
         where=path,
         expected=f"{needed_bytes} bytes to write",
-        found=f"{free} bytes free",
-        hint="Free some space or raise the quota; nothing was written.",
+        found=found,
+        hint="Free some space; nothing was written.",
     )
 
 
-def _free_bytes(path: str) -> int:
-    found = os.statvfs(nearest(path))
-    return found.f_bavail * found.f_frsize
+def _over_quota(said: str, path: str, needed_bytes: int) -> StoreFull:
+    # No portable call tells of a quota: it may be one of bytes or of files, of a user or a project.
+    return StoreFull(
+        said,
+        where=path,
+        expected=f"{needed_bytes} bytes to write, within a quota of bytes and of files",
+        found=f"the quota of user id {os.geteuid()} or of its group or project is used up; the "
+        f"file system itself has {_told(*_free(path))}",
+        hint="Delete what is not needed, or have the quota of bytes or files raised (`quota -s`); "
+        "nothing was written.",
+    )
+
+
+def _told(free_bytes: int, free_files: int | None) -> str:
+    if free_bytes < 0:
+        return "an unknown number of bytes free"
+    return (
+        f"{free_bytes} bytes"
+        + ("" if free_files is None else f" and {free_files} inodes")
+        + " free"
+    )
+
+
+def _free(path: str) -> tuple[int, int | None]:
+    """Return the free bytes, -1 where nothing tells, and the free inodes, if they are counted."""
+    try:
+        found = os.statvfs(nearest(path))
+    except OSError:
+        return -1, None
+    # Some file systems make inodes as they are needed, and say that they have none at all.
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def nearest(path: str) -> str:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from backends.escape import printable, shortened
+
+#: A part of a message is cut to about so many characters: a store can give names of any length.
+_MAX_PART = 2000
+
 
 class RegistryError(Exception):
     """Anything that Holdfast refuses or fails to do.
 
     The message says what went wrong, where, what was expected and found, and what to do next;
-    each part is also an attribute.
+    each part is also an attribute. Parts may be text from a store: control, direction and invisible
+    characters in them are spelled out, and long ones are shortened.
 
     Attributes:
         what: What went wrong, a clause without a full stop.
@@ -35,11 +41,12 @@ class RegistryError(Exception):
         found: object = None,
         hint: str | None = None,
     ) -> None:
-        self.what = what
-        self.where = None if where is None else str(where)
-        self.expected = None if expected is None else str(expected)
-        self.found = None if found is None else str(found)
-        self.hint = hint
+        # A list of several failures has lines of its own.
+        self.what = printable(what, spare="\n")
+        self.where = _part(where)
+        self.expected = _part(expected)
+        self.found = _part(found)
+        self.hint = _part(hint)
         super().__init__(self._message())
 
     @property
@@ -63,6 +70,10 @@ class RegistryError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # The default replays args (the message) into `what` and would lose the parts.
         return (_rebuild, (type(self), self.__dict__.copy()))
+
+
+def _part(value: object) -> str | None:
+    return None if value is None else shortened(printable(value), _MAX_PART)
 
 
 def _rebuild(cls: type[RegistryError], parts: dict[str, str | None]) -> RegistryError:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from backends.base import check_key
 from backends.errors import InvalidLocation
+from backends.escape import quoted
 
 SCHEMES = ("file", "memory", "s3")
 S3_OPTIONS = ("endpoint_url", "region")
@@ -68,10 +69,15 @@ def parse(url: str | os.PathLike[str]) -> Location:
     Raises:
         InvalidLocation: It names no place where a registry can be; nothing secret is repeated.
     """
-    text = os.fspath(url)
+    try:
+        text = os.fsdecode(url)
+    except TypeError as error:
+        raise InvalidLocation(
+            "not a URL or a path", found=quoted(url), expected=_forms()
+        ) from error
     if not text or any(ord(character) < 32 for character in text):
         raise InvalidLocation(
-            "empty, or holds control characters", where=repr(redact(text)), expected=_forms()
+            "empty, or holds control characters", where=quoted(redact(text)), expected=_forms()
         )
     match = _URL.match(text)
     if match is None:

@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.escape import quoted
 from registry.errors import InvalidInput, UnsupportedValue
 from registry.pytree.paths import clip
 
@@ -187,7 +188,7 @@ def _text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: no path at all
         found = getattr(error, "strerror", None) or error
-        raise InvalidInput("cannot read the card", where=repr(str(path)), found=found) from error
+        raise InvalidInput("cannot read the card", where=quoted(str(path)), found=found) from error
     _check_size(len(data), str(path))
     try:
         return data.decode()

@@ -6,15 +6,15 @@ Saving is the business of `registry.trainer.trainer`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from registry.actions import CommitKeys, Line, ReportMetrics
+from registry.actions import CommitKeys, Evict, Line, ReportMetrics
 from registry.charge import check_not_dropped
 from registry.errors import NotFound
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
-from registry.plain import check_metrics, decode_plain
+from registry.plain import check_metrics, decode_plain, format_time, moment
 from registry.reading.allocating import LoadPrecision
 from registry.reading.fit import LoadReport
 from registry.rules import check_dtypes, check_keys, manifest_dtypes
@@ -86,13 +86,33 @@ class Checkpoint(Stored):
 
     @property
     def created(self) -> datetime:
-        """When it was saved, by the trainer's clock."""
-        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+        """When it was saved, by the trainer's clock, held within the years 1 to 9999."""
+        return moment(self._record.time_ms)
 
     @property
     def superseded(self) -> bool:
         """Whether training went back behind it; it is then never `latest` or `best`."""
         return self.record.superseded
+
+    def eviction(self) -> str | None:
+        """Return by which commit, when and why retention let it go; `None` while it is kept.
+
+        The log is read for it.
+        """
+        if self.record.evicted is None:
+            return None
+        last = None
+        for slot in self._log.slots():
+            for _, commit in slot.commits:
+                for action in commit.actions:
+                    if isinstance(action, Evict) and self._is_among(action):
+                        last = commit
+        if last is None:  # it came from elsewhere, with a history of its own
+            return self.record.evicted
+        return f"commit {last.n} of {format_time(last.time_ms)}: {self.record.evicted}"
+
+    def _is_among(self, action: Evict) -> bool:
+        return any(one.checkpoint == self._n for one in action.evictions)
 
     @property
     def tier(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from pydantic import ValidationError
 
+from backends.escape import printable, quoted, shown
 from registry.actions import CreateRun, Line, Parent
 from registry.canonical import Json, encode
 from registry.environment import describe_environment
@@ -186,7 +187,7 @@ def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
                 "%s: the configuration is another one than the run was begun with, first at %s; "
                 "the run keeps what it was begun with",
                 run_id,
-                key,
+                printable(key),
             )
             return
 
@@ -198,7 +199,7 @@ def _by_key(encoded: Json) -> dict[str, bytes]:
     """
     config = decode_plain(encoded)
     items = config if isinstance(config, Mapping) else {"config": config}
-    return {str(key): encode(encode_plain(value, "config")) for key, value in items.items()}
+    return {shown(key): encode(encode_plain(value, "config")) for key, value in items.items()}
 
 
 def default_ids(seed: int) -> list[str]:
@@ -211,7 +212,7 @@ def _seed(seed: object) -> int | None:
     if seed is None:
         return None
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=repr(seed))
+        raise InvalidInput("not a seed", expected="a whole number below 2^64", found=quoted(seed))
     return seed
 
 
@@ -225,7 +226,7 @@ def _spec(
     preset: Preset | None, monitors: tuple[Monitor, ...], retention: Retention | None
 ) -> RunSpec | None:
     if retention is not None and not isinstance(retention, Retention):
-        raise InvalidInput("not a policy", expected="Retention(last=3)", found=repr(retention))
+        raise InvalidInput("not a policy", expected="Retention(last=3)", found=quoted(retention))
     given = RunSpec() if preset is None else preset
     spec = given if isinstance(given, RunSpec) else load_preset(given)
     where = f"preset {spec.name}" if preset is not None else None
@@ -264,7 +265,7 @@ def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
         raise InvalidInput(
             "not a monitor",
             expected="Monitor(metric='loss', mode='min'), or several",
-            found=repr(monitor),
+            found=quoted(monitor),
         )
     return monitors
 
@@ -276,9 +277,10 @@ def _told(monitors: Iterable[Monitor]) -> str:
 def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
     suspects = list(_suspects(config, ""))
     if suspects:
+        named = printable(", ".join(suspects))
         warnings.warn(
-            f"the configuration looks as if it held a secret: {', '.join(suspects)}. It enters the "
-            "run's log, where it stays for everybody who can read the registry.",
+            f"the configuration looks as if it held a secret: {named}. It enters the run's log, "
+            "where it stays for everybody who can read the registry.",
             SecretWarning,
             stacklevel=stacklevel,
         )
@@ -287,8 +289,9 @@ def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
 def _suspects(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            place = f"{path}.{key}" if path else str(key)
-            if isinstance(item, str) and item and _SECRET.search(str(key)):
+            name = shown(key)
+            place = f"{path}.{name}" if path else name
+            if isinstance(item, str) and item and _SECRET.search(name):
                 yield place
             yield from _suspects(item, place)
     elif isinstance(value, list | tuple):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Self, overload
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
@@ -48,7 +49,7 @@ class Digest(bytes):
         if not _HEX.fullmatch(plain):
             raise InvalidInput(
                 "malformed digest",
-                where=repr(text),
+                where=quoted(text),
                 expected="64 lower-case hexadecimal digits, with or without 'sha256:'",
                 found=f"{len(plain)} characters",
             )

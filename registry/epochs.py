@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+from backends.escape import quoted
 from registry.errors import Malformed, ObjectNotFound
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import EPOCHS, ObjectKey, epoch_key, parse_number
@@ -180,6 +181,6 @@ def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
         key = rb'"(?:packs|manifests|placements)/%b/%b[0-9a-f]{62}\.(?:0|[1-9][0-9]*)"'
         keys = rb"%b(?:,%b)*" % ((key % (shard, shard),) * 2)
         if match is None or not re.fullmatch(keys, match[1]) or shard.decode() in shards:
-            raise Malformed("not a line of condemned keys", where=where, found=repr(line[:200]))
+            raise Malformed("not a line of condemned keys", where=where, found=quoted(line[:200]))
         shards[shard.decode()] = line
     return CondemnedKeys(shards)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from backends.escape import quoted
 from registry.actions import (
     Action,
     AddCheckpoint,
@@ -60,7 +61,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
         Conflict: The checkpoint was evicted, or its run dropped.
     """
     if not isinstance(source, Checkpoint):
-        raise InvalidInput("a fork goes on from a checkpoint", found=repr(source))
+        raise InvalidInput("a fork goes on from a checkpoint", found=quoted(source))
     n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
     now = advance(RunManifest(run_id=source.run_id), slots)
     record = _record(store, now, source)
@@ -69,7 +70,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
         raise Conflict(
             "a fork goes on from a checkpoint that is kept",
             where=source.ref,
-            found=record.evicted,
+            found=source.eviction(),
             hint="Bring it back with `holdfast undo` first.",
         )
     shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]

@@ -42,6 +42,7 @@ from registry.objects.keys import (
     snapshot_slot,
 )
 from registry.state import RunManifest, Slot, advance, link_after
+from registry.state.coherence import is_coherent
 from registry.store import Store, gaps
 
 #: A snapshot is written when the log has grown by so many slots.
@@ -304,7 +305,7 @@ class RunLog:
             state = RunManifest.decode(body, where=snapshot_key(self.run_id, slot))
         except (IntegrityError, ValueError):
             return False
-        if (state.run_id, state.next_slot) != (self.run_id, slot + 1):
+        if (state.run_id, state.next_slot) != (self.run_id, slot + 1) or not is_coherent(state):
             return False
         if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
             return False

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
+from backends.escape import shown
 from registry.errors import IncompatibleState, InvalidInput, RegistryError
 from registry.pytree.paths import clip
 
@@ -116,7 +117,7 @@ class Migrations:
         path = self._path(found, wanted)
         if path is None:
             raise IncompatibleState(
-                f"no migration from {state[key]} to {target}",
+                f"no migration from {shown(state[key])} to {target}",
                 where=f"state[{key!r}]",
                 expected=f"steps that lead there; registered: {self._listed()}",
                 hint="Register the missing steps (register_migration).",

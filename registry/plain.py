@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Any
 
+from backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
 from registry import canonical, pytree
 from registry.digest import Digest
 from registry.errors import InvalidInput, UnsupportedValue
@@ -20,6 +21,9 @@ MAX_DEPTH = 150
 RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
 _LIKE_A_NUMBER = re.compile(r"phase\d+")
 _LIKE_A_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: The times that have a date, in milliseconds since the epoch.
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -91,7 +95,7 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
     checked = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name or not _is_text(name):
-            raise InvalidInput("a metric's name is not a string of characters", where=repr(name))
+            raise InvalidInput("a metric's name is not a string of characters", where=quoted(name))
         checked[name] = _number(name, value)
     return checked
 
@@ -111,7 +115,7 @@ def check_step(step: object) -> int:
         number = -1
     if not 0 <= number <= MAX_STEP:
         raise InvalidInput(
-            "not a step", where="step", expected="a whole number from 0 to 2^53", found=repr(step)
+            "not a step", where="step", expected="a whole number from 0 to 2^53", found=quoted(step)
         )
     return number
 
@@ -125,7 +129,7 @@ def check_name(name: object, what: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
             f"not a legal name for {what}",
-            where=repr(name),
+            where=quoted(name),
             expected="1 to 64 of [A-Za-z0-9._-], first a letter or digit",
         )
     return name
@@ -141,21 +145,36 @@ def check_phase(phase: object) -> str:
         phase = str(check_step(phase))
     name = check_name(phase, "a phase")
     if name.isdigit() and name != str(int(name)):
-        raise InvalidInput("a phase number has no leading zeros", where=repr(phase))
+        raise InvalidInput("a phase number has no leading zeros", where=quoted(phase))
     if name.isdigit():
         return name
     if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
         raise InvalidInput(
             "a phase of this name would read as another ref",
-            where=repr(name),
+            where=quoted(name),
             expected=f"not {', '.join(sorted(RESERVED))}, 'phase' and digits, or 8 hex digits",
         )
     return name
 
 
+def is_dated(time_ms: int) -> bool:
+    """Return whether a time of the log is within the calendar: years 1 to 9999."""
+    return _FIRST_MS <= time_ms <= _LAST_MS
+
+
+def moment(time_ms: int) -> datetime:
+    """Return a time of the log; of one beyond the calendar the first or last moment in it.
+
+    The log may say any number: it is its author's clock, and nothing depends on it.
+    """
+    return _EPOCH + timedelta(milliseconds=min(max(time_ms, _FIRST_MS), _LAST_MS))
+
+
 def format_time(time_ms: int) -> str:
-    """Return a time of the log for people: UTC, to the second."""
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+    """Return a time of the log for people: UTC, to the second; beyond the calendar the number."""
+    if not is_dated(time_ms):
+        return f"{time_ms} ms"
+    return f"{moment(time_ms):%Y-%m-%d %H:%M:%S}Z"
 
 
 def _is_text(name: str) -> bool:
@@ -183,14 +202,20 @@ def _number(name: str, value: object) -> float:
 
 
 def json_ready(value: object) -> Any:
-    """Return a plain value as ordinary JSON for people and tools; NaN and infinities as strings."""
+    """Return a plain value as ordinary JSON for people and tools.
+
+    NaN and infinities become strings, and so do integers of more than 2048 bits, as `0x...`: many
+    readers of JSON refuse them, Python's among them.
+    """
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | str():
             return value
+        case int():
+            return value if value.bit_length() <= MAX_DECIMAL_BITS else hexadecimal(value)
         case float():
             return value if math.isfinite(value) else str(value)
         case Mapping():
-            return {str(key): json_ready(item) for key, item in value.items()}
+            return {shown(key): json_ready(item) for key, item in value.items()}
         case list() | tuple() | set() | frozenset():
             return [json_ready(item) for item in value]
-    return str(value)
+    return shown(value)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema, to_json
 
+from backends.escape import printable
 from registry import canonical
 from registry.digest import Digest
 from registry.errors import Malformed
@@ -156,7 +157,11 @@ def _tagged(kinds: Mapping[object, type[Record]], field: str, value: object) -> 
     if not isinstance(tag, str) or tag not in kinds:
         raise PydanticKnownError(
             "union_tag_invalid",
-            {"discriminator": field, "tag": str(tag), "expected_tags": ", ".join(map(str, kinds))},
+            {
+                "discriminator": field,
+                "tag": printable(tag),
+                "expected_tags": ", ".join(map(str, kinds)),
+            },
         )
     return kinds[tag]
 

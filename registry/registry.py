@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal, Self, Unpack
 
 from backends import Backend, open_backend, parse
+from backends.escape import quoted
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
 from registry.actions import CreateRun
@@ -18,7 +19,17 @@ from registry.caching.chunk_cache import ChunkCache, choose_cache
 from registry.checkpoint import Checkpoint
 from registry.codecs import Compression, check_compression
 from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
-from registry.errors import AmbiguousRef, Conflict, InvalidInput, MissingObject, NotFound
+from registry.errors import (
+    AmbiguousRef,
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
 from registry.forking import inherit, inheritance
 from registry.heads import Heads, recall
 from registry.log import RunLog, list_runs
@@ -72,7 +83,7 @@ def init(
     """
     chosen = check_compression(compression)
     every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
-    backend = open_backend(os.fspath(url))
+    backend = open_backend(url)
     try:
         if not skip_race_probe:
             probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
@@ -115,7 +126,7 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         Conflict: It is another registry than expected, or than was here before.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
-    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else os.fspath(url)
+    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
     if place is None:
         raise InvalidInput(
             "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
@@ -323,7 +334,13 @@ class Registry:
         Raises:
             NotFound: It names nothing.
             AmbiguousRef: It names several.
+            IntegrityError: A run is damaged: the one that is named or, where an id alone is in none
+                of the others, any.
         """
+        if not isinstance(ref, str):
+            raise InvalidInput(
+                "not a ref", expected="a text such as 'RUN/latest'", found=quoted(ref)
+            )
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
             return self._by_digest(name)
@@ -483,12 +500,16 @@ class Registry:
 
     def _by_digest(self, digits: str) -> Stored:
         found: dict[bytes, Stored] = {}
+        damaged: dict[str, RegistryError] = {}
         for name in self.runs():
             try:
                 checkpoint = find_in_run(self._peek(name, by_id=True), digits)
             except AmbiguousRef:
                 raise
             except NotFound:
+                continue
+            except (IntegrityError, UnsupportedFormat) as error:
+                damaged[name] = error
                 continue
             found[checkpoint.digest] = checkpoint
         if len(found) > 1:
@@ -498,6 +519,15 @@ class Registry:
                 found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
                 hint="Give more digits, or the run: RUN/DIGITS.",
             )
+        if damaged and not found:
+            first = next(iter(damaged.values()))
+            raise Malformed(
+                "no checkpoint with this id in the runs that can be read",
+                where=f"{self.url}: {digits}",
+                expected=f"to read {', '.join(damaged)} too",
+                found=first.summary,
+                hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
+            ) from first
         if not found:
             raise NotFound("no checkpoint with this id", where=f"{self.url}: {digits}")
         return next(iter(found.values()))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
+from backends.escape import quoted
 from registry import pytree
 from registry.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from registry.canonical import float_to_hex
@@ -22,7 +23,7 @@ from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.pins import find_pin, own, sound
-from registry.plain import check_metrics
+from registry.plain import check_metrics, moment
 from registry.pytree import FlatState
 from registry.rules import inference_parts
 from registry.state import CheckpointRecord, Pin, RunManifest
@@ -45,6 +46,11 @@ class Release(Stored):
         self._pin = pin
 
     @property
+    def record(self) -> Pin:
+        """What the run's log says of it."""
+        return self._pin
+
+    @property
     def version(self) -> str:
         """Its semantic version."""
         return self._pin.name
@@ -56,8 +62,8 @@ class Release(Stored):
 
     @property
     def published(self) -> datetime:
-        """When it was published, by the publisher's clock."""
-        return datetime.fromtimestamp(self._pin.time_ms / 1000, UTC)
+        """When it was published, by the publisher's clock, held within the years 1 to 9999."""
+        return moment(self._pin.time_ms)
 
     @property
     def is_latest(self) -> bool:
@@ -211,7 +217,7 @@ class Releases:
             Conflict: The run was dropped.
         """
         if not isinstance(reason, str) or reason.encode(errors="replace").decode() != reason:
-            raise InvalidInput("a reason is not text", found=repr(reason))
+            raise InvalidInput("a reason is not text", found=quoted(reason))
         find_pin(self._log.refresh(), "release", version)
 
         def compose(state: RunManifest) -> Sequence[Action] | None:
@@ -350,7 +356,7 @@ def _parts(
 
 
 def _events(commit: Commit) -> Iterator[ReleaseEvent]:
-    time = datetime.fromtimestamp(commit.time_ms / 1000, UTC)
+    time = moment(commit.time_ms)
     for action in commit.actions:
         match action:
             case SetPin(kind="release", name=version):

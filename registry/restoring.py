@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backends.escape import quoted
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, InvalidInput, RestoreFailed
@@ -52,7 +53,9 @@ def check_source(run_id: str, at: Checkpoint) -> None:
     """
     if not isinstance(at, Checkpoint):
         raise InvalidInput(
-            "not a checkpoint", expected="run.restore(at=reg.checkpoint('RUN/...'))", found=repr(at)
+            "not a checkpoint",
+            expected="run.restore(at=reg.checkpoint('RUN/...'))",
+            found=quoted(at),
         )
     if at.run_id != run_id:
         raise InvalidInput(
@@ -68,7 +71,7 @@ def check_source(run_id: str, at: Checkpoint) -> None:
         raise Conflict(
             "this checkpoint is not kept any more",
             where=at.ref,
-            found=at.record.evicted,
+            found=at.eviction(),
             hint="`holdfast undo` brings it back until it is collected.",
         )
 

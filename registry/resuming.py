@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from backends.escape import printable
 from registry.stored import Stored
 
 _LOGGER = logging.getLogger("holdfast")
@@ -33,7 +34,7 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
             "%s: saved with less precision; these have their types again, not the bits that were "
             "lost: %s%s",
             stored.ref,
-            ", ".join(named),
+            printable(", ".join(named)),
             f" and {more} more" if more else "",
         )
     return state

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack, get_args
 
+from backends.escape import quoted
 from registry import pins, pruning
 from registry.actions import Evict, RunStatus, SetStatus
 from registry.charge import check_not_dropped
@@ -353,7 +354,7 @@ class Run(RunView):
         """
         if status not in get_args(RunStatus):
             raise InvalidInput(
-                "not a status", expected=", ".join(get_args(RunStatus)), found=repr(status)
+                "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
         self._trainer.settle()
         self.committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
+from backends.escape import quoted, shown
 from registry import pins
 from registry.actions import Commit, RunStatus
 from registry.checkpoint import Checkpoint, phase_value
@@ -113,7 +114,7 @@ class RunView:
         """
         if monitor is not None and not isinstance(monitor, Monitor):
             raise InvalidInput(
-                "not a monitor", expected="Monitor(metric=..., mode=...)", found=repr(monitor)
+                "not a monitor", expected="Monitor(metric=..., mode=...)", found=quoted(monitor)
             )
         state = self._log.refresh()
         name = None if phase is None else check_phase(phase)
@@ -143,7 +144,7 @@ class RunView:
             NotFound: The commit added none.
         """
         if n not in self.manifest.by_n:
-            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {n}")
+            raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {shown(n)}")
         return self._checkpoint(self.manifest.by_n[n])
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 from registry.spec import RunSpec
 
@@ -84,6 +85,6 @@ def _whole(value: object, where: str, bits: int) -> int:
             "out of range",
             where=where,
             expected=f"a whole number from 0, below 2^{bits}",
-            found=repr(value),
+            found=quoted(value),
         )
     return number

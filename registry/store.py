@@ -16,10 +16,12 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from backends import Backend, ByteRange
+from registry import pytree
 from registry.caching.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
     Damaged,
+    Malformed,
     MissingObject,
     NotFound,
     ObjectNotFound,
@@ -105,7 +107,7 @@ class Store:
         """
         kept = self._recall(self._manifests, key)
         if kept is None:
-            kept = Manifest.decode(self.read(key), key.digest, where=str(key))
+            kept = decode_manifest(self.read(key), key)
             self._keep(self._manifests, key, kept)
         return kept
 
@@ -205,6 +207,28 @@ class Store:
             kept[key] = value
             if len(kept) > most:
                 kept.popitem(last=False)
+
+
+def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
+    """Verify and parse a manifest, and hold its skeletons against its tensors.
+
+    Raises:
+        IntegrityError: It is damaged, or another one, or a skeleton does not fit.
+        UnsupportedFormat: It was written in a format that this version does not know.
+    """
+    manifest = Manifest.decode(data, key.digest, where=str(key))
+    for name, part in manifest.components.items():
+        try:
+            pytree.check_arrays(name, part.skeleton, part.tensors)
+        except Malformed as error:
+            raise Malformed(
+                error.what,
+                where=f"{key}: {error.where}",
+                expected=error.expected,
+                found=error.found,
+                hint="Nothing can load it: go on from another checkpoint.",
+            ) from error
+    return manifest
 
 
 def gaps(

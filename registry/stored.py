@@ -6,16 +6,18 @@ on the store and takes no token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from backends.escape import quoted
 from registry import pytree
 from registry.actions import CommitKeys, Place
 from registry.bursts import allocation_burst
 from registry.digest import Digest
-from registry.errors import InvalidInput, MissingObject, NotFound
+from registry.errors import InvalidInput, Malformed, MissingObject, NotFound
 from registry.integrations import open_zarr
 from registry.log import RunLog
 from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
@@ -35,7 +37,14 @@ from registry.reading.fit import (
     widened_paths,
 )
 from registry.reading.lazy import LazyTensor
-from registry.reading.loading import Target, index_chunks, read_chunks, read_lists, read_tensors
+from registry.reading.loading import (
+    Target,
+    check_lists,
+    index_chunks,
+    read_chunks,
+    read_lists,
+    read_tensors,
+)
 from registry.store import Store
 from registry.suggest import near
 from registry.writing.placing import Base
@@ -101,6 +110,10 @@ class Stored:
         """Return the keys of the state that its commit keeps instead of its manifest."""
         return None
 
+    def eviction(self) -> str | None:
+        """Return by which commit, when and why it was let go, where the log says so of it."""
+        return None
+
     @property
     def components(self) -> dict[str, Digest]:
         """Digest of each top-level key; equal digests mean equal components, in any checkpoint."""
@@ -139,9 +152,10 @@ class Stored:
         check_load_precision(precision)
         check_device(map_location)
         manifest = self.manifest
-        aside = self._aside()
+        aside = self._aside(manifest)
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
+        self._check_lists(manifest)
         with allocation_burst():
             made = allocate(self.ref, wanted, precision)
         self._read(manifest, made.targets)
@@ -218,7 +232,7 @@ class Stored:
         """
         if not isinstance(path, str):
             raise InvalidInput(
-                "a tensor is named by its path", where=self.ref, found=repr(path)[:80]
+                "a tensor is named by its path", where=self.ref, found=quoted(path)[:80]
             )
         if path not in self._arrays:
             raise NotFound(
@@ -305,9 +319,28 @@ class Stored:
 
         return self._relocated(read)
 
-    def _aside(self) -> dict[str, Any]:
+    def _aside(self, manifest: Manifest) -> dict[str, Any]:
         kept = self.commit_keys()
-        return {} if kept is None else decode_plain(kept.values)
+        if kept is None:
+            return {}
+        aside = decode_plain(kept.values)
+        keys = [*manifest.components, *(aside if isinstance(aside, dict) else ())]
+        if not isinstance(aside, dict) or Counter(kept.order) != Counter(keys):
+            raise Malformed(
+                "the keys that the commit keeps do not fit the manifest",
+                where=self.ref,
+                expected=f"each of the keys {', '.join(kept.order)} in one of the two",
+                found=", ".join(map(quoted, keys)),
+                hint="`load_into` fills tensors without them; another checkpoint may be whole.",
+            )
+        return aside
+
+    def _check_lists(self, manifest: Manifest) -> None:
+        """Hold the claimed sizes of digest lists against the packs, before memory is taken."""
+        if manifest.chunk_lists:
+            self._relocated(
+                lambda place: check_lists(manifest, self._store.placement(place.placement_key))
+            )
 
     def _with_commit_keys(
         self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
@@ -363,6 +396,7 @@ class Stored:
                 raise MissingObject(
                     "this state was let go, and collected since",
                     where=self.ref,
+                    found=self.eviction(),
                     hint="A mirror that was synced before may still hold it.",
                 ) from error
 

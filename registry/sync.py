@@ -20,6 +20,7 @@ from registry.errors import (
     InvalidInput,
     MissingObject,
     NotFound,
+    UnsupportedFormat,
 )
 from registry.log import RunLog
 from registry.objects.placement import PackRef
@@ -106,11 +107,11 @@ def sync(
                 raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
         sent = _Counter(progress)
         done: list[RunSync] = []
-        failed: dict[str, IntegrityError | Diverged] = {}
+        failed: dict[str, IntegrityError | UnsupportedFormat | Diverged] = {}
         for name in chosen:
             try:
                 done.append(_RunCopy(source.store, destination.store, name, sent).copy())
-            except (IntegrityError, Diverged) as error:
+            except (IntegrityError, UnsupportedFormat, Diverged) as error:
                 failed[name] = error  # the others need not wait for this one to be mended
         if failed:
             raise _first_of(failed, [run.run_id for run in done])
@@ -118,8 +119,8 @@ def sync(
 
 
 def _first_of(
-    failed: dict[str, IntegrityError | Diverged], copied: Sequence[str]
-) -> IntegrityError | Diverged:
+    failed: dict[str, IntegrityError | UnsupportedFormat | Diverged], copied: Sequence[str]
+) -> IntegrityError | UnsupportedFormat | Diverged:
     error = next(iter(failed.values()))
     error.hint = (
         f"Not copied: {', '.join(failed)}. Copied or up to date: {', '.join(copied) or 'none'}. "

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import total_ordering
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 
 #: Longer text is no version, in characters; a release stands in a ref, whose names are shorter.
@@ -121,7 +122,7 @@ def _not_a_version(text: object) -> InvalidInput:
     like = isinstance(text, str) and text[:1] in ("v", "V")
     return InvalidInput(
         "not a semantic version",
-        where=repr(text)[:MAX_LENGTH],
+        where=quoted(text)[:MAX_LENGTH],
         expected=_EXPECTED,
         hint=f"Leave out the {text[0]!r}." if like else None,  # type: ignore[index]
     )

@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from threading import Lock
 
+from backends.escape import quoted
 from registry.caching.cache_folder import OPEN, CacheFolder, busy, open_folder
 from registry.digest import Digest
 from registry.errors import InvalidInput
@@ -254,7 +255,7 @@ def _bound(asked: int | None) -> int:
             "not a bound of the chunk cache",
             where=BYTES_VARIABLE if asked is None else "max_bytes",
             expected="a positive whole number of bytes",
-            found=repr(said),
+            found=quoted(said),
         )
     return bound
 

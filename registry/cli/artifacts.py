@@ -58,9 +58,7 @@ def ls(run: options.Run, registry: options.Registry, *, json: options.Json = Fal
     if json:
         output.document(shapes)
     elif pins:
-        rows = [
-            (pin.name, pin.manifest.short, output.age(describe.when(pin.time_ms))) for pin in pins
-        ]
+        rows = [(pin.name, pin.manifest.short, output.age(pin.time_ms)) for pin in pins]
         output.table(_LS, rows)
     else:
         output.note("no artifacts yet")

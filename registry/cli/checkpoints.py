@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from registry import formats
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
+from registry.cli.listing import DAMAGED, Listing
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
 from registry.state import CheckpointRecord
@@ -28,6 +30,8 @@ _LS = (
     Column("age", is_number=True),
     Column("marks", folds=True),
 )
+#: Stands for the checkpoints of a run that cannot be read.
+_DAMAGED_ROW = ("-", "-", "-", "-", "", "-", DAMAGED)
 _COMPONENTS = (
     Column("component", folds=True),
     Column("digest"),
@@ -56,18 +60,40 @@ def ls(
 ) -> None:
     """List checkpoints, newest last."""
     with open(registry, read_only=True) as opened:
-        runs = describe.all_runs(opened) if run is None else [opened.run(run)]
-    listed = [(of, _listed(of, evicted=evicted)) for of in runs]
-    gone = sum(len(of.manifest.checkpoints) - len(records) for of, records in listed)
+        if run is not None:
+            _list_one(opened.run(run), evicted=evicted, json=json)
+        else:
+            _list_all(Listing(opened), evicted=evicted, json=json)
+
+
+def _list_one(run: Run, *, evicted: bool, json: bool) -> None:
+    records = _listed(run, evicted=evicted)
     if json:
-        output.document([shape for of, records in listed for shape in _records(of, records)])
+        output.document(_records(run, records))
         return
-    if not any(records for _, records in listed):
-        output.note("no checkpoints" if gone else "no checkpoints yet")
-    elif run is not None:
-        output.table(_LS, _rows(*listed[0]))
+    if records:
+        output.table(_LS, _rows(run, records))
+    _note_gone([run], len(records))
+
+
+def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
+    runs = listing.runs()
+    if json:
+        told = listing.told(runs, lambda run: _records(run, _listed(run, evicted=evicted)))
+        output.document([shape for shapes in told.values() for shape in shapes])
     else:
-        _print_all(listed)
+        rows = listing.told(runs, lambda run: _rows(run, _listed(run, evicted=evicted)))
+        shown = sum(map(len, rows.values()))
+        _print_all({**rows, **{name: [_DAMAGED_ROW] for name in listing.damaged}})
+        _note_gone([run for run in runs if run.id in rows], shown, none=not listing.damaged)
+    listing.finish()
+
+
+def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> None:
+    """Say that there is nothing to show, and how much is not shown."""
+    gone = sum(len(run.manifest.checkpoints) for run in runs) - shown
+    if not shown and none:
+        output.note("no checkpoints" if gone else "no checkpoints yet")
     if gone:
         output.note(f"{output.counted(gone, 'evicted checkpoint')} not shown; --evicted shows them")
 
@@ -81,15 +107,17 @@ def _listed(run: Run, *, evicted: bool) -> list[CheckpointRecord]:
     ]
 
 
-def _print_all(listed: list[tuple[Run, list[CheckpointRecord]]]) -> None:
+def _print_all(told: Mapping[str, Sequence[Sequence[object]]]) -> None:
     """Print the checkpoints of several runs; a terminal is too narrow for one more column."""
+    listed = [(name, told[name]) for name in sorted(told) if told[name]]
     if not output.is_terminal():
-        rows = [(run.id, *row) for run, records in listed for row in _rows(run, records)]
-        output.table((Column("run"), *_LS), rows)
+        rows = [(name, *row) for name, of_run in listed for row in of_run]
+        if rows:
+            output.table((Column("run"), *_LS), rows)
         return
-    for index, (run, records) in enumerate(pair for pair in listed if pair[1]):
-        output.line(f"\n{run.id}" if index else run.id)
-        output.table(_LS, _rows(run, records))
+    for index, (name, of_run) in enumerate(listed):
+        output.line(f"\n{name}" if index else name)
+        output.table(_LS, of_run)
 
 
 def _records(run: Run, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
@@ -106,7 +134,7 @@ def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]
             record.manifest.short,
             output.size(record.size_bytes),
             output.metrics(record.metrics),
-            output.age(describe.when(record.time_ms)),
+            output.age(record.time_ms),
             ", ".join(marks.get(record.n, [])),
         )
         for record in records
@@ -150,7 +178,7 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
     return {
         "ref": shape["ref"],
         "id": shape["id"].hex(),
-        "created": f"{output.time(checkpoint.created)} ({output.age(checkpoint.created)})",
+        "created": output.date(checkpoint.record.time_ms),
         "size": output.size(shape["size_bytes"]),
         "lossy": describe.lossy_text(shape["lossy"]),
         "marks": ", ".join(shape["marks"]),
@@ -162,12 +190,12 @@ def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[st
 
 
 def _stored_fields(shape: dict[str, Any]) -> dict[str, object]:
-    created = shape["created"] and describe.parse(shape["created"])
+    created = shape["created"] and output.date(describe.time_ms_of(shape["created"]))
     return {
         "ref": shape["ref"],
         "id": shape["id"].hex(),
         "kind": shape["kind"],
-        "created": created and f"{output.time(created)} ({output.age(created)})",
+        "created": created,
         "source": shape["source"],
         "size": output.size(shape["size_bytes"]),
         "lossy": describe.lossy_text(shape["lossy"]),

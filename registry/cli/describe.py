@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from backends.escape import shown
 from registry.actions import Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.cli import output
 from registry.dtypes import ITEM_SIZES
-from registry.errors import NotFound
+from registry.errors import IncompatibleState
 from registry.merging.merge import MERGE
-from registry.plain import decode_plain
-from registry.registry import Registry
+from registry.plain import decode_plain, is_dated, moment
 from registry.releases import Release
 from registry.run import Run
 from registry.state import CheckpointRecord, Pin, RunManifest, StreamRecord
@@ -22,30 +22,16 @@ from registry.stored import Stored
 _ENCODED = ("config", "meta")
 
 
-def all_runs(opened: Registry) -> list[Run]:
-    """Return every run; a stray folder among them is named on stderr and passed over."""
-    runs = []
-    for name in opened.runs():
-        try:
-            runs.append(opened.run(name))
-        except NotFound:
-            output.note(f"warning: {opened.url}: runs/{name} is no run; `holdfast verify` has more")
-    return runs
+def iso(time_ms: int) -> str | int:
+    """Return a time as JSON has it: ISO 8601, UTC; beyond the calendar the log's milliseconds."""
+    if not is_dated(time_ms):
+        return time_ms
+    return moment(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def when(time_ms: int) -> datetime:
-    """Return a time of the log."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC)
-
-
-def iso(then: datetime) -> str:
-    """Return a time as JSON has it: ISO 8601, UTC."""
-    return then.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse(text: str) -> datetime:
-    """Return the time that `iso` wrote."""
-    return datetime.fromisoformat(text)
+def time_ms_of(said: str | int) -> int:
+    """Return the time of the log that `iso` wrote."""
+    return said if isinstance(said, int) else int(datetime.fromisoformat(said).timestamp() * 1000)
 
 
 def ref(run_id: str, record: CheckpointRecord) -> str:
@@ -90,10 +76,10 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
         "run": run_id,
         "phase": phase_value(record.phase),
         "step": record.step,
-        "created": iso(when(record.time_ms)),
+        "created": iso(record.time_ms),
         "size_bytes": record.size_bytes,
         "metrics": record.metrics,
-        "meta": decode_plain(record.meta) if record.meta is not None else None,
+        "meta": _plain(record.meta),
         "marks": pointed,
         "nonfinite": list(record.nonfinite),
     }
@@ -103,10 +89,10 @@ def meta_fields(meta: object) -> dict[str, object]:
     """Return the meta of a checkpoint by the names under which people are shown it."""
     if not isinstance(meta, dict):
         return {"meta": meta}
-    shown: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key, value in meta.items():
-        shown |= (key == MERGE and _merge_fields(value)) or {f"meta.{key}": value}
-    return shown
+        fields |= (key == MERGE and _merge_fields(value)) or {f"meta.{shown(key)}": value}
+    return fields
 
 
 def _merge_fields(said: Any) -> dict[str, object] | None:
@@ -203,12 +189,12 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
         case ["releases" | "artifacts" as kinds, name]:
             pin = manifest.pin(kinds[:-1], name)
             assert pin is not None  # it was found by that name
-            said = {"created": iso(when(pin.time_ms)), "metrics": pin.metrics}
+            said = {"created": iso(pin.time_ms), "metrics": pin.metrics}
             return {"kind": pin.kind, **said, "source": source(run, pin.checkpoint)}
         case ["pool", version]:
             (entry,) = (one for one in manifest.pool if one.version == int(version[1:]))
             ratings = {"mu": entry.mu, "sigma": entry.sigma}
-            said = {"created": iso(when(entry.time_ms)), "metrics": ratings}
+            said = {"created": iso(entry.time_ms), "metrics": ratings}
             return {"kind": "pool", **said, "source": source(run, entry.checkpoint)}
     # A companion stands beside its checkpoint, whose id comes first.
     beside = f"{run.id}/{parts[0]}"
@@ -216,8 +202,8 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
 
 
 def source(run: Run, n: int | None) -> str | None:
-    """Return the name of the checkpoint that something was cut from."""
-    return None if n is None else run.find(n).ref
+    """Return the name of the checkpoint that something was cut from, if the run knows of it."""
+    return run.find(n).ref if n in run.manifest.by_n else None
 
 
 def release_json(release: Release) -> dict[str, Any]:
@@ -226,7 +212,7 @@ def release_json(release: Release) -> dict[str, Any]:
         "ref": release.ref,
         "id": release.digest,
         "version": release.version,
-        "published": iso(release.published),
+        "published": iso(release.record.time_ms),
         "latest": release.is_latest,
         "source": release.source,
         "metrics": release.metrics,
@@ -240,7 +226,7 @@ def pin_json(run: Run, pin: Pin) -> dict[str, Any]:
         "ref": f"{run.id}/{pin.ref}",
         "id": pin.manifest,
         "name": pin.name,
-        "set": iso(when(pin.time_ms)),
+        "set": iso(pin.time_ms),
         "source": source(run, pin.checkpoint),
         "metrics": pin.metrics,
     }
@@ -283,9 +269,9 @@ def run_json(run: Run) -> dict[str, Any]:
     return {
         "run": run.id,
         "status": manifest.status,
-        "created": iso(when(manifest.created_ms)),
+        "created": iso(manifest.created_ms),
         "seed": f"0x{created.seed}" if created else None,
-        "config": run.config,
+        "config": _plain(created.config if created else None),
         "config_hash": created.config_hash if created else None,
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
@@ -303,7 +289,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
         "streams": {stream.name: stream.count for stream in manifest.streams},
         "pool": len(manifest.roster()),
-        "writer": {"host": writer.host, "since": iso(when(writer.time_ms))} if writer else None,
+        "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,
         "commits": manifest.commits,
         "head": manifest.head,
     }
@@ -313,7 +299,7 @@ def commit_json(commit: Commit) -> dict[str, Any]:
     """Return a commit."""
     return {
         "n": commit.n,
-        "time": iso(when(commit.time_ms)),
+        "time": iso(commit.time_ms),
         "author": commit.author,
         "prev": commit.prev,
         "actions": [_action(action.model_dump()) for action in commit.actions],
@@ -323,5 +309,13 @@ def commit_json(commit: Commit) -> dict[str, Any]:
 def _action(values: dict[str, Any]) -> dict[str, Any]:
     for name in _ENCODED:
         if values.get(name) is not None:
-            values[name] = decode_plain(values[name])
+            values[name] = _plain(values[name])
     return values
+
+
+def _plain(encoded: Any) -> Any:
+    """Return a value of the log; as it is encoded where only another program can rebuild it."""
+    try:
+        return None if encoded is None else decode_plain(encoded)
+    except IncompatibleState:
+        return encoded

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from backends.escape import quoted
 from registry.checkpoint import Checkpoint, TensorInfo
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
@@ -96,10 +97,10 @@ def _distance(found: Distance) -> str:
 
 
 def _value_line(value: ValueDiff) -> str:
-    shown = repr(value.after if value.kind == "added" else value.before)
+    told = quoted(value.after if value.kind == "added" else value.before)
     if value.kind == "changed":
-        shown = f"{value.before!r} -> {value.after!r}"
-    return f"{_SIGNS[value.kind]} {value.path}: {shown}"
+        told = f"{quoted(value.before)} -> {quoted(value.after)}"
+    return f"{_SIGNS[value.kind]} {value.path}: {told}"
 
 
 def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 import typer
 
-from registry.cli.escape import printable
+from backends.escape import printable
 from registry.cli.signals import INTERRUPTED, Terminated
 from registry.errors import RegistryError
 
@@ -74,15 +74,20 @@ def _tell_error(error: RegistryError, *, debug: bool) -> None:
     if error.hint is not None:
         _say(f"hint: {error.hint}")
     if debug:
-        traceback.print_exception(error)
+        _trace(error)
 
 
 def _tell_fault(error: Exception, *, debug: bool) -> None:
     if debug:
-        traceback.print_exception(error)
+        _trace(error)
         return
     _say(f"error: a fault of holdfast itself: {type(error).__name__}: {error}")
     _say(f"hint: Run it again with {DEBUG}=1 and report what it prints.")
+
+
+def _trace(error: Exception) -> None:
+    # The errors of other libraries, which ours come from, repeat what they were given as it is.
+    print(printable("".join(traceback.format_exception(error)), spare="\n"), file=sys.stderr)
 
 
 def _say(text: str) -> None:

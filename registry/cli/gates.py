@@ -70,7 +70,7 @@ def ls(run: options.Run, registry: options.Registry, *, json: options.Json = Fal
             shape["source"],
             shape["id"].short,
             output.metrics(shape["metrics"]),
-            output.age(describe.parse(shape["set"])),
+            output.age(describe.time_ms_of(shape["set"])),
         )
         for shape in standing
     ]

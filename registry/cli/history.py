@@ -14,7 +14,7 @@ from registry import actions
 from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column
-from registry.errors import NotFound
+from registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from registry.log import RunLog
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
@@ -81,6 +81,9 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
         except NotFound:
             yield _Chapter(parent.run, (), {}, f"{at}, which is not in this registry")
             return
+        except (IntegrityError, UnsupportedFormat) as error:
+            yield _Chapter(parent.run, (), {}, f"{at}, which cannot be read: {error.summary}")
+            return
         slots = RunLog(opened.store, run.id).slots()
         shared = [pair for slot in slots for pair in slot.commits if pair[1].n <= parent.commit]
         if run.id in seen or not shared or line_digest(shared[-1][0]) != parent.head:
@@ -111,7 +114,7 @@ def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tup
 
 def _row(commit: Commit, refs: Mapping[int, str]) -> tuple[object, ...]:
     what = "; ".join(say(action, refs, commit.n) for action in commit.actions)
-    return (commit.n, output.time(describe.when(commit.time_ms)), commit.author, what)
+    return (commit.n, output.time(commit.time_ms), commit.author, what)
 
 
 def say(action: Action, refs: Mapping[int, str], n: int) -> str:
@@ -130,7 +133,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.TakeOver():
             return f"{action.host} trains from here"
         case actions.Rewind():
-            return f"go back to {'the beginning' if action.to is None else refs[action.to]}"
+            return f"go back to {'the beginning' if action.to is None else _of(refs, action.to)}"
         case actions.EnterPhase():
             return _entered(action)
         case actions.DropRun():
@@ -140,15 +143,19 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.ArchiveStream():
             return f"stream {action.stream}: put aside as {action.label}, begun anew"
         case actions.Claim():
-            until = output.time(describe.when(action.until_ms))
-            return (
-                f"{action.group}: {action.follower} takes {refs[action.checkpoint]} until {until}"
-            )
+            until = output.time(action.until_ms)
+            taken = _of(refs, action.checkpoint)
+            return f"{action.group}: {action.follower} takes {taken} until {until}"
         case actions.Acknowledge():
-            return f"{action.group}: done with {refs[action.checkpoint]}"
+            return f"{action.group}: done with {_of(refs, action.checkpoint)}"
         case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
             return _say_of_pool(action, refs)
     return _say_of_checkpoints(action, refs, n)
+
+
+def _of(refs: Mapping[int, str], n: int) -> str:
+    """Return the name of a checkpoint; the log may name one that the run does not know of."""
+    return refs.get(n, f"the checkpoint of commit {n}")
 
 
 def _begun(action: actions.CreateRun) -> str:
@@ -178,7 +185,11 @@ def _say_of_pool(
 ) -> str:
     match action:
         case actions.Promote():
-            of = f"gates/{action.gate}" if action.checkpoint is None else refs[action.checkpoint]
+            of = (
+                f"gates/{action.gate}"
+                if action.checkpoint is None
+                else _of(refs, action.checkpoint)
+            )
             if action.checkpoint is None and action.gate is None:
                 of = f"phase {action.phase}, step {action.step}"
             rating = output.metrics({"mu": action.mu, "sigma": action.sigma})
@@ -200,17 +211,17 @@ def _entry(version: int) -> str:
 def _say_of_checkpoints(action: Action, refs: Mapping[int, str], n: int) -> str:
     match action:
         case actions.AddCheckpoint():
-            return _added(action, refs[n])
+            return _added(action, _of(refs, n))
         case actions.ReportMetrics():
             tier = f" tier {action.tier}" if action.tier else ""
-            return f"report {refs[action.checkpoint]} {output.metrics(action.metrics)}{tier}"
+            return f"report {_of(refs, action.checkpoint)} {output.metrics(action.metrics)}{tier}"
         case actions.Evict():
-            gone = (f"{refs[one.checkpoint]} ({one.reason})" for one in action.evictions)
+            gone = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
             return f"evict {', '.join(gone)}"
         case actions.Recover():
-            return f"bring back {', '.join(refs[back] for back in action.checkpoints)}"
+            return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
         case actions.SetTag():
-            return f"tag {action.name} at {refs[action.checkpoint]}"
+            return f"tag {action.name} at {_of(refs, action.checkpoint)}"
         case actions.SetPin():
             return _pinned(action, refs)
         case actions.PointRelease():
@@ -232,6 +243,6 @@ def _added(action: actions.AddCheckpoint, ref: str) -> str:
 
 
 def _pinned(action: actions.SetPin, refs: Mapping[int, str]) -> str:
-    of = "" if action.checkpoint is None else f" from {refs[action.checkpoint]}"
+    of = "" if action.checkpoint is None else f" from {_of(refs, action.checkpoint)}"
     replaced = f" in place of {action.replaces.short}, damaged" if action.replaces else ""
     return f"{action.kind} {action.name}: {action.manifest.short}{of}{replaced}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.actions import CreateRun, Parent
 from registry.checkpoint import phase_segment, phase_value
-from registry.errors import IntegrityError, ObjectNotFound
+from registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
 from registry.log import list_runs
 from registry.objects.keys import slot_key
 from registry.run import Run
@@ -83,7 +83,7 @@ def _parent(store: Store, name: str) -> Parent | None:
     key = slot_key(name, 0)
     try:
         slot = Slot.decode(0, store.backend.get(key), where=key)
-    except (ObjectNotFound, IntegrityError):
+    except (ObjectNotFound, IntegrityError, UnsupportedFormat):
         return None
     for _, commit in slot.commits:
         for action in commit.actions:

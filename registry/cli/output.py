@@ -11,12 +11,12 @@ import math
 import shutil
 import sys
 import textwrap
+import time as clock
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 
+from backends.escape import printable
 from registry.cli.columns import Column
-from registry.cli.escape import printable
-from registry.plain import json_ready
+from registry.plain import format_time, json_ready
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -102,9 +102,9 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def age(then: datetime) -> str:
-    """Return how long ago something was, in its largest unit."""
-    seconds = int((datetime.now(UTC) - then).total_seconds())
+def age(time_ms: int) -> str:
+    """Return how long ago a time of the log was, in its largest unit."""
+    seconds = int(clock.time() - time_ms / 1000)
     for length, unit in _AGES:
         if abs(seconds) >= length:
             return f"{seconds // length} {unit}" if seconds > 0 else "in the future"
@@ -126,6 +126,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def time(then: datetime) -> str:
-    """Return a time: UTC, to the second."""
-    return f"{then:%Y-%m-%d %H:%M:%S}Z"
+def time(time_ms: int) -> str:
+    """Return a time of the log: UTC, to the second."""
+    return format_time(time_ms)
+
+
+def date(time_ms: int) -> str:
+    """Return a time of the log, and how long ago that was."""
+    return f"{time(time_ms)} ({age(time_ms)})"

@@ -153,7 +153,7 @@ def _shape(entry: PoolEntry) -> dict[str, Any]:
         "version": entry.version,
         "phase": entry.phase,
         "step": entry.step,
-        "promoted": describe.iso(entry.promoted),
+        "promoted": describe.iso(entry.record.time_ms),
         "mu": entry.mu,
         "sigma": entry.sigma,
         "conservative": entry.conservative,
@@ -175,7 +175,7 @@ def _row(entry: PoolEntry) -> tuple[object, ...]:
         f"{entry.sigma:.2f}",
         entry.games,
         "" if entry.win_rate is None else f"{entry.win_rate:.0%}",
-        output.age(entry.promoted),
+        output.age(entry.record.time_ms),
         ", ".join(_marks(entry)),
     )
 

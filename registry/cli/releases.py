@@ -93,7 +93,7 @@ def _row(release: Release) -> tuple[object, ...]:
         release.digest.short,
         release.source or "",
         output.metrics(release.metrics),
-        output.age(release.published),
+        output.age(release.record.time_ms),
         "latest" if release.is_latest else "",
     )
 
@@ -115,7 +115,7 @@ def show(
         {
             "ref": release.ref,
             "id": release.digest.hex(),
-            "published": f"{output.time(release.published)} ({output.age(release.published)})",
+            "published": output.date(release.record.time_ms),
             "marks": "latest" if release.is_latest else "",
             "source": release.source,
             "size": size,

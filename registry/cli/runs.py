@@ -5,22 +5,26 @@ from __future__ import annotations
 import json as json_module
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from backends.escape import shown
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column
+from registry.cli.listing import DAMAGED, Listing
 from registry.creation import RunOptions
 from registry.digest import Digest
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, RegistryError
 from registry.monitors import Monitor
 from registry.presets import load_preset
 from registry.registry import open  # noqa: A004
 from registry.run import Run
 from registry.spec import Retention
+
+_T = TypeVar("_T")
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin and look at runs.")
 
@@ -86,14 +90,30 @@ def create(
 def ls(registry: options.Registry, *, json: options.Json = False) -> None:
     """List the runs, by name."""
     with open(registry, read_only=True) as opened:
-        runs = describe.all_runs(opened)
+        listing = Listing(opened)
+        runs = listing.runs()
+        forks = lineage.forks_among(runs)
         if json:
-            forks = lineage.forks_among(runs)
-            output.document([_shape(run, forks.get(run.id, [])) for run in runs])
-        elif runs:
-            output.table(_LS, [_row(run) for run in runs])
+            shapes = listing.told(runs, lambda run: _shape(run, forks.get(run.id, [])))
+            gone = {name: _damaged_json(name, error) for name, error in listing.damaged.items()}
+            output.document(_by_name(shapes | gone))
         else:
-            output.note("no runs yet")
+            rows = listing.told(runs, _row)
+            for name in listing.damaged:
+                rows[name] = (name, DAMAGED, "-", "-", "-", "-")
+            if rows:
+                output.table(_LS, _by_name(rows))
+            else:
+                output.note("no runs yet")
+        listing.finish()
+
+
+def _by_name(told: Mapping[str, _T]) -> list[_T]:
+    return [told[name] for name in sorted(told)]
+
+
+def _damaged_json(name: str, error: RegistryError) -> dict[str, Any]:
+    return {"run": name, "status": DAMAGED, "error": error.summary}
 
 
 def _row(run: Run) -> tuple[object, ...]:
@@ -104,7 +124,7 @@ def _row(run: Run) -> tuple[object, ...]:
         "-" if run.phase is None else run.phase,
         len(run.manifest.live()),
         latest.ref.removeprefix(f"{run.id}/") if latest else "-",
-        output.age(describe.when(run.manifest.created_ms)),
+        output.age(run.manifest.created_ms),
     )
 
 
@@ -117,7 +137,7 @@ def show(run: options.Run, registry: options.Registry, *, json: options.Json = F
     if json:
         output.document(shape)
         return
-    shape["created"] = output.time(describe.when(opened_run.manifest.created_ms))
+    shape["created"] = output.time(opened_run.manifest.created_ms)
     output.fields({name: _told(shape[name]) for name in shape if name not in _APART})
     for name in _APART:
         if shape[name]:
@@ -138,7 +158,7 @@ _APART = ("config", "environment", "tags")
 
 def _items(value: object) -> list[tuple[str, object]]:
     if isinstance(value, dict):
-        return [(str(key), item) for key, item in value.items()]
+        return [(shown(key), item) for key, item in value.items()]
     return [("value", value)]
 
 
@@ -152,12 +172,12 @@ def _told(value: Any) -> object:
             return f"{ref}, commit {n}"
         case [{"phase": _, "from": _}, *_]:
             return ", ".join(_told_phase(phase) for phase in value)
-        case [str(), *_]:
-            return ", ".join(value)
         case [{"metric": _, "mode": _}, *_]:
             return ", ".join(f"{monitor['metric']}:{monitor['mode']}" for monitor in value)
+        case [str(), *_]:
+            return ", ".join(map(shown, value))
         case dict():
-            return ", ".join(f"{key}: {_told(item)}" for key, item in value.items())
+            return ", ".join(f"{shown(key)}: {shown(_told(item))}" for key, item in value.items())
         case [] | None:
             return None
     return value

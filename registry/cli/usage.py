@@ -8,6 +8,7 @@ import typer
 
 from registry.cli import options, output
 from registry.cli.columns import Column
+from registry.cli.listing import DAMAGED, end
 from registry.errors import NotFound
 from registry.maintenance.usage import RunUsage, StateUsage, Usage, measure
 from registry.registry import open  # noqa: A004
@@ -34,28 +35,33 @@ def du(
     with open(registry, read_only=True) as opened:
         usage = measure(opened.store)
     chosen = _chosen(usage, run or [one.run for one in usage.runs])
+    damaged = {name: error for name, error in usage.damaged.items() if not run or name in run}
     if json:
         output.document(_usage_json(usage, chosen))
+        end(damaged)
         return
     if run:
         output.table(_STATES, [_state_row(state) for one in chosen for state in one.states])
-    elif chosen:
-        output.table(_RUNS, [_run_row(one) for one in chosen])
-    if chosen:
+    elif chosen or damaged:
+        rows = {one.run: _run_row(one) for one in chosen}
+        rows |= {name: (name, DAMAGED, "-", "-", "-") for name in damaged}
+        output.table(_RUNS, [rows[name] for name in sorted(rows)])
+    if chosen or damaged:
         output.line()
     _print_sums(usage)
+    end(damaged)
 
 
 def _chosen(usage: Usage, names: list[str]) -> list[RunUsage]:
     known = {one.run: one for one in usage.runs}
     for name in names:
-        if name not in known:
+        if name not in known and name not in usage.damaged:
             raise NotFound(
                 "no such run",
                 where=name,
                 hint=near(name, known) or "`du` takes names of runs; `holdfast run ls` lists them.",
             )
-    return [known[name] for name in dict.fromkeys(names)]
+    return [known[name] for name in dict.fromkeys(names) if name in known]
 
 
 def _run_row(run: RunUsage) -> tuple[object, ...]:
@@ -98,6 +104,7 @@ def _usage_json(usage: Usage, runs: list[RunUsage]) -> dict[str, Any]:
         "log_bytes": usage.log_bytes,
         "other_bytes": usage.other_bytes,
         "runs": [_run_json(run) for run in runs],
+        "damaged": {name: error.summary for name, error in usage.damaged.items()},
     }
 
 

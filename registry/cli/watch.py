@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from registry.checkpoint import Checkpoint
-from registry.cli import describe, options, output
+from registry.cli import options, output
 from registry.cli.executing import Command, told
 from registry.errors import NotFound, RegistryError
 from registry.following.watching import Watch
@@ -106,7 +106,7 @@ def _held_elsewhere(state: RunManifest, coming: Watch, phase: str | None) -> str
     if not ends:
         return ""
     by = "another follower" if len(ends) == 1 else "other followers"
-    return f"{len(ends)} held by {by} until {output.time(describe.when(max(ends)))}"
+    return f"{len(ends)} held by {by} until {output.time(max(ends))}"
 
 
 def _split(command: str) -> Command:

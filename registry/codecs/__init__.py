@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from backends import Buffer
+from backends.escape import quoted
 from registry.errors import InvalidInput, Malformed
 from registry.suggest import near
 
@@ -35,7 +36,7 @@ def check_compression(wanted: Compression | None) -> Compression | None:
         raise InvalidInput(
             "no such compression",
             expected=", ".join(COMPRESSIONS),
-            found=repr(wanted),
+            found=quoted(wanted),
             hint=near(str(wanted), COMPRESSIONS),
         )
     return wanted

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from backends.escape import quoted
 from registry.actions import Acknowledge, Action, Claim
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
@@ -250,6 +251,9 @@ def _seconds(name: str, value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value <= _LONGEST_S:  # type: ignore[operator]  # checked just before
         raise InvalidInput(
-            "not a time", where=name, expected="seconds, above 0, at most 10^12", found=repr(value)
+            "not a time",
+            where=name,
+            expected="seconds, above 0, at most 10^12",
+            found=quoted(value),
         )
     return float(value)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from backends.escape import quoted
 from registry.checkpoint import Checkpoint
 from registry.errors import InvalidInput
 from registry.formats.source import read_exactly, stable
@@ -29,7 +30,7 @@ def read(path: Path) -> FileState:
     try:
         path.name.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput("the file's name is not Unicode", where=repr(path.name)) from error
+        raise InvalidInput("the file's name is not Unicode", where=quoted(path.name)) from error
     return FileState({OPAQUE: {"name": path.name, "bytes": data}}, "opaque", data.nbytes)
 
 

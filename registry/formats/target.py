@@ -11,16 +11,16 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from backends.disk import NO_ROOM, no_room
+from backends.escape import quoted
 from registry.errors import AccessDenied, InvalidInput, RegistryError, StorageError, StoreFull
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 
 
@@ -81,12 +81,14 @@ def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[Bi
 
 def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
     """Say what the system meant by an error of writing."""
-    if error.errno in _FULL:
+    if error.errno in NO_ROOM:
+        raise no_room(error, str(path), size_bytes) from error
+    if error.errno == errno.EFBIG:
         raise StoreFull(
-            "no space left",
+            "the file system, or a limit of this process, allows no file of this size",
             where=path,
-            expected=f"{size_bytes} bytes",
-            found=f"{shutil.disk_usage(path.parent).free} bytes free",
+            found=f"{size_bytes} bytes",
+            hint="Raise the limit (ulimit -f), or write to another file system.",
         ) from error
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         raise AccessDenied(
@@ -99,7 +101,7 @@ def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
 
 def _open_folder(path: Path) -> int:
     if path.name in ("", "..") or "\0" in str(path):
-        raise InvalidInput("not the name of a file", where=repr(str(path)))
+        raise InvalidInput("not the name of a file", where=quoted(str(path)))
     try:
         return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:

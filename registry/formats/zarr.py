@@ -15,6 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from backends.escape import quoted
 from registry import pytree
 from registry.canonical import Json
 from registry.checkpoint import Checkpoint
@@ -134,7 +135,7 @@ def _portions(
 
 def _put(path: Path, data: bytes | memoryview) -> int:
     if "\0" in str(path):
-        raise IncompatibleState("a tensor's path is no name of a file", where=repr(str(path)))
+        raise IncompatibleState("a tensor's path is no name of a file", where=quoted(str(path)))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb", buffering=0) as file:
         rest = memoryview(data)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from backends.escape import quoted
 from registry.digest import Digest
 from registry.errors import IncompatibleState, Malformed
 from registry.objects.manifest import TensorEntry
@@ -223,7 +224,7 @@ def _check_path(ref: str, path: str) -> None:
                 "a tensor has a path that Zarr cannot name",
                 where=f"{ref}: {path}",
                 expected=f"no step that is empty, '.', '..' or '{DOCUMENT}', and no backslash",
-                found=repr(step),
+                found=quoted(step),
                 hint="Read it as it is: ck[path][...].",
             )
 

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TypeVar
 
 from backends import ObjectInfo
+from backends.escape import quoted
 from registry.actions import Line, Mark
 from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
@@ -49,6 +50,8 @@ from registry.state import RunManifest
 from registry.store import Store
 
 DAY_S = 86_400.0
+#: A longer grace than this is none that anybody means: 30,000 years.
+_LONGEST_S = 10**12
 #: Unfinished files and probes younger than this stay, whatever the grace: their makers may live.
 _LEFTOVER_S = 3600.0
 #: Entries of `epochs/` that are looked through for what a collector left condemned.
@@ -125,8 +128,8 @@ class Collector:
         self, store: Store, *, grace_s: float = DAY_S, progress: Progress | None = None
     ) -> None:
         number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
-        if not number or not 0 <= grace_s < float("inf"):
-            raise InvalidInput("a grace is a number of seconds, 0 or more", found=repr(grace_s))
+        if not number or not 0 <= grace_s <= _LONGEST_S:
+            raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
         self._store = store
         self._grace_s = grace_s
         self._progress = progress

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from registry import canonical
+from registry import canonical, pytree
 from registry.actions import Place, line_digest
+from registry.canonical import Json
 from registry.digest import Digest
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
 from registry.heads import Head
@@ -124,6 +125,7 @@ class _Reading:
         except RegistryError as error:
             self._tell(error.summary, self._history.state.next_slot)
         self._check_tail(end)
+        self._check_values()
         return self._history
 
     def _numbers(self) -> list[int]:
@@ -183,6 +185,27 @@ class _Reading:
         for slot in self._snapshots:
             if slot >= self._history.state.next_slot:
                 self._check_snapshot(None, slot)
+
+    def _check_values(self) -> None:
+        """Tell of values that the log holds encoded and that cannot be rebuilt."""
+        state, run_id = self._history.state, self._run_id
+        if state.created is not None:
+            self._check_value("config", state.created.config, run_id)
+        for record in state.checkpoints:
+            ref = f"{run_id}/{record.manifest.short}"
+            self._check_value("meta", record.meta, ref)
+            if record.commit_keys is not None:
+                self._check_value("commit keys", record.commit_keys.values, ref)
+
+    def _check_value(self, name: str, encoded: Json, ref: str) -> None:
+        try:
+            pytree.check_arrays(name, encoded, ())
+            pytree.check_values(name, encoded)
+        except Malformed as error:
+            advice = "It is lost; the tensors of the checkpoint can be read by `load_into`."
+            self._history.findings.append(
+                Finding("log", self._run_id, error.summary, (ref,), advice)
+            )
 
     def _tell(self, message: str, slot: int) -> None:
         affected = (f"{self._run_id} from slot {slot} on",)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
+from backends.escape import quoted
 from registry.epochs import EpochHeader, Epochs
 from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
 from registry.maintenance.findings import Finding
@@ -126,7 +127,7 @@ class Names:
 
 def _number_in_run(key: str, parts: list[str]) -> int:
     if len(parts) != 4 or parts[2] not in ("log", "snapshots") or not is_run_id(parts[1]):
-        raise Malformed("not a file of a run", where=repr(key))
+        raise Malformed("not a file of a run", where=quoted(key))
     return snapshot_slot(key) if parts[2] == "snapshots" else parse_number(key)
 
 

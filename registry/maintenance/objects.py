@@ -13,7 +13,7 @@ from registry.objects.pack import PackEntry, PackTable, open_pack
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement
 from registry.reading.fetching import verify_pack_chunks
 from registry.reading.loading import index_chunks, read_lists
-from registry.store import Store
+from registry.store import Store, decode_manifest
 
 
 def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
@@ -25,7 +25,7 @@ def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
     """
     where = str(key)
     if key.kind == "manifests":
-        Manifest.decode(data, key.digest, where=where)
+        decode_manifest(data, key)
     elif key.kind == "placements":
         Placement.decode(data, key.digest, where=where)
     else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from registry import pytree
 from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import (
@@ -20,13 +21,9 @@ from registry.maintenance.objects import Tables, check_rows
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Manifest
 from registry.objects.placement import PackRef, Placement
-from registry.store import Store, missing
+from registry.store import Store, decode_manifest, missing
 
-_T = TypeVar("_T", covariant=True)
-
-
-class _Form(Protocol[_T]):
-    def decode(self, data: bytes, expected: Digest, *, where: str) -> _T: ...
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +85,14 @@ class PlaceCheck:
         self._size_of = size_of
         self._may_check_rows = may_check_rows
         self._tables = tables
+        self._proven: set[Digest] = set()  # components: most checkpoints share some
 
     def check(self, places: Sequence[Place]) -> Checked:
         """Check placed states of one manifest, which is read once for all of them."""
         checked = Checked()
-        manifest = self._read(Manifest, places[0].manifest_key, checked)
+        manifest = self._read(self._manifest, places[0].manifest_key, checked)
         for place in places:
-            placement = self._read(Placement, place.placement_key, checked)
+            placement = self._read(_placement, place.placement_key, checked)
             if placement is None:
                 continue
             checked.packs[place] = placement.packs
@@ -104,17 +102,28 @@ class PlaceCheck:
                 checked.unfit[place] = unfit
         return checked
 
-    def _read(self, form: _Form[_T], key: ObjectKey, checked: Checked) -> _T | None:
+    def _read(
+        self, decode: Callable[[bytes, ObjectKey], _T], key: ObjectKey, checked: Checked
+    ) -> _T | None:
         # Read past the handle's cache: what counts is what lies on the store.
         try:
             data = self._store.backend.get(str(key))
             checked.size_bytes += len(data)
-            return form.decode(data, key.digest, where=str(key))
+            return decode(data, key)
         except ObjectNotFound:
             checked.blame(key, Fault(missing(key).summary, is_gone=True))
         except RegistryError as error:
             checked.blame(key, Fault(fault_of(error) or ""))
         return None
+
+    def _manifest(self, data: bytes, key: ObjectKey) -> Manifest:
+        """Return a manifest out of which the state can be put together again."""
+        manifest = decode_manifest(data, key)
+        for name, part in manifest.components.items():
+            if part.digest not in self._proven:
+                pytree.check_values(name, part.skeleton)
+                self._proven.add(part.digest)
+        return manifest
 
     def _check_pack(self, pack: PackRef, checked: Checked) -> bool:
         found = self._size_of(pack.key)
@@ -159,3 +168,7 @@ class PlaceCheck:
         except (IntegrityError, UnsupportedFormat) as error:
             return error.summary
         return None
+
+
+def _placement(data: bytes, key: ObjectKey) -> Placement:
+    return Placement.decode(data, key.digest, where=str(key))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from registry.actions import Place
 from registry.checkpoint import phase_segment
 from registry.digest import Digest
-from registry.errors import MissingObject
+from registry.errors import MissingObject, RegistryError, StoreUnavailable
 from registry.maintenance.live import Lying, list_objects, place_of
 from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of, in_batches, read_states
 from registry.objects.keys import KINDS, RUNS, ObjectKey
@@ -84,6 +85,9 @@ class Usage:
         table_bytes: Tables of contents of the packs that are needed.
         log_bytes: Logs and snapshots of all runs.
         other_bytes: `registry.json`, epochs, and whatever else lies there.
+        damaged: What is wrong with the runs that could not be read, by name. They are not among
+            `runs`, and what they alone need counts as unneeded here; `gc` deletes nothing of it
+            before they are mended.
     """
 
     runs: tuple[RunUsage, ...]
@@ -94,6 +98,7 @@ class Usage:
     table_bytes: int
     log_bytes: int
     other_bytes: int
+    damaged: Mapping[str, RegistryError] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -125,34 +130,74 @@ def measure(store: Store) -> Usage:
     """Count what lies on a store, and what needs it.
 
     Raises:
-        MissingObject: Something is gone.
-        IntegrityError: Something is damaged or unknown.
+        IntegrityError: Something is damaged or gone that is no run's.
+        StorageError: The store did not answer.
     """
-    for _ in range(_LOOKS - 1):
+    damaged: dict[str, RegistryError] = {}
+    looks = 0
+    while True:
+        failed: dict[str, RegistryError] = {}
         try:
-            return _measure(store)
-        except MissingObject:
-            continue  # let go while we looked, and collected since?
-    return _measure(store)
+            return _measure(store, damaged, failed)
+        except StoreUnavailable:
+            raise
+        except RegistryError as error:
+            looks += 1
+            if isinstance(error, MissingObject) and looks < _LOOKS:
+                continue  # let go while we looked, and collected since?
+            if not failed:
+                raise
+            damaged |= failed
 
 
-def _measure(store: Store) -> Usage:
+def _measure(
+    store: Store, damaged: dict[str, RegistryError], failed: dict[str, RegistryError]
+) -> Usage:
+    """Count; runs that are known to be damaged are left out.
+
+    Args:
+        store: The registry's objects.
+        damaged: What is wrong with them, by name; those whose log cannot be read are added.
+        failed: Gets the runs because of which this raises.
+    """
     runs: list[str] = []
     holders: list[_Holder] = []
 
     def noted() -> Iterator[RunManifest]:
-        for state in read_states(store):
-            holders.extend(_holders(state, len(runs)))
+        for state in read_states(store, damaged):
+            with _blamed(state.run_id, failed):
+                holders.extend(_holders(state, len(runs)))
             runs.append(state.run_id)
             yield state
 
-    survey = Survey(store)
+    survey = Survey(store, failed)
     survey.read(noted())
     # Afterwards, so that all that is needed was there to be listed.
     objects, logs, other_bytes = _list(store)
+    for holder in holders:
+        with _blamed(runs[holder.run], failed):
+            _check_files(holder, objects)
     tally = _Tally(len(runs), holders)
     _count(store, survey, objects, tally)
-    return _sum_up(survey, objects, tally, runs, logs, other_bytes)
+    usage = _sum_up(survey, objects, tally, runs, logs, other_bytes)
+    return replace(usage, damaged=dict(sorted(damaged.items())))
+
+
+@contextmanager
+def _blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
+    """Note the run because of which the block raises."""
+    try:
+        yield
+    except RegistryError as error:
+        failed[run] = error
+        raise
+
+
+def _check_files(holder: _Holder, objects: Mapping[ObjectKey, Lying]) -> None:
+    for place in holder.places:
+        for key in (place.manifest_key, place.placement_key):
+            if key not in objects:
+                raise missing(key)
 
 
 def _holders(state: RunManifest, run: int) -> Iterator[_Holder]:
@@ -258,8 +303,6 @@ def _count(
     )
     for (number, place), placement in zip(needs, placements, strict=True):
         for key in (place.manifest_key, place.placement_key):
-            if key not in objects:
-                raise missing(key)
             tally.need(number, key, objects[key].size_bytes)
         tables = [survey.tables[pack.key] for pack in placement.packs]
         for row in placement.rows:

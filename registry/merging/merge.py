@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+from backends.escape import printable, quoted
 from registry.actions import Action
 from registry.charge import Charge, check_not_dropped
 from registry.checkpoint import Checkpoint
@@ -219,7 +220,7 @@ class _MergeCommit(SaveCommit):
                 "%s: step %d is recorded and held back: NaN or infinity in %s",
                 run.run_id,
                 self._request.step,
-                ", ".join(mixed.nonfinite),
+                printable(", ".join(mixed.nonfinite)),
             )
         return mixed.written
 
@@ -258,6 +259,6 @@ def _own_meta(meta: object) -> dict[str, Any]:
             "the meta of a merge says what it was made of, beside what it is given",
             where="meta",
             expected=f"a dict without the key {MERGE!r}",
-            found=repr(meta)[:80],
+            found=quoted(meta)[:80],
         )
     return dict(meta)

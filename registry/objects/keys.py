@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from backends.escape import quoted
 from registry.digest import Digest
 from registry.errors import InvalidInput, Malformed
 
@@ -52,7 +53,7 @@ class ObjectKey:
         """
         match = _OBJECT.fullmatch(key)
         if match is None or match[3][:2] != match[2]:
-            raise Malformed("not the key of an object", where=repr(key))
+            raise Malformed("not the key of an object", where=quoted(key))
         kind: Kind = match[1]  # type: ignore[assignment]  # the pattern admits nothing else
         return cls(kind, Digest.parse(match[3]), int(match[4]))
 
@@ -96,7 +97,7 @@ def parse_number(key: str) -> int:
     """
     name = key.rpartition("/")[2]
     if len(name) != _DIGITS or not (name.isascii() and name.isdigit()):
-        raise Malformed("not a numbered key", where=repr(key), expected=f"{_DIGITS} digits")
+        raise Malformed("not a numbered key", where=quoted(key), expected=f"{_DIGITS} digits")
     return int(name)
 
 
@@ -122,7 +123,7 @@ def check_run_id(run_id: str) -> str:
     if not is_run_id(run_id):
         raise InvalidInput(
             "not a legal run id",
-            where=repr(run_id)[:200],
+            where=quoted(run_id)[:200],
             expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
             "and no device name such as CON or NUL",
         )

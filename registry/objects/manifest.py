@@ -237,7 +237,7 @@ class Manifest:
                 "odict",
             ):
                 raise ValueError("wrong keys")
-            components = {name: _component(part) for name, part in body["components"]}
+            components = {_name(name): _component(part) for name, part in body["components"]}
             if len(components) != len(body["components"]):
                 raise ValueError("a component stands twice")
             manifest = cls(body["kind"], components)
@@ -280,6 +280,12 @@ class _rules:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
             raise Malformed("breaks the manifest format", where=self.where, found=error) from error
+
+
+def _name(name: object) -> str:
+    if type(name) is not str:
+        raise ValueError(f"a component is named {name!r}")
+    return name
 
 
 def _component(body: Any) -> Component:

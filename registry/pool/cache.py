@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future
 from threading import Lock
 from typing import Generic, TypeVar
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class ModelCache(Generic[T]):
                 "not a number of models",
                 where="capacity",
                 expected="a whole number from 1",
-                found=repr(capacity),
+                found=quoted(capacity),
             )
         self._capacity = capacity
         self._lock = Lock()

@@ -6,12 +6,13 @@ Nothing here commits; letting entries in, rating them and drawing them is `regis
 from __future__ import annotations
 
 from bisect import bisect_left
-from datetime import UTC, datetime
+from datetime import datetime
 
+from backends.escape import shown
 from registry.checkpoint import phase_value
 from registry.errors import NotFound
 from registry.log import RunLog
-from registry.pool.ratings import Rating
+from registry.plain import moment
 from registry.state import PoolRecord, RunManifest
 from registry.store import Store
 from registry.stored import Stored
@@ -51,7 +52,8 @@ class PoolEntry(Stored):
     @property
     def conservative(self) -> float:
         """The skill that it has almost surely: mu - 3 sigma."""
-        return Rating(self.mu, self.sigma).conservative
+        # Not by way of `Rating`: what is stored may be anything, and is shown as it is.
+        return self.mu - 3 * self.sigma
 
     @property
     def games(self) -> int:
@@ -96,8 +98,8 @@ class PoolEntry(Stored):
 
     @property
     def promoted(self) -> datetime:
-        """When it was promoted, by the clock of who did."""
-        return datetime.fromtimestamp(self._record.time_ms / 1000, UTC)
+        """When it was promoted, by the clock of who did, held within the years 1 to 9999."""
+        return moment(self._record.time_ms)
 
     @property
     def evicted(self) -> str | None:
@@ -129,7 +131,7 @@ def require_record(state: RunManifest, version: int) -> PoolRecord:
         known = [entry.version for entry in state.roster()]
         raise NotFound(
             "the pool never had this version",
-            where=f"{state.run_id}/{name_of(version)}",
+            where=f"{state.run_id}/pool/v{shown(version).zfill(4)}",
             expected=f"1 to {state.next_version - 1}" if state.pool else "none: the pool is empty",
             hint=f"Playing now: {', '.join(map(str, known))}." if known else None,
         )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from registry.actions import Action, Commit, EvictEntries, Promote, RateMatch
+from registry.errors import Malformed
+from registry.plain import moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class PoolEvent:
         version: The entry.
         event: `promoted`, `rated` (a match was recorded) or `evicted`.
         n: Number of the commit that says so.
-        time: When, by the clock of who committed; UTC.
+        time: When, by the clock of who committed, held within the years 1 to 9999; UTC.
         mu: Its rating.
         sigma: The uncertainty of its rating.
         games: Games that it had played.
@@ -51,7 +53,7 @@ def pool_events(commits: Iterable[Commit]) -> Iterator[PoolEvent]:
     """
     last: dict[int, PoolEvent] = {}
     for commit in commits:
-        time = datetime.fromtimestamp(commit.time_ms / 1000, UTC)
+        time = moment(commit.time_ms)
         for action in commit.actions:
             for event in _events(action, commit.n, time, last):
                 last[event.version] = event
@@ -66,7 +68,7 @@ def _events(
             yield PoolEvent(action.version, "promoted", n, time, action.mu, action.sigma)
         case RateMatch():
             for rated in action.ratings:
-                before = last[rated.version]
+                before = _known(last, rated.version, n)
                 yield PoolEvent(
                     version=rated.version,
                     event="rated",
@@ -80,7 +82,18 @@ def _events(
                 )
         case EvictEntries():
             for version in action.versions:
-                before = last[version]
+                before = _known(last, version, n)
                 yield replace(
                     before, event="evicted", n=n, time=time, match=None, reason=action.reason
                 )
+
+
+def _known(last: dict[int, PoolEvent], version: int, n: int) -> PoolEvent:
+    if version not in last:
+        raise Malformed(
+            "the history is not legal",
+            where=f"commit {n}",
+            found=f"pool version {version}, which there is not",
+            hint="Run `holdfast verify`; do not write to this run until it is mended.",
+        )
+    return last[version]

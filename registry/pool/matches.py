@@ -7,12 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from operator import index
 
+from backends.escape import quoted
 from registry.actions import Rated, RateMatch
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, Malformed
 from registry.pool.entries import require_record
 from registry.pool.promotion import rating_of
 from registry.pool.ratings import Rating, rate
-from registry.state import RunManifest
+from registry.state import PoolRecord, RunManifest
 
 _LONGEST_ID = 128
 
@@ -59,7 +60,7 @@ def check_match(match: object) -> str:
         "not the identity of a match",
         where="match",
         expected=f"a text of 1 to {_LONGEST_ID} characters",
-        found=repr(match),
+        found=quoted(match),
     )
 
 
@@ -80,7 +81,7 @@ def check_version(version: object, where: str = "version") -> int:
             "not a version of the pool",
             where=where,
             expected="a whole number from 1",
-            found=repr(version),
+            found=quoted(version),
         )
     return number
 
@@ -98,9 +99,7 @@ def rating_match(state: RunManifest, places: Places, match: str) -> RateMatch:
     """
     entries = {player: require_record(state, player) for player in places if player is not None}
     before = [
-        rating_of(state, {})
-        if player is None
-        else Rating(entries[player].mu, entries[player].sigma)
+        rating_of(state, {}) if player is None else _stored(state, entries[player])
         for player in places
     ]
     players = list(places)
@@ -134,7 +133,7 @@ def _check_rank(rank: object, where: str) -> float:
             number = math.nan
         if math.isfinite(number):
             return number
-    raise InvalidInput("not a rank", where=where, expected="a finite number", found=repr(rank))
+    raise InvalidInput("not a rank", where=where, expected="a finite number", found=quoted(rank))
 
 
 def _is_text(match: str) -> bool:
@@ -143,3 +142,17 @@ def _is_text(match: str) -> bool:
     except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
+
+
+def _stored(state: RunManifest, entry: PoolRecord) -> Rating:
+    """Return the rating that the log says an entry has."""
+    try:
+        return Rating(entry.mu, entry.sigma)
+    except InvalidInput as error:
+        raise Malformed(
+            "the log holds no rating that can be computed with",
+            where=f"{state.run_id}/pool/v{entry.version:04d}",
+            expected="finite numbers, the uncertainty above 0",
+            found=f"mu {entry.mu}, sigma {entry.sigma}",
+            hint="Promote its checkpoint again, and play with that entry.",
+        ) from error

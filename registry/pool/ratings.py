@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 
 # Pinned, though openskill 6 has the same defaults: ratings of one league must stay comparable when
@@ -30,7 +31,7 @@ def _finite(value: object, where: str) -> float:
         if math.isfinite(number):
             return number
     raise InvalidInput(
-        "not a finite number", where=where, expected="a finite number", found=repr(value)
+        "not a finite number", where=where, expected="a finite number", found=quoted(value)
     )
 
 
@@ -143,5 +144,5 @@ def _check_indices(frozen: Collection[int], players: int) -> None:
                 "not a player of this game",
                 where="frozen",
                 expected=f"an index from 0 to {players - 1}",
-                found=repr(index),
+                found=quoted(index),
             )

@@ -29,6 +29,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from backends.escape import quoted
 from registry.errors import InvalidInput
 
 #: Where an opponent comes from: the current weights in all seats; one of the roster, each as
@@ -61,7 +62,7 @@ class Category:
                 "unknown kind of opponents",
                 where="kind",
                 expected=", ".join(get_args(Kind)),
-                found=repr(self.kind),
+                found=quoted(self.kind),
             )
         object.__setattr__(self, "weight", _whole(self.weight, "weight", bits=32))
         named = isinstance(self.name, str) and self.name != ""
@@ -70,7 +71,7 @@ class Category:
                 f"a wrong name for the kind {self.kind!r}",
                 where="name",
                 expected="the frozen entry's name" if self.kind == "frozen" else "None",
-                found=repr(self.name),
+                found=quoted(self.name),
             )
 
 
@@ -218,6 +219,6 @@ def _whole(value: object, where: str, *, bits: int, least: int = 0) -> int:
             "out of range",
             where=where,
             expected=f"a whole number from {least}, below 2^{bits}",
-            found=repr(value),
+            found=quoted(value),
         )
     return number

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from types import ModuleType
 
+from backends.escape import quoted
 from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput, UnsupportedValue
 from registry.objects.manifest import ORIGINAL_DTYPES, NarrowedDtype
@@ -80,7 +81,7 @@ class Precision:
             raise InvalidInput(
                 "not a precision",
                 expected="a policy, or a mapping of patterns to policies",
-                found=repr(given),
+                found=quoted(given),
                 hint="For example precision={'model/*': 'bf16'}.",
             )
         for pattern, policy in rules.items():
@@ -299,7 +300,7 @@ def _check_range(leaf: ArrayLeaf, dtype: str) -> None:
 def _check_rule(pattern: object, policy: object) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidInput(
-            "not a pattern", where="precision", expected="a text", found=repr(pattern)
+            "not a pattern", where="precision", expected="a text", found=quoted(pattern)
         )
     if policy not in POLICIES:
         lower = str(policy).lower()
@@ -308,7 +309,7 @@ def _check_rule(pattern: object, policy: object) -> None:
             "there is no such precision",
             where=f"precision {pattern!r}",
             expected=", ".join(POLICIES),
-            found=repr(policy),
+            found=quoted(policy),
             hint=f"Did you mean {alias!r}?" if alias else near(str(policy), POLICIES),
         )
 

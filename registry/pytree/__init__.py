@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from registry.pytree.adapters import register_adapter
 from registry.pytree.arrays import allocate, describe, view_of
+from registry.pytree.claims import check_arrays, check_values
 from registry.pytree.devices import await_devices
 from registry.pytree.flatten import FlatComponent, FlatState, flatten
 from registry.pytree.leaves import ArrayLeaf
@@ -59,6 +60,8 @@ __all__ = [
     "FlatState",
     "allocate",
     "await_devices",
+    "check_arrays",
+    "check_values",
     "describe",
     "flatten",
     "leaf_kinds",

@@ -23,8 +23,8 @@ def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
         kind: `torch`, `numpy`, `bytes` or `str`, as `leaf_kinds` gives it.
 
     Raises:
-        UnsupportedValue: The library has no such element type.
-        IncompatibleState: The library cannot be imported.
+        UnsupportedValue: There is no such element type.
+        IncompatibleState: The library cannot be imported, or is too old for the element type.
         InvalidInput: Unknown kind, or byte string of another type than uint8.
     """
     allocator = _ALLOCATORS.get(kind)

@@ -22,7 +22,7 @@ def leaf_kinds(skeleton: Json) -> dict[int, str]:
     Raises:
         Malformed: The skeleton breaks a rule of the format.
     """
-    return {index: kind for index, kind, _ in _walk("", skeleton)}
+    return {index: _KINDS[tag] for index, tag, _ in walk("", skeleton)}
 
 
 def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
@@ -31,12 +31,17 @@ def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
     Raises:
         Malformed: The skeleton breaks a rule of the format.
     """
-    return {index: path for index, _, path in _walk(component(name), skeleton)}
+    return {index: path for index, _, path in walk(name, skeleton)}
 
 
-def _walk(prefix: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
-    """Yield number, kind and name of every array, in order."""
+def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
+    """Yield number, tag and name of every array of component `name`, in order.
+
+    Raises:
+        Malformed: The skeleton breaks a rule of the format.
+    """
     following = 0
+    prefix = component(name)
     # Children are pushed in reverse, so that arrays are met in the order of their numbers.
     stack: list[tuple[str, Any, int]] = [(prefix, skeleton, 1)]
     while stack:
@@ -49,13 +54,12 @@ def _walk(prefix: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
             raise _malformed(path, "one key", f"{len(node)} keys")
         else:
             [(tag, payload)] = node.items()
-        kind = _KINDS.get(tag)
-        if kind is not None:
+        if tag in _KINDS:
             index = payload[0] if tag == "nt" and type(payload) is list and payload else payload
             if type(index) is not int or index != following:
                 raise _malformed(path, f"array {following}", clip(index))
             following += 1
-            yield index, kind, path
+            yield index, tag, path
             continue
         children = _CHILDREN.get(tag)
         if children is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from registry.dtypes import ITEM_SIZES
-from registry.errors import UnsupportedValue
+from registry.errors import IncompatibleState, UnsupportedValue
 
 #: Every element type of torch by its name, and those that can be stored.
 ALL_DTYPES = {
@@ -79,8 +79,14 @@ def has_memory(tensor: torch.Tensor, nbytes: int) -> bool:
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryview]:
     """Return a new tensor and its memory, not cleared."""
     known = DTYPES.get(dtype)
-    if known is None:
+    if dtype not in ITEM_SIZES:
         raise UnsupportedValue("torch has no such element type", found=dtype)
+    if known is None:
+        raise IncompatibleState(
+            "this torch has no such element type",
+            found=dtype,
+            hint="Install a newer one: pip install -U torch.",
+        )
     if known is torch.complex32:
         with quiet(known):
             tensor = torch.empty(shape, dtype=known)

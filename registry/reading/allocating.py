@@ -10,14 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from backends.escape import quoted
 from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
+from registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
 from registry.objects.manifest import Component, TensorEntry
 from registry.precision.policy import stored_view
 from registry.reading.loading import Target
 
 #: The element types of a loaded state: those on the store, or those that it had when it was saved.
 LoadPrecision = Literal["stored", "original"]
+
+
+#: Axes that every version of every library takes.
+_AXES_EVERYWHERE = 32
 
 
 @dataclass(slots=True)
@@ -61,24 +66,43 @@ def allocate(ref: str, parts: Mapping[str, Component], precision: LoadPrecision)
         precision: Which element types the arrays have.
 
     Raises:
-        IncompatibleState: They do not fit into memory, or NumPy lacks an element type.
+        Malformed: No library makes an array of such a shape.
+        IncompatibleState: They do not fit into memory, or the library here lacks an element type,
+            or takes fewer axes.
     """
     made = Allocated()
     for name, part in parts.items():
         kinds = pytree.leaf_kinds(part.skeleton)
         made.arrays[name] = []
-        try:
-            for index, tensor in enumerate(part.tensors):
-                kind = kinds.get(index, "bytes")
-                made.add(name, tensor, kind, precision)
-        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
-            raise IncompatibleState(
-                "the component does not fit into memory",
-                where=f"{ref}: {name}",
-                found=f"{part.nbytes} bytes",
-                hint="Load fewer components with only=[...].",
-            ) from error
+        for index, tensor in enumerate(part.tensors):
+            try:
+                made.add(name, tensor, kinds[index], precision)
+            except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
+                if isinstance(error, RegistryError):
+                    raise
+                raise _refusal(f"{ref}: {name}", part, tensor, error) from error
     return made
+
+
+def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception) -> RegistryError:
+    """Say why there is no memory for a tensor. Of a shape NumPy says ValueError, torch all else."""
+    if not tensor.nbytes and len(tensor.shape) <= _AXES_EVERYWHERE:
+        return Malformed(
+            "no library makes an array of this shape", where=where, found=list(tensor.shape)
+        )
+    if isinstance(error, ValueError):
+        return IncompatibleState(
+            "the library here makes no array of this shape",
+            where=where,
+            found=f"{list(tensor.shape)}: {error}",
+            hint="NumPy takes more than 32 axes from version 2 on.",
+        )
+    return IncompatibleState(
+        "the component does not fit into memory",
+        where=where,
+        found=f"{part.nbytes} bytes",
+        hint="Load fewer components with only=[...].",
+    )
 
 
 def check_load_precision(precision: object) -> None:
@@ -92,6 +116,6 @@ def check_load_precision(precision: object) -> None:
         raise InvalidInput(
             "no such precision to load in",
             expected=" or ".join(map(repr, known)),
-            found=repr(precision),
+            found=quoted(precision),
             hint="What else a tensor is to be, it can be cast to after loading.",
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backends.escape import quoted
 from registry import pytree
 from registry.dtypes import ITEM_SIZES
 from registry.errors import IncompatibleState, InvalidInput
@@ -208,7 +209,7 @@ def check_device(device: object) -> None:
         probe.to(device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidInput(
-            "no device to load to", found=repr(device), hint=str(error).partition("\n")[0]
+            "no device to load to", found=quoted(device), hint=str(error).partition("\n")[0]
         ) from error
 
 

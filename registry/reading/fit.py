@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
+from backends.escape import quoted
 from registry import pytree
 from registry.canonical import Json
 from registry.errors import IncompatibleState, InvalidInput
@@ -212,7 +213,7 @@ def check_component(component: object) -> str | None:
         "component is not the name of one",
         where="component",
         expected="a string, or None",
-        found=repr(component),
+        found=quoted(component),
     )
 
 

@@ -89,6 +89,24 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
     """Return the stored digest lists of a manifest's largest tensors, verified."""
     if not manifest.chunk_lists:
         return {}
+    places = check_lists(manifest, placement)
+    buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in manifest.chunk_lists}
+    views = {digest: memoryview(data) for digest, data in buffers.items()}
+    Fetch(store, placement, places).read(views)
+    return {digest: bytes(data) for digest, data in buffers.items()}
+
+
+def check_lists(manifest: Manifest, placement: Placement) -> Places:
+    """Hold the sizes of the digest lists that a manifest claims against what the packs hold.
+
+    Before memory is taken: a manifest can claim any shape, a pack only what it holds.
+
+    Returns:
+        Which of the chunks that the manifest itself names lies in which row.
+
+    Raises:
+        Malformed: A list is longer or shorter than the tensor needs.
+    """
     # Rows follow the manifest's own chunks first, so lists can be found before they are read.
     if len(placement.rows) < len(manifest.direct_chunks):
         raise Malformed(
@@ -98,14 +116,9 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
             found=len(placement.rows),
         )
     places = Places(placement, manifest.direct_chunks)
-    buffers = {}
     for digest in manifest.chunk_lists:
-        # Before memory is taken: a manifest can claim any shape, a pack only what it holds.
         check_length(digest, placement.rows[places.row(digest)], manifest.direct_chunks[digest])
-        buffers[digest] = bytearray(manifest.direct_chunks[digest])
-    views = {digest: memoryview(data) for digest, data in buffers.items()}
-    Fetch(store, placement, places).read(views)
-    return {digest: bytes(data) for digest, data in buffers.items()}
+    return places
 
 
 def _chunks(

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from backends.escape import quoted
 from registry import canonical, pytree
 from registry.actions import Action, AppendStream, ArchiveStream, Lifetime
 from registry.committer import Committer
@@ -97,7 +98,7 @@ class Stream:
         """
         if lifetime is not None and lifetime not in get_args(Lifetime):
             expected = " or ".join(get_args(Lifetime))
-            raise InvalidInput("not a lifetime", expected=expected, found=repr(lifetime))
+            raise InvalidInput("not a lifetime", expected=expected, found=quoted(lifetime))
         checked = check_entries([entries] if isinstance(entries, Mapping) else entries)
         if not checked:
             return self.count

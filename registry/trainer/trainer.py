@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import RLock
 
+from backends.escape import printable
 from registry.actions import Action, Line, RunStatus, SetStatus
 from registry.charge import Charge
 from registry.checkpoint import Checkpoint
@@ -144,7 +145,7 @@ class Trainer:
                     "%s: step %d is recorded and held back: NaN or infinity in %s",
                     run.run_id,
                     save.request.step,
-                    ", ".join(nonfinite),
+                    printable(", ".join(nonfinite)),
                 )
             commit = SaveCommit(self._committer, self._charge, save, nonfinite)
             state = self._committer.commit(commit.actions, commit.plan)

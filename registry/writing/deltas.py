@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from backends.escape import quoted
 from registry import pytree
 from registry.digest import Digest
 from registry.errors import IntegrityError, InvalidInput
@@ -69,7 +70,7 @@ def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int 
             "not a distance of keyframes",
             where="keyframe_every",
             expected=f"1 (no deltas) to {MAX_DEPTH}",
-            found=repr(wanted),
+            found=quoted(wanted),
         )
     if wanted > 1 and not compresses:
         raise InvalidInput(

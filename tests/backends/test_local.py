@@ -6,6 +6,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -418,7 +419,7 @@ def test_pipe_is_no_object_and_does_not_block(backend: LocalBackend, root: Path)
 @pytest.mark.parametrize(
     ("code", "kind", "said"),
     [
-        (errno.ENOSPC, StoreFull, r"5 bytes to write.*\d+ bytes free"),
+        (errno.ENOSPC, StoreFull, r"5 bytes to write.*\d+ bytes.* free"),
         (errno.EDQUOT, StoreFull, "5 bytes to write"),
         (errno.EACCES, AccessDenied, f"user id {os.geteuid()}"),
         (errno.EPERM, AccessDenied, "user id"),
@@ -443,6 +444,49 @@ def test_failed_write_is_typed_and_leaves_nothing(
     assert type(caught.value) is kind
     assert str(root) in str(caught.value)
     assert files(root) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("code", "free", "said", "unsaid"),
+    [
+        (
+            errno.ENOSPC,
+            {"f_favail": 1},
+            "no more files.*found 20480000 bytes and 1 inodes free",
+            None,
+        ),
+        (
+            errno.ENOSPC,
+            {"f_favail": 99},
+            "5 bytes to write.*20480000 bytes and 99 inodes",
+            "no more",
+        ),
+        (
+            errno.ENOSPC,
+            {"f_favail": 1, "f_bavail": 2},
+            "to write.*4096 bytes and 1 inodes",
+            "no more",
+        ),
+        (errno.ENOSPC, {"f_favail": 0, "f_files": 0}, "found 20480000 bytes free", "inode"),
+        (errno.EDQUOT, {"f_favail": 7}, "quota of user id .* 20480000 bytes and 7 inodes", None),
+    ],
+    ids=["no inodes", "no bytes", "neither", "inodes are not counted", "quota"],
+)
+def test_a_full_disk_says_what_is_used_up(
+    backend: LocalBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    free: dict[str, int],
+    said: str,
+    unsaid: str | None,
+) -> None:
+    counts = {"f_bavail": 10_000, "f_frsize": 2048, "f_files": 100, **free}
+    monkeypatch.setattr(os, "writev", failing(code))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**counts))
+    with pytest.raises(StoreFull, match=said) as caught:
+        backend.put("a", b"12345")
+    assert unsaid is None or unsaid not in str(caught.value)
+    assert "nothing was written" in str(caught.value)
 
 
 @both_writes

@@ -5,8 +5,7 @@ Each test here carries its line's number. Lines that the core cannot meet by its
 - backends: 7 and 8 (hard links, network file systems), 10, 12 to 15 (credentials, bucket, owner,
   KMS, clock), 54 to 57 as the operating system says them, 69 as a whole.
 - formats and command line: 38, 48 to 50 (foreign files), 53 (export targets), 70 (signals).
-- later, with the features they are about: 23, 36, 67 (evictions, forks), 60 to 62 (collection,
-  retention), 68 (signatures).
+- later, with the features they are about: 60 to 62 (collection, retention), 68 (signatures).
 """
 
 from __future__ import annotations
@@ -637,3 +636,61 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
             call()
     assert reg.runs() == ["run"]
     assert run.latest() is None
+
+
+def test_bad_input_23_24_67_evicted(run, backend, reg):
+    first = run.save(small_state(), step=1)
+    run.save(small_state(1), step=2)
+    run.prune(registry.Retention(last=1))
+    said = ("run/main/step00000001", "found commit 3 of 2", "not among last 1", "holdfast undo")
+    with refused(backend, Conflict, *said, exit_code=5):
+        run.restore(at=first)
+    with refused(backend, Conflict, *said, exit_code=5):
+        reg.fork(first, "fork")
+    for key in packs_of(first):
+        backend.delete(key)
+    said = ("let go, and collected since", "found commit 3 of 2", "A mirror")
+    with refused(backend, MissingObject, *said, exit_code=6):
+        first.load()
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000), 2**2048], ids=["much", "less", "more"])
+def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, value):
+    calls = [
+        lambda: run.save(small_state(), step=value),
+        lambda: run.save(small_state(), step=2, phase=value),
+        lambda: run.save(small_state(), step=2, keyframe_every=value),
+        lambda: run.find(value),
+        lambda: run.pool.entry(value),
+        lambda: run.stream("rows").append([{"step": value}]),
+        lambda: run.watch(hold_s=value),
+        lambda: reg.create_run("other", seed=value),
+        lambda: reg.gc(grace_s=value),
+        lambda: reg.verify(sample=value),
+        lambda: reg.checkpoint(value),
+        lambda: registry.open(value),
+        lambda: saved["model/w"][value],
+    ]
+    for call in calls:
+        with pytest.raises(RegistryError, match=r"\d+ bits\)|Input should be") as caught:
+            call()
+        assert caught.value.exit_code in (3, 4)
+
+
+def test_a_configuration_may_hold_integers_of_any_length(reg, caplog):
+    config = {10**5000: 10**5000, "nested": [10**5000]}
+    with pytest.warns(registry.creation.SecretWarning, match="0x"):
+        reg.create_run("big", config=config | {"password": "x", 10**5001: {"password": "y"}})
+    assert reg.run("big").config["nested"] == [10**5000]
+    reg.run("big", config=config | {10**5000: 0})
+    assert "first at 0x" in caplog.text
+
+
+def test_lines_of_the_log_are_tamed(run, caplog):
+    state = {"m\x1b[2J\u202e": np.full(100, np.nan, np.float32)}
+    run = run.refresh()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("registry.trainer.trainer.nonfinite_paths", lambda *_: tuple(state))
+        run.save(state, step=1)
+    assert r"m\x1b[2J\u202e" in caplog.text
+    assert "\x1b" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import date
 from decimal import Decimal
@@ -23,6 +24,7 @@ from registry.plain import (
     encode_plain,
     format_time,
     json_ready,
+    moment,
     plain_digest,
 )
 
@@ -189,3 +191,37 @@ def test_a_phase_of_other_digits_is_refused():
 def test_a_phase_number_is_short_enough_for_a_name():
     with pytest.raises(InvalidInput):
         check_phase(10**64)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text", "held"),
+    [
+        (0, "1970-01-01 00:00:00Z", "1970-01-01T00:00:00+00:00"),
+        (1_700_000_000_123, "2023-11-14 22:13:20Z", "2023-11-14T22:13:20.123000+00:00"),
+        (-1, "1969-12-31 23:59:59Z", "1969-12-31T23:59:59.999000+00:00"),
+        (253402300799999, "9999-12-31 23:59:59Z", "9999-12-31T23:59:59.999000+00:00"),
+        (253402300800000, "253402300800000 ms", "9999-12-31T23:59:59.999000+00:00"),
+        (2**53, "9007199254740992 ms", "9999-12-31T23:59:59.999000+00:00"),
+        (-(2**53), "-9007199254740992 ms", "0001-01-01T00:00:00+00:00"),
+    ],
+)
+def test_any_time_of_the_log_can_be_told(time_ms, text, held):
+    assert format_time(time_ms) == text
+    assert moment(time_ms).isoformat() == held
+
+
+def test_integers_of_any_length_become_json():
+    huge = 10**5000
+    value = {huge: [huge, -huge, 2**2048 - 1, (huge,), {huge}, Fraction(huge, 3), range(huge)]}
+    made = json.loads(json.dumps(json_ready(value)))
+    ((key, (first, second, third, *_)),) = made.items()
+    assert int(first, 16) == huge
+    assert int(second, 16) == -huge
+    assert third == 2**2048 - 1
+    assert key.startswith("0x")
+
+
+def test_an_argument_of_any_length_is_refused_by_a_typed_error():
+    for check in (check_step, check_phase, lambda value: check_name(value, "x")):
+        with pytest.raises(InvalidInput, match="0x"):
+            check(10**5000)

@@ -9,11 +9,19 @@ import pytest
 from backends.errors import StoreUnavailable
 from backends.wrappers import Metered, Wrapper
 from registry import sync
-from registry.actions import Mark
+from registry.actions import Mark, SetStatus
 from registry.epochs import encode_sweep
-from registry.errors import Damaged, Diverged, InvalidInput, MissingObject, NotFound
-from registry.log import RunLog
-from registry.objects.keys import ObjectKey, epoch_key
+from registry.errors import (
+    Damaged,
+    Diverged,
+    InvalidInput,
+    MissingObject,
+    NotFound,
+    UnsupportedFormat,
+)
+from registry.log import RunLog, commit_line
+from registry.objects.framing import join_lines
+from registry.objects.keys import ObjectKey, epoch_key, slot_key
 from registry.spec import Retention
 from registry.writer import placed_keys
 from tests.registry.conftest import (
@@ -174,6 +182,16 @@ def test_an_unknown_run_suggests_near_names_and_copies_nothing(source, target, d
     with pytest.raises(NotFound, match=r"rum.*Did you mean 'run'"):
         sync(source, target, ["run", "rum"])
     assert contents(dst) == before
+
+
+def test_a_run_of_a_newer_version_does_not_hold_up_the_others(source, target, src, filled):
+    state = source.create_run("newer").manifest
+    line = commit_line(state, [SetStatus(status="failed")]).encode()
+    newer = line.replace(b'"action":"run.status"', b'"action":"run.dance"')
+    src.put(slot_key("newer", 1), join_lines([newer]))
+    with pytest.raises(UnsupportedFormat, match=r"Not copied: newer\. Copied .*: run"):
+        sync(source, target)
+    assert target.runs() == ["run"]
 
 
 def test_a_registry_is_not_synced_to_itself(source, src, filled, open_registry):

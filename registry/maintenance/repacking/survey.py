@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import Malformed
+from registry.errors import Malformed, RegistryError, StoreUnavailable
 from registry.log import RunLog, list_runs
 from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry, PackTable
+from registry.objects.pack import PackEntry
 from registry.objects.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest
@@ -49,6 +49,10 @@ class Chunk(NamedTuple):
 class Survey:
     """What the runs need, and where it lies.
 
+    Args:
+        store: The registry's objects.
+        failed: Gets the runs because of which `read` raises.
+
     Attributes:
         packs: Every pack that is needed, in the order in which runs and their states name them.
         packs_of: The packs that each state of each run names.
@@ -59,8 +63,9 @@ class Survey:
         condemned: Packs that a sweep condemned and spared: no run may begin to name them.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, failed: dict[str, RegistryError] | None = None) -> None:
         self._store = store
+        self._failed = {} if failed is None else failed
         self.packs: dict[ObjectKey, PackRef] = {}
         self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
         self.first_run: dict[ObjectKey, str] = {}
@@ -83,16 +88,14 @@ class Survey:
         logs = map(_held_places, read_states(self._store) if states is None else states)
         # A fork after its parent: the older run is the one that stored what both of them name.
         for _, run_id, places in sorted(logs):
-            self._read_run(run_id, places)
+            try:
+                self._read_run(run_id, places)
+            except RegistryError as error:
+                self._failed[run_id] = error
+                raise
         tables = in_batches(self._store.pools.small, self._read_table, self.packs.values())
         for key, table in zip(self.packs, tables, strict=True):
-            self.tables[key] = {entry.offset: entry for entry in table}
-            if not self.ranks[key].keys() <= self.tables[key].keys():
-                raise Malformed(
-                    "a placement names a chunk where its pack has another",
-                    where=key,
-                    hint="Run `holdfast verify --deep`; nothing was changed.",
-                )
+            self.tables[key] = table
         epochs = Epochs(self._store)
         self.condemned = epochs.condemned(self.packs, epochs.observe())
 
@@ -132,19 +135,50 @@ class Survey:
                 own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
         return frozenset(pack.key for pack in placement.packs)
 
-    def _read_table(self, pack: PackRef) -> PackTable:
-        return self._store.read_table(pack)
+    def _read_table(self, pack: PackRef) -> dict[int, PackEntry]:
+        try:
+            table = {entry.offset: entry for entry in self._store.read_table(pack)}
+            if not self.ranks[pack.key].keys() <= table.keys():
+                raise Malformed(
+                    "a placement names a chunk where its pack has another",
+                    where=pack.key,
+                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                )
+        except RegistryError as error:
+            for run_id, packs_of in self.packs_of.items():
+                if any(pack.key in named for named in packs_of.values()):
+                    self._failed[run_id] = error
+            raise
+        return table
 
 
-def read_states(store: Store) -> Iterator[RunManifest]:
+def read_states(
+    store: Store, damaged: dict[str, RegistryError] | None = None
+) -> Iterator[RunManifest]:
     """Yield every run as it stands, in the order of their names.
+
+    Args:
+        store: The registry's objects.
+        damaged: Runs that are left out; where it is given, those that cannot be read are added.
 
     Raises:
         IntegrityError: A log is damaged or gone.
     """
-    return in_batches(
-        store.pools.bulk, lambda run_id: RunLog(store, run_id).open(), list_runs(store)
-    )
+
+    def read(run_id: str) -> RunManifest | None:
+        try:
+            return RunLog(store, run_id).open()
+        except StoreUnavailable:
+            raise
+        except RegistryError as error:
+            if damaged is None:
+                raise
+            damaged[run_id] = error
+            return None
+
+    names = [name for name in list_runs(store) if name not in (damaged or {})]
+    states = in_batches(store.pools.bulk, read, names)
+    return (state for state in states if state is not None)
 
 
 def _held_places(state: RunManifest) -> tuple[int, str, list[Place]]:

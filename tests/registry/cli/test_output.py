@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import registry
+from backends.escape import printable
 from registry.cli import output
 from registry.cli.columns import Column
-from registry.cli.escape import printable
 from tests.registry.cli.conftest import Call
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"

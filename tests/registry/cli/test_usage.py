@@ -17,7 +17,7 @@ SUMS = {
 
 def test_json_adds_up(call_json: CallJson, url: str) -> None:
     found = call_json("du")
-    assert set(found) == SUMS | {"total_bytes", "runs"}
+    assert set(found) == SUMS | {"total_bytes", "runs", "damaged"}
     on_disk = sum(path.stat().st_size for path in Path(url).rglob("*") if path.is_file())
     assert sum(found[name] for name in SUMS) == found["total_bytes"] == on_disk
     (run,) = found["runs"]

@@ -13,7 +13,7 @@ from registry import Retention, codecs
 from registry.actions import Evict, Eviction
 from registry.errors import Damaged, MissingObject
 from registry.maintenance.usage import StateUsage, Usage, measure
-from registry.objects.keys import ObjectKey
+from registry.objects.keys import ObjectKey, slot_key
 from registry.objects.placement import PackRef
 from registry.registry import Registry, open_on
 from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_grid
@@ -217,15 +217,29 @@ def test_a_superseded_checkpoint_is_named_by_its_id(run, reg):
     assert names[1] == f"run/{second.digest.short}"
 
 
-def test_a_dead_copy_of_a_name_is_lost(run, reg, backend):
+def test_a_run_that_cannot_be_read_hides_no_other(run, reg, backend):
     checkpoint = run.save(state(1), step=1)
+    reg.create_run("sound").save(state(2), step=1)
     (key,) = [str(pack.key) for pack in checkpoint.placement.packs]
-    flip(backend, key, -400)
-    with pytest.raises(Damaged):
-        measure(reg.store)
+    harms = {
+        key: (lambda: flip(backend, key, -400), Damaged),
+        str(checkpoint.place.placement_key): (None, MissingObject),
+        slot_key("run", 1): (lambda: flip(backend, slot_key("run", 1)), Damaged),
+    }
+    for name, (harm, error) in harms.items():
+        whole = backend.get(name)
+        (harm or (lambda name=name: backend.delete(name)))()
+        with open_on(backend) as opened:
+            usage = measure(opened.store)
+        assert [one.run for one in usage.runs] == ["sound"]
+        assert {name: type(why) for name, why in usage.damaged.items()} == {"run": error}
+        assert usage.total_bytes == total(backend)
+        backend.put(name, whole)
     backend.delete(key)
-    with pytest.raises(MissingObject):
-        measure(reg.store)
+    with open_on(backend) as opened:
+        usage = measure(opened.store)
+    assert type(usage.damaged["run"]) is MissingObject
+    assert [one.run for one in usage.runs] == ["sound"]
 
 
 def test_no_chunk_is_read(run, backend):

@@ -1,0 +1,137 @@
+"""What a stored skeleton says of its arrays, held against what is stored of them; and its values.
+
+Both are foreign, and each can be well formed without the other: a skeleton may name an array that
+is not there, or a string of floats. No array is made here and no library is imported for one, so
+that a store can be verified where the states in it could not be loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import Any, Protocol
+
+from registry.canonical import Json
+from registry.dtypes import ITEM_SIZES
+from registry.errors import IncompatibleState, Malformed
+from registry.pytree.survey import walk
+from registry.pytree.unflatten import unflatten_component
+
+#: What numpy has no name for, with ml_dtypes or without.
+_NOT_NUMPY = frozenset({"complex32"})
+_LIMIT = 2**63
+#: Tags whose payload is, or ends in, arrays.
+_ARRAYS = frozenset({"t", "n", "nt", "B", "BA", "S", "coo", "csr", "csc", "bsr", "bsc"})
+
+
+class _Stored(Protocol):
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
+    """Hold what a skeleton names against the tensors that are stored with it.
+
+    Args:
+        name: The component, for messages.
+        skeleton: Its skeleton.
+        tensors: Its tensors.
+
+    Raises:
+        Malformed: It does not name each of them once, or one cannot be what it is said to be.
+    """
+    count = 0
+    for index, tag, path in walk(name, skeleton):
+        count += 1
+        if index < len(tensors) and (tag != "t" or 0 in tensors[index].shape):
+            _check(path, tag, tensors[index].dtype, tensors[index].shape)
+    if count != len(tensors):
+        raise Malformed(
+            "the skeleton does not fit the tensors of its component",
+            where=name,
+            expected=f"a place for each of {len(tensors)} tensors",
+            found=f"places for {count}",
+        )
+
+
+def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
+    fits = {"t": True, "n": dtype not in _NOT_NUMPY, "nt": dtype == "int64"}.get(tag)
+    if fits is None:
+        fits = dtype == "uint8" and len(shape) == 1
+    if not fits or (0 in shape and not _is_thinkable(tag, dtype, shape)):
+        raise Malformed(
+            "a tensor cannot be what the skeleton says that it is",
+            where=path,
+            expected=_EXPECTED[tag],
+            found=f"{dtype}{list(shape)}",
+        )
+
+
+def _is_thinkable(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a library makes an empty array of a shape: some lengths overflow it.
+
+    Of arrays that are not empty the manifest bounds the bytes.
+    """
+    if tag != "t":
+        return prod(filter(None, shape)) * ITEM_SIZES[dtype] < _LIMIT
+    strides = accumulate((max(length, 1) for length in reversed(shape[1:])), mul, initial=1)
+    # torch counts elements without a sign, and steps with one.
+    return max(accumulate(shape, mul)) < 2 * _LIMIT and max(strides) < _LIMIT
+
+
+_LENGTHS = "and of lengths that do not overflow"
+_EXPECTED = {
+    "t": f"a tensor {_LENGTHS}",
+    "n": f"an array of an element type that numpy has, {_LENGTHS}",
+    "nt": f"an array of int64 {_LENGTHS}",
+    **dict.fromkeys(("B", "BA", "S"), "uint8 with one axis"),
+}
+
+
+def check_values(name: str, skeleton: Json) -> None:
+    """Rebuild the values of a skeleton without its arrays, to see that it can be done.
+
+    What an adapter of the program makes, and what needs a library that is not here, is not looked
+    into.
+
+    Raises:
+        Malformed: A node breaks a rule of the format.
+    """
+    try:
+        unflatten_component(_without_arrays(skeleton), (), name=name)
+    except IncompatibleState:
+        return
+
+
+def _without_arrays(node: Any) -> Any:
+    """Return a node with nothing in place of arrays; keys and sets hold none and stay."""
+    if type(node) is list:
+        return [_without_arrays(item) for item in node]
+    if type(node) is not dict or len(node) != 1:
+        return node
+    [(tag, payload)] = node.items()
+    try:
+        match tag:
+            case "d" | "od" | "counter":
+                return {tag: _pairs(payload)}
+            case "sd":
+                return {tag: [_pairs(payload[0]), *payload[1:]]}
+            case "dd":
+                return {tag: [payload[0], _pairs(payload[1]), *payload[2:]]}
+            case "deque":
+                return {tag: [payload[0], _without_arrays(payload[1]), *payload[2:]]}
+            case "tu":
+                return {tag: _without_arrays(payload)}
+            case "ad":
+                return _without_arrays(payload[1])
+    except (TypeError, ValueError, LookupError):
+        return node  # which decoding refuses
+    return None if tag in _ARRAYS else node
+
+
+def _pairs(payload: Any) -> list[Any]:
+    return [[key, _without_arrays(value)] for key, value in payload]

@@ -1,0 +1,28 @@
+"""Whether the parts of a run that was read from a snapshot fit each other.
+
+A replay of the log cannot give anything else. A snapshot is a cache that anyone who can write to
+the store can seal: one that names what it does not hold is passed over, like any that is damaged.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from registry.state.run_manifest import RunManifest
+
+
+def is_coherent(state: RunManifest) -> bool:
+    """Return whether the run was begun, and what is named by number is there, in order."""
+    numbers = [checkpoint.n for checkpoint in state.checkpoints]
+    versions = [entry.version for entry in state.pool]
+    named = {pin.checkpoint for pin in state.pins if pin.kind in ("gate", "tag")}
+    return (
+        (state.created is not None) == (state.commits > 0)
+        and _ascend([0, *numbers, max(state.commits, 1)])
+        and _ascend([0, *versions, state.next_version])
+        and named <= set(numbers)
+    )
+
+
+def _ascend(numbers: list[int]) -> bool:
+    return all(first < second for first, second in pairwise(numbers))

@@ -1,0 +1,227 @@
+"""Everything that looks at a registry, called one after another; whatever it says must be typed."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from typer.main import get_command
+
+import registry
+from backends.memory import MemoryBackend
+from registry.cli.app import app
+from registry.errors import RegistryError
+from registry.registry import Registry
+from tests.crash.inline import InlinePools
+from tests.damage.forging import CALM, FORGED, FORK
+
+_NAME = "forged"
+URL = f"memory://{_NAME}"
+#: Made once: it takes as long as most of the commands.
+_APP = get_command(app)
+#: What a question may end with: an answer, a name that is none any more, damage, a format.
+_STATUSES = {0, 4, 6, 8}
+#: What the specification of a run may forbid, so a forged one as well.
+_BY_SPECIFICATION = ("pool", "run")
+#: Those that tell of every run, and must tell of the one that is sound.
+_LISTINGS = (("run", "ls"), ("ls",), ("du",))
+_COMMANDS = (
+    *_LISTINGS,
+    *(("verify", "--deep"), ("gc", "--dry-run"), ("repack", "--dry-run")),
+    *(("run", "show", FORGED), ("ls", FORGED, "--evicted"), ("log", FORGED)),
+    *(("log", FORK, "--graph"), ("show", FORGED), ("show", FORGED, "--tensors")),
+    *(("show", f"{FORGED}/releases/latest"), ("show", f"{FORGED}/artifacts/bank")),
+    *(("show", f"{FORGED}/pool/v0001"), ("diff", f"{FORGED}/gates/good", FORGED)),
+    *(("stats", FORGED), ("prune", FORGED, "--dry-run", "--last", "1")),
+    *(("pool", "ls", FORGED, "--all"), ("pool", "sample", FORGED), ("gate", "ls", FORGED)),
+    *(("release", "ls", FORGED), ("release", "show", FORGED, "1.0.0")),
+    *(("artifact", "ls", FORGED), ("stream", "ls", FORGED), ("stream", "read", FORGED, "rows")),
+)
+
+
+@dataclass
+class Looks:
+    """Looks at forged registries.
+
+    Attributes:
+        faults: What was said otherwise than it should be: a call, and what came of it.
+        refused: Calls that ended with a typed error.
+        answered: Calls that gave an answer.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    refused: int = 0
+    answered: int = 0
+
+    def at(self, files: dict[str, bytes], case: str) -> None:
+        """Look at a registry of these files in every way."""
+        backend = store(files)
+        for name, call in _CALLS.items():
+            self._call(f"{case}: {name}", call, may_forbid=name in _BY_SPECIFICATION)
+        for arguments in _COMMANDS:
+            for more in ((), ("--json",)):
+                self._command(case, (*arguments, *more))
+        if _contents(backend) != files:
+            self.faults.append(f"{case}: something was written")
+
+    def _call(self, name: str, call: Callable[[Registry], object], *, may_forbid: bool) -> None:
+        try:
+            with registry.open(URL) as opened:
+                call(opened)
+        except RegistryError as error:
+            self.refused += 1
+            self._check_text(name, str(error))
+            if error.exit_code not in _STATUSES and not (may_forbid and error.exit_code == 3):
+                self.faults.append(f"{name}: {type(error).__name__}: {error}")
+        except Exception as error:
+            self.faults.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            self.answered += 1
+
+    def _command(self, case: str, arguments: tuple[str, ...]) -> None:
+        name = f"{case}: holdfast {' '.join(arguments)}"
+        result = CliRunner().invoke(_APP, arguments, env={"HOLDFAST_REGISTRY": URL})
+        self._check_text(name, result.output)
+        may_forbid = arguments[0] in _BY_SPECIFICATION and result.exit_code == 3
+        if result.exit_code in _STATUSES or may_forbid:
+            self.refused += result.exit_code != 0
+            self.answered += result.exit_code == 0
+        else:
+            self.faults.append(f"{name}: status {result.exit_code}: {result.output[-300:]}")
+        # What is damaged there is the registry's own: of it nothing can be told without.
+        is_all = "registry.json" in result.output or "error: epochs/" in result.output
+        is_listing = tuple(one for one in arguments if one != "--json") in _LISTINGS
+        if is_listing and not is_all and CALM not in result.output:
+            self.faults.append(f"{name}: hides the other run: {result.output[-300:]}")
+
+    def _check_text(self, name: str, text: str) -> None:
+        odd = {char for char in text if not char.isprintable() and char != "\n"}
+        if odd:
+            self.faults.append(f"{name}: raw {sorted(odd)!r}")
+
+
+def store(files: dict[str, bytes]) -> MemoryBackend:
+    """Put files where `URL` finds them, and nothing else."""
+    backend = MemoryBackend(_NAME)
+    for key in _contents(backend):
+        backend.delete(key)
+    for key, data in files.items():
+        backend.put(key, data)
+    return backend
+
+
+def _contents(backend: MemoryBackend) -> dict[str, bytes]:
+    return {info.key: backend.get(info.key) for info in backend.list()}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Look without threads, warnings and lines in the log: hundreds of times."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr("registry.store.Pools", lambda _: InlinePools())
+        patch.setattr(logging.getLogger("holdfast"), "disabled", True)
+        yield
+
+
+# Calls of the library
+
+
+def _each(opened: Registry, look: Callable[[Any], object]) -> None:
+    """Look at each stored state; what one refuses must not hide the next."""
+    run = opened.run(FORGED)
+    finds: list[Callable[[], Any]] = [
+        lambda n=record.n: run.find(n)  # type: ignore[misc]
+        for record in run.manifest.checkpoints
+    ]
+    finds += [
+        lambda ref=ref: opened.stored(f"{FORGED}/{ref}")  # type: ignore[misc]
+        for ref in ("artifacts/bank", "releases/latest", "pool/v0001")
+    ]
+    last: RegistryError | None = None
+    for find in finds:
+        try:
+            look(find())
+        except RegistryError as error:
+            last = error
+    if last is not None:
+        raise last
+
+
+def _told(state: Any) -> None:
+    repr(state)
+    for name in ("created", "metrics", "meta", "phase", "step", "ref", "size_bytes", "components"):
+        getattr(state, name, None)
+    state.tensors()
+    list(state)
+
+
+def _lazy(state: Any) -> None:
+    for path in state:
+        lazy = state[path]
+        repr(lazy)
+        lazy[...]
+        if lazy.shape:
+            lazy[:1]
+
+
+def _restore(opened: Registry) -> None:
+    assert opened.run(FORGED).restore() is not None
+
+
+def _calm(opened: Registry) -> None:
+    checkpoint = opened.run(CALM).latest()
+    assert checkpoint is not None
+    assert checkpoint.load()["model"]["w"].shape == (30,)
+    assert CALM in opened.runs()
+    assert opened.checkpoint(checkpoint.digest.hex()).run_id == CALM
+
+
+def _run(opened: Registry) -> None:
+    run = opened.run(FORGED)
+    for name in ("status", "config", "spec", "phase", "id", "pool", "releases"):
+        repr(getattr(run, name))
+    list(run.history())
+    run.manifest.holders()
+    assert run.checkpoints() is not None
+    assert run.evicted() is not None
+    run.latest()
+    run.best()
+
+
+def _streams(opened: Registry) -> None:
+    stream = opened.run(FORGED).stream("rows")
+    stream.read()
+    stream.read(archive="first")
+
+
+def _pool(opened: Registry) -> None:
+    pool = opened.run(FORGED).pool
+    for entry in pool.entries():
+        repr((entry.promoted, entry.conservative, entry.win_rate, entry))
+    pool.draws(0, 3)
+    pool.histories()
+    pool.load(1)
+
+
+_CALLS: dict[str, Callable[[Registry], object]] = {
+    "calm": _calm,
+    "run": _run,
+    "told": lambda opened: _each(opened, _told),
+    "load": lambda opened: _each(opened, lambda state: state.load()),
+    "load original": lambda opened: _each(opened, lambda state: state.load(precision="original")),
+    "lazy": lambda opened: _each(opened, _lazy),
+    "restore": _restore,
+    "streams": _streams,
+    "pool": _pool,
+    "verify": lambda opened: opened.verify(deep=True),
+    "usage": lambda opened: opened.usage(),
+    "digest": lambda opened: opened.stored("0" * 12),
+    "near": lambda opened: opened.run("nihgt"),
+}

@@ -1,0 +1,142 @@
+"""A run that cannot be read is shown as damaged: it hides no other run, and the status tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from registry import canonical
+from registry.actions import SetStatus
+from registry.errors import Malformed, NotFound
+from registry.log import commit_line
+from registry.objects.framing import join_lines, split_lines
+from registry.objects.keys import slot_key
+from tests.registry.cli.conftest import Call
+
+CallJson = Callable[..., Any]
+
+
+@pytest.fixture
+def damaged(url: str) -> Path:
+    """The first slot of a second run, `bad`, with a byte changed."""
+    with registry.open(url) as opened:
+        opened.create_run("bad").save({"x": np.arange(100)}, step=1)
+        opened.create_run("also").save({"y": np.arange(100)}, step=1)
+    slot = Path(url) / slot_key("bad", 1)
+    slot.write_bytes(slot.read_bytes().replace(b'"step":1', b'"step":2'))
+    return slot
+
+
+def test_run_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
+    said = call("run", "ls", status=6)
+    rows = {line.split()[0]: line.split()[1] for line in said.stdout.splitlines()[1:]}
+    assert rows == {"also": "running", "bad": "damaged", "demo": "running"}
+    assert "damaged: bad: runs/bad/log/" in said.stderr
+    assert "holdfast verify" in said.stderr
+    first, second, third = call_json("run", "ls", status=6)
+    assert (first["run"], third["run"]) == ("also", "demo")
+    assert "closing digest" in second.pop("error")
+    assert second == {"run": "bad", "status": "damaged"}
+    assert "error" not in first
+
+
+def test_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
+    said = call("ls", status=6)
+    lines = said.stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["also", "bad", "demo", "demo"]
+    assert lines[1].endswith("damaged")
+    assert {one["run"] for one in call_json("ls", status=6)} == {"also", "demo"}
+    assert "damaged: bad" in call("ls", "--json", status=6).stderr
+    # A run that is named is read or refused.
+    assert call("ls", "bad", status=6).stdout == ""
+    call("ls", "demo")
+
+
+def test_du(call: Call, call_json: CallJson, damaged: Path) -> None:
+    lines = call("du", status=6).stdout.splitlines()[1:4]
+    assert [line.split()[0] for line in lines] == ["also", "bad", "demo"]
+    found = call_json("du", status=6)
+    assert [one["run"] for one in found["runs"]] == ["also", "demo"]
+    assert "closing digest" in found["damaged"]["bad"]
+    call("du", "bad", status=6)
+    call("du", "demo")
+    call("du", "absent", status=4)
+
+
+def test_a_run_of_a_newer_version_has_the_status_of_that(call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        state = opened.create_run("newer").manifest
+        line = commit_line(state, [SetStatus(status="failed")]).encode()
+    newer = line.replace(b'"action":"run.status"', b'"action":"run.dance"')
+    (Path(url) / slot_key("newer", 1)).write_bytes(join_lines([newer]))
+    for command in (("run", "ls"), ("ls",), ("du",)):
+        said = call(*command, status=8)
+        assert "demo" in said.stdout
+        assert "found run.dance" in said.stderr
+    call("run", "show", "demo")
+
+
+def test_a_checkpoint_by_its_id_alone(url: str, damaged: Path, call: Call) -> None:
+    with registry.open(url) as opened:
+        demo = opened.run("demo").latest()
+        assert demo is not None
+        assert opened.checkpoint(demo.digest.hex()).ref == demo.ref
+        with pytest.raises(Malformed, match=r"in the runs that can be read.*bad") as caught:
+            opened.checkpoint("0" * 16)
+        assert caught.value.exit_code == 6
+        with pytest.raises(NotFound, match="Did you mean 'demo'"):
+            opened.run("demmo")
+    call("stats", demo.digest.hex()[:12])
+
+
+def test_a_fork_of_a_damaged_run(call: Call, url: str) -> None:
+    with registry.open(url) as opened:
+        opened.fork("demo/latest", "warm")
+    slot = Path(url) / slot_key("demo", 0)
+    slot.write_bytes(slot.read_bytes()[:-1])
+    assert "which cannot be read" in call("log", "warm", "--graph").stdout
+    call("run", "show", "warm")
+
+
+def test_times_beyond_the_calendar(call: Call, call_json: CallJson, url: str) -> None:
+    """A writer's clock may say anything: the number is shown."""
+    slot = Path(url) / slot_key("demo", 0)
+    (line,) = split_lines(slot.read_bytes(), where="x")
+    body = json.loads(line)
+    odd = Path(url) / slot_key("odd", 0)
+    odd.parent.mkdir(parents=True)
+    odd.write_bytes(join_lines([canonical.encode(body | {"run": "odd", "time_ms": 2**53})]))
+    assert "in the future" in call("run", "ls").stdout
+    assert "9007199254740992 ms" in call("run", "show", "odd").stdout
+    assert call_json("run", "show", "odd")["created"] == 2**53
+    assert "9007199254740992 ms" in call("log", "odd").stdout
+    assert call_json("log", "odd")[0]["time"] == 2**53
+
+
+def test_legal_integers_of_any_length(call: Call, call_json: CallJson, url: str) -> None:
+    huge = 10**5000
+    with registry.open(url) as opened:
+        run = opened.create_run("huge", config={"n": huge, huge: [huge], "mixed": ["a", 1]})
+        state = {"x": np.arange(100), "n": huge, "deep": {"k": [huge], huge: 1}}
+        run.save(state, step=1, meta={"n": huge, huge: (huge,)})
+        run.save({**state, "n": huge + 1}, step=2)
+        run.stream("rows").append([{"step": 1, "n": huge}])
+    for command in (
+        *(("run", "ls"), ("ls",), ("ls", "huge"), ("run", "show", "huge"), ("log", "huge")),
+        *(("show", "huge"), ("show", "huge/main/step1"), ("stats", "huge"), ("du", "huge")),
+        *(("diff", "huge/main/step1", "huge/main/step2"), ("verify", "--deep")),
+        ("stream", "read", "huge", "rows"),
+    ):
+        call(*command)
+        call_json(*command)
+    assert int(call_json("show", "huge/main/step1")["meta"]["n"], 16) == huge
+    assert int(call_json("run", "show", "huge")["config"]["n"], 16) == huge
+    assert int(call_json("stream", "read", "huge", "rows")[0]["n"], 16) == huge
+    assert "bits)" in call("diff", "huge/main/step1", "huge/main/step2").stdout
+    assert "a, 1" in call("run", "show", "huge").stdout
