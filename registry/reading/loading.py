@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from registry.digest import Digest
 from registry.errors import Malformed
+from registry.limits import LISTED_BYTES, check_bytes
 from registry.objects.manifest import Manifest, TensorEntry, parse_list
 from registry.objects.placement import Placement, Places
 from registry.reading.fetching import Fetch, check_length
@@ -106,6 +107,7 @@ def check_lists(manifest: Manifest, placement: Placement) -> Places:
 
     Raises:
         Malformed: A list is longer or shorter than the tensor needs.
+        BeyondLimit: Reading the lists would take more memory than allowed.
     """
     # Rows follow the manifest's own chunks first, so lists can be found before they are read.
     if len(placement.rows) < len(manifest.direct_chunks):
@@ -116,6 +118,8 @@ def check_lists(manifest: Manifest, placement: Placement) -> Places:
             found=len(placement.rows),
         )
     places = Places(placement, manifest.direct_chunks)
+    counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
+    check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     for digest in manifest.chunk_lists:
         check_length(digest, placement.rows[places.row(digest)], manifest.direct_chunks[digest])
     return places
