@@ -16,6 +16,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field
 
 from backends import Backend, ByteRange
+from registry.blocks import Blocks
 from registry.caching.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
@@ -74,6 +75,7 @@ class Store:
         backend: Where the bytes live.
         config: What `registry.json` says.
         pools: The handle's threads.
+        blocks: The memory that it copies to what it saves.
         cache: Chunks on a local disk, if they are kept.
     """
 
@@ -83,6 +85,7 @@ class Store:
         self.backend = backend
         self.config = config
         self.pools = Pools(backend.concurrency)
+        self.blocks = Blocks()
         self.cache = cache
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()

@@ -52,6 +52,15 @@ def memory_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     return memoryview(memory).cast("B")
 
 
+def place_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
+    """View a tensor where it lies, as `memory_of`, also when it is moved elsewhere meanwhile.
+
+    A program may give a tensor other memory (`.data = ...`) and so free what is viewed; an alias
+    keeps that.
+    """
+    return memory_of(tensor.detach(), nbytes)
+
+
 @contextmanager
 def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
     """Silence torch's notes that complex32 is experimental and compressed layouts are beta."""
@@ -66,7 +75,10 @@ def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
 def copy_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     """Return the bytes of any strided tensor, brought to the host and into C order."""
     with torch.no_grad(), quiet(tensor.dtype):
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        source = tensor.detach()
+        plain = source.cpu().resolve_conj().resolve_neg().contiguous()
+        if plain.data_ptr() == source.data_ptr():
+            plain = plain.clone()  # transposed in place meanwhile, say, so that it needs no copy
     return memory_of(plain, nbytes)
 
 
