@@ -315,6 +315,7 @@ class Registry:
         deep: bool = False,
         sample: float | None = None,
         resume: str | os.PathLike[str] | None = None,
+        decode: bool = False,
         progress: Progress | None = None,
     ) -> VerifyReport:
         """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
@@ -326,6 +327,9 @@ class Registry:
             resume: A local file that keeps what was read, so that an interrupted verification goes
                 on; with `sample` each call reads another share until everything was read. Implies
                 `deep`.
+            decode: Decode every compressed chunk, too, and hash what comes of it: proves that what
+                a save compressed is what it hashed. Takes about as long as loading each checkpoint
+                and implies `deep`.
             progress: Called with the number of bytes checked so far.
 
         Returns:
@@ -335,7 +339,9 @@ class Registry:
             InvalidInput: `sample` is no share, or `resume` is a file of another kind or registry.
             StorageError: The store did not answer; with `resume` the next call goes on from there.
         """
-        return verify(self._store, deep=deep, sample=sample, resume=resume, progress=progress)
+        return verify(
+            self._store, deep=deep, sample=sample, resume=resume, decode=decode, progress=progress
+        )
 
     def repair(
         self,

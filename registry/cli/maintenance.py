@@ -42,6 +42,13 @@ def verify(
             help="Keep what was read in FILE, and go on from there next time; implies --deep.",
         ),
     ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="Decode every compressed chunk, too, and hash what comes of it; implies --deep.",
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Check that every checkpoint is whole; others may use the registry meanwhile.
@@ -50,7 +57,9 @@ def verify(
     """
     share = None if sample is None else _share(sample)
     with open(registry, read_only=True) as opened, progress.bar("verifying") as advance:
-        report = opened.verify(deep=deep, sample=share, resume=resume, progress=advance)
+        report = opened.verify(
+            deep=deep, sample=share, resume=resume, decode=decode, progress=advance
+        )
     if json:
         output.document(_report_json(report))
     else:
@@ -107,6 +116,9 @@ def _print_extent(report: VerifyReport) -> None:
         if report.ok:
             output.line("Names and sizes were checked; --deep hashes every byte.")
         return
+    if data.chunks_decoded is not None:
+        chunks = output.counted(data.chunks_decoded, "compressed chunk")
+        output.line(f"{chunks} decoded and hashed.")
     if data.packs_noted:
         before = output.counted(data.packs_noted, "pack")
         output.line(f"{before}, {output.size(data.bytes_noted)}, were read before in this pass.")
