@@ -16,8 +16,8 @@ all files in the page cache. After `--keyframe-every` saves Holdfast stores chun
     icechunk a Zarr array per tensor, Blosc-compressed, one commit a save
 
 How much changes is set by the size of an update, which each element gets with a random sign, as
-AdamW's are: most are lost in rounding to bf16. `100 %` gives every element another value, `1 tensor`
-those of one tensor.
+AdamW's are: most are lost in rounding to bf16. `100 %` gives every element another value,
+`1 tensor` those of one tensor.
 
     python follow.py [--mb 256] [--rounds N] [--keyframe-every N] [--dir FOLDER]
 """
