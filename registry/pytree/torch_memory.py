@@ -44,21 +44,28 @@ def _memory_type(nbytes: int) -> type[Array[c_char]]:
 
 def memory_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     """View the memory of a contiguous tensor in host memory; the view keeps the tensor alive."""
+    return _view(tensor.data_ptr(), nbytes, tensor)
+
+
+def _view(address: int, nbytes: int, owner: object) -> memoryview:
     if not nbytes:
         return _EMPTY
     cls = _MEMORY_TYPES.get(nbytes) or _memory_type(nbytes)
-    memory: Any = cls.from_address(tensor.data_ptr())
-    memory.owner = tensor
+    memory: Any = cls.from_address(address)
+    memory.owner = owner
     return memoryview(memory).cast("B")
 
 
 def place_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
-    """View a tensor where it lies, as `memory_of`, also when it is moved elsewhere meanwhile.
+    """View the memory that a tensor has now, as `memory_of`; the view keeps that memory alive.
 
-    A program may give a tensor other memory (`.data = ...`) and so free what is viewed; an alias
-    keeps that.
+    A program may give the tensor other memory meanwhile (`.data = ...`) and so free what is viewed.
     """
-    return memory_of(tensor.detach(), nbytes)
+    storage, address = tensor.untyped_storage(), tensor.data_ptr()
+    start = storage.data_ptr()
+    if not start <= address <= start + storage.nbytes():
+        return memory_of(tensor.detach(), nbytes)  # between these lines: an alias has one memory
+    return _view(address, nbytes, storage)
 
 
 @contextmanager
