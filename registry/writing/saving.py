@@ -177,7 +177,7 @@ class _StateWriter:
             abandon(self._under_way)
             self._lease.close()
         steady.remember(manifest.digest, self._found(state), _KEPT_STEADY)
-        return replace(written, nonfinite=self._named(state))
+        return replace(written, nonfinite=self._named(state)) if watched else written
 
     def write_stream(
         self,
@@ -216,14 +216,18 @@ class _StateWriter:
         for component in state.components:
             group, begun = group_name(component), cut
             steady = known.get(component.name, b"")
+            has_steady = any(steady)
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
                 pieces = _pieces(leaf)
                 self._pieces[id(leaf)] = pieces
-                if any(steady):
-                    for piece, is_steady in zip(pieces, steady[cut - begun :], strict=False):
-                        piece.is_steady = bool(is_steady)
+                if has_steady:
+                    at = cut - begun
+                    for piece, was_stored in zip(
+                        pieces, steady[at : at + len(pieces)], strict=False
+                    ):
+                        piece.is_steady = bool(was_stored)
                 if watched and is_watched(leaf, watched):
                     for piece in pieces:
                         piece.is_watched = True
