@@ -8,6 +8,7 @@ are new. Seconds are the worker's, on the clock and of the processor, without a 
 all files in the page cache. After `--keyframe-every` saves Holdfast stores chunks whole once.
 
     live     Holdfast, `run.follow_into(model)`: the model itself is the base of deltas
+    trusting the same with `rehash=False`: what stays as it is is not hashed
     cached   Holdfast, `load_into` with a chunk cache that holds the checkpoint before
     whole    Holdfast, `load_into` with nothing at hand, as for a worker that starts
     file     a safetensors file, read whole
@@ -15,7 +16,8 @@ all files in the page cache. After `--keyframe-every` saves Holdfast stores chun
     icechunk a Zarr array per tensor, Blosc-compressed, one commit a save
 
 How much changes is set by the size of an update, which each element gets with a random sign, as
-AdamW's are: most are lost in rounding to bf16. `noise` gives every element another value.
+AdamW's are: most are lost in rounding to bf16. `100 %` gives every element another value,
+`1 tensor` those of one tensor.
 
     python follow.py [--mb 256] [--rounds N] [--keyframe-every N] [--dir FOLDER]
 """
@@ -50,8 +52,8 @@ from registry.registry import open_on
 TENSORS = 64
 #: Spread of the weights, and the updates that change about 1 % and 10 % of them.
 SPREAD = 0.02
-UPDATES = {"1 %": 2.5e-7, "10 %": 2.7e-6, "100 %": 0.0}
-NAMES = ("live", "cached", "whole", "file", "patch", "icechunk")
+UPDATES = {"1 %": 2.5e-7, "10 %": 2.7e-6, "100 %": 0.0, "1 tensor": -1.0}
+NAMES = ("live", "trusting", "cached", "whole", "file", "patch", "icechunk")
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +78,10 @@ class Trainer:
     def step(self, update: float) -> float:
         """Train on; return the share of elements that changed."""
         before = self.weights
-        for master in self._masters.values():
+        masters = list(self._masters.values())
+        if update < 0:
+            masters, update = masters[:1], 0.0
+        for master in masters:
             noise = self._noise(master.shape)
             if update:
                 master.add_(noise.sign_(), alpha=update)
@@ -102,14 +107,16 @@ class Shelf:
         self.models = {name: _empty(trainer.weights) for name in NAMES}
         kept = registry.init(folder / "registry", compression="zstd", keyframe_every=keyframe_every)
         self._run = kept.create_run("run")
-        self._meters = {name: Metered(LocalBackend(folder / "registry")) for name in NAMES[:3]}
+        self._meters = {name: Metered(LocalBackend(folder / "registry")) for name in NAMES[:4]}
         cache = ChunkCache(folder / "cache")
         self._runs = {
             name: open_on(meter, cache=cache if name == "cached" else None).run("run")
             for name, meter in self._meters.items()
         }
-        live = self.models["live"]
-        self._following = self._runs["live"].follow_into(live, component="model")
+        self._following = {
+            name: self._runs[name].follow_into(self.models[name], component="model", rehash=rehash)
+            for name, rehash in (("live", None), ("trusting", False))
+        }
         self._saves = 0
         self._icechunk = _Icechunk(folder / "icechunk")
         self._peer_bytes: dict[str, int] = {}
@@ -118,7 +125,7 @@ class Shelf:
     def acts(self) -> dict[str, Callable[[], object]]:
         """How each worker takes the newest save."""
         return {
-            "live": self._following.poll,
+            **{name: following.poll for name, following in self._following.items()},
             "cached": lambda: self._load("cached"),
             "whole": lambda: self._load("whole"),
             "file": lambda: safetensors_load(self._file(0), self.models["file"]),

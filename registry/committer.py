@@ -27,6 +27,7 @@ from registry.stored import Stored
 from registry.writer import Choice, Condemned, Writer
 from registry.writing.adopting import adopt
 from registry.writing.deltas import Trials
+from registry.writing.hashing import Steady
 from registry.writing.placing import Base, Written, cut_state
 from registry.writing.saving import write_state
 
@@ -63,6 +64,7 @@ class Committer:
         self.writer = Writer(store, log)
         self._bases: dict[Digest, Base] = {}
         self._trials = Trials()
+        self._steady = Steady()
         self._lock = RLock()
 
     def commit(self, compose: Compose, plan: Plan = tuple) -> RunManifest:
@@ -129,6 +131,7 @@ class Committer:
         bases: Sequence[Base],
         compression: Compression | None = None,
         keyframe_every: int | None = None,
+        watched: Sequence[str] = (),
     ) -> Written:
         """Put a state on the store.
 
@@ -138,12 +141,21 @@ class Committer:
             compression: `none`, `zstd` or `lz4`; the registry's own without it.
             keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
                 has it without it. Deltas are compressed, by `zstd` where nothing else is said.
+            watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
         """
         config = self.store.config
         every = keyframe_every or config.keyframe_every or 1
         codec = compression or config.compression or ("none" if every == 1 else "zstd")
         return write_state(
-            self.store, self.writer, state, bases, COMPRESSIONS[codec], every, self._trials
+            self.store,
+            self.writer,
+            state,
+            bases,
+            COMPRESSIONS[codec],
+            every,
+            self._trials,
+            self._steady,
+            watched,
         )
 
     def write_plain(self, state: object) -> Written:

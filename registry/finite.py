@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from registry.pytree import ArrayLeaf, FlatState
+from backends import Buffer
+from registry.pytree import ArrayLeaf
 
 #: Dtype -> (bytes of the words that are looked at, mask, what a word that is not finite has under
 #: it): the bits of the exponent, and for types without infinity the one pattern that is NaN.
@@ -26,37 +26,31 @@ _NOT_FINITE = {
 }
 #: Words looked at in one go: few enough that the masked copy stays in the processor's cache.
 _BLOCK = 2**16
-_NAMED_AT_MOST = 8
+#: Paths that a checkpoint names at most.
+NAMED_AT_MOST = 8
 
 
-def nonfinite_paths(state: FlatState, patterns: Sequence[str], pool: Executor) -> tuple[str, ...]:
-    """Return the paths of tensors that hold NaN or infinity, the first few.
+def is_watched(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
+    """Return whether a tensor is looked through.
 
     Args:
-        state: A state whose memory does not change meanwhile.
-        patterns: Patterns of the paths that are looked at; `*` matches anything.
-        pool: Threads to look with.
+        leaf: The tensor.
+        patterns: Patterns of the paths that are; `*` matches anything.
     """
-    watched = [leaf for leaf in _leaves(state) if _matches(leaf, patterns)]
-    found = pool.map(_is_finite, watched)
-    wrong = [leaf.path for leaf, sound in zip(watched, found, strict=True) if not sound]
-    return tuple(wrong[:_NAMED_AT_MOST])
-
-
-def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
-    for component in state.components:
-        yield from component.leaves
-
-
-def _matches(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
     return leaf.dtype in _NOT_FINITE and any(fnmatchcase(leaf.path, p) for p in patterns)
 
 
-def _is_finite(leaf: ArrayLeaf) -> bool:
+def is_finite(data: Buffer, dtype: str) -> bool:
+    """Return whether elements hold neither NaN nor infinity.
+
+    Args:
+        data: The elements, whole ones; nobody may write to them meanwhile.
+        dtype: Their type, one that `is_watched` looks through.
+    """
     import numpy as np  # here, since `import registry` stays light
 
-    size, mask, pattern = _NOT_FINITE[leaf.dtype]
-    words = np.frombuffer(leaf.buffer(), dtype=f"<u{size}")
+    size, mask, pattern = _NOT_FINITE[dtype]
+    words = np.frombuffer(data, dtype=f"<u{size}")
     bits, wrong = words.dtype.type(mask), words.dtype.type(pattern)
     return not any(
         ((words[start : start + _BLOCK] & bits) == wrong).any()

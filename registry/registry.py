@@ -352,6 +352,7 @@ class Registry:
         deep: bool = False,
         sample: float | None = None,
         resume: str | os.PathLike[str] | None = None,
+        decode: bool = False,
         heads: str | os.PathLike[str] | None = None,
         write_heads: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
@@ -365,6 +366,9 @@ class Registry:
             resume: A local file that keeps what was read, so that an interrupted verification goes
                 on; with `sample` each call reads another share until everything was read. Implies
                 `deep`.
+            decode: Decode every compressed chunk, too, and hash what comes of it: proves that what
+                a save compressed is what it hashed. Takes about as long as loading each checkpoint
+                and implies `deep`.
             heads: A local file that `write_heads` wrote, of this registry or of one that it is a
                 mirror of: a log that is shorter than there, another one or gone is an error.
             write_heads: A local file for the heads of all runs; written where no error was found.
@@ -383,6 +387,7 @@ class Registry:
             deep=deep,
             sample=sample,
             resume=resume,
+            decode=decode,
             heads=heads,
             write_heads=write_heads,
             progress=progress,

@@ -78,7 +78,8 @@ class Run(RunView):
 
         Args:
             state: A dict of whatever the training program wants back, tensors and plain values
-                nested at will; objects with `state_dict()` are taken by it.
+                nested at will; objects with `state_dict()` are taken by it. Parts of it that change
+                before this returns are kept as they were at some moment meanwhile.
             step: Training step, update or epoch that the state belongs to.
             **options: Any of
 

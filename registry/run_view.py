@@ -294,14 +294,14 @@ class RunView:
 
         A loop of one's own calls `poll()` on what this returns: it takes newer weights, if there
         are any, without waiting. Its halves are `fetch()`, which a thread may do while the model is
-        in use, and `swap()`, which only copies.
+        in use, and `swap()`, which copies.
 
-        What the model was given is remembered: from the second checkpoint on only chunks that are
-        bases of deltas are hashed, and tensors that were written to meanwhile. torch counts what is
-        done in place to a tensor or a view of it; where nothing counts, in arrays of NumPy and
-        tensors made in inference mode, everything is hashed each time. What is done by way of
-        `.data` or foreign kernels is not counted either: it is mended where the weights change, and
-        elsewhere only with `rehash=True`.
+        Whoever writes to the model between checkpoints, in whatever way, loses it to the next one:
+        the model is then what the checkpoint is, bit for bit. To know that, each checkpoint hashes
+        what it leaves as it is, and bases of deltas with what is made of them; where torch counted
+        a write, or cannot count, in arrays of NumPy and tensors made in inference mode, everything.
+        A program that never writes past torch's counter (by way of `.data` or foreign kernels) may
+        spare that with `rehash=False`. Nobody may write to the model while weights are put into it.
 
         Args:
             model: An object with `state_dict()`, or a dict of tensors or arrays, on any device.
@@ -313,7 +313,7 @@ class RunView:
                 gives, also when training goes back. `False`: every checkpoint that is kept, in log
                 order.
             rehash: Which weights to hash before each checkpoint although nothing says that they
-                were written to: all (`True`), none (`False`), or those in which nothing would.
+                were written to: those that it leaves as they are, all (`True`), or none (`False`).
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
             longest_poll_s: At most so long.

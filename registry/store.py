@@ -17,6 +17,7 @@ from pydantic import Field
 
 from backends import Backend, ByteRange
 from registry import pytree
+from registry.blocks import Blocks
 from registry.caching.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
@@ -79,6 +80,7 @@ class Store:
         backend: Where the bytes live.
         config: What `registry.json` says.
         pools: The handle's threads.
+        blocks: The memory that it copies to what it saves.
         cache: Chunks on a local disk, if they are kept.
         heads: How far its logs went when they were seen before, if that is remembered.
     """
@@ -93,6 +95,7 @@ class Store:
         self.backend = backend
         self.config = config
         self.pools = Pools(backend.concurrency)
+        self.blocks = Blocks()
         self.cache = cache
         self.heads = heads
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()

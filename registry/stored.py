@@ -176,7 +176,8 @@ class Stored:
         Bytes go straight into the target's memory where it is contiguous and on the CPU, and
         through one staging tensor otherwise. Plain values of the checkpoint are left alone. A
         tensor that was saved with less precision fits a target of the type that it is stored in,
-        and of the one that it had before, where it is widened exactly.
+        and of the one that it had before, where it is widened exactly. Nobody else may write to the
+        target meanwhile: what is there in the end would be neither's.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.

@@ -44,6 +44,13 @@ def verify(
             help="Keep what was read in FILE, and go on from there next time; implies --deep.",
         ),
     ] = None,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="Decode every compressed chunk, too, and hash what comes of it; implies --deep.",
+        ),
+    ] = False,
     heads: Annotated[
         Path | None,
         typer.Option(
@@ -70,6 +77,7 @@ def verify(
             deep=deep,
             sample=share,
             resume=resume,
+            decode=decode,
             heads=heads,
             write_heads=write_heads,
             progress=advance,
@@ -130,6 +138,9 @@ def _print_extent(report: VerifyReport) -> None:
         if report.ok:
             output.line("Names and sizes were checked; --deep hashes every byte.")
         return
+    if data.chunks_decoded is not None:
+        chunks = output.counted(data.chunks_decoded, "compressed chunk")
+        output.line(f"{chunks} decoded and hashed.")
     if data.packs_noted:
         before = output.counted(data.packs_noted, "pack")
         output.line(f"{before}, {output.size(data.bytes_noted)}, were read before in this pass.")

@@ -103,8 +103,9 @@ class SwappedModel:
         model: An object with `state_dict()`, or a dict of tensors or arrays.
         component: The component that the model stands for; without it its keys are components.
         strict: Whether a path that only one side has is an error; that all are is one always.
-        rehash: Which tensors are hashed although they have the mark that was left on them: all,
-            none, or with `None` those in which writes are not counted.
+        rehash: What is hashed of tensors that have the mark that was left on them: everything,
+            nothing, or with `None` what would be left as it is. Where writes are not counted, that
+            is everything, too.
 
     Attributes:
         changed: Paths of the tensors that the last exchange wrote to.
@@ -209,27 +210,38 @@ class SwappedModel:
         return made
 
     def _survey(self, exchange: Exchange, rehash: bool | None) -> None:
-        """Find out what the model holds: by what is known of it, by hashing where nothing is."""
+        """Find out what the model holds: by what is known of it, by hashing where nothing is.
+
+        What is known may be wrong: not every write is counted. A chunk that is to be replaced may
+        be another than is known; as the base of a delta it is hashed with what is made of it. One
+        that is to stay is hashed here, or the model would be told to be what it is not.
+        """
         marks = {path: resident.mark() for path, resident in exchange.residents.items()}
+        held: dict[str, list[Digest | None]] = {}
+        inexact: dict[str, set[int]] = {path: set() for path in exchange.residents}
         unknown: list[tuple[str, int, int]] = []
         for path, resident in exchange.residents.items():
             known = self._known.get(path)
             trusts = resident.is_counted if rehash is None else not rehash
+            chunks: list[Digest | None] = [None] * resident.grid.count
             if known is not None and trusts and known.mark == marks[path]:
-                exchange.held[path], exchange.inexact[path] = known.chunks, known.inexact
-            else:
-                unknown += [(path, number, size) for number, size in enumerate(resident.sizes())]
+                chunks, inexact[path] = list(known.chunks), set(known.inexact)
+                if rehash is None:
+                    stays = zip(chunks, exchange.wanted[path], strict=True)
+                    chunks = [None if old == new else old for old, new in stays]
+            held[path] = chunks
+            sizes = resident.sizes()
+            unknown += [(path, n, sizes[n]) for n, digest in enumerate(chunks) if digest is None]
         examined = self._store.pools.hashing.map(
             lambda one: exchange.residents[one[0]].examine(one[1], one[2]), unknown
         )
-        found: dict[str, list[Digest]] = {path: [] for path, *_ in unknown}
-        inexact: dict[str, set[int]] = {path: set() for path in found}
         for (path, number, _), (digest, is_exact) in zip(unknown, examined, strict=True):
-            found[path].append(digest)
+            held[path][number] = digest
+            inexact[path].discard(number)
             if not is_exact:
                 inexact[path].add(number)
-        exchange.held.update({path: tuple(chunks) for path, chunks in found.items()})
-        exchange.inexact.update({path: frozenset(numbers) for path, numbers in inexact.items()})
+        exchange.held = {path: tuple(filter(None, chunks)) for path, chunks in held.items()}
+        exchange.inexact = {path: frozenset(numbers) for path, numbers in inexact.items()}
         self._known = {
             path: _Known(resident, marks[path], exchange.held[path], exchange.inexact[path])
             for path, resident in exchange.residents.items()

@@ -46,6 +46,8 @@ class DataRead:
         pack_bytes: Bytes of `packs`.
         bytes_read: Bytes of `packs_read`.
         bytes_noted: Bytes of `packs_noted`.
+        chunks_decoded: Encoded chunks that were decoded and are right; `None` where that was not
+            asked for.
     """
 
     packs: int
@@ -54,6 +56,7 @@ class DataRead:
     pack_bytes: int
     bytes_read: int
     bytes_noted: int
+    chunks_decoded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

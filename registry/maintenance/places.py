@@ -19,6 +19,7 @@ from registry.errors import (
     UnsupportedFormat,
 )
 from registry.maintenance.data import fault_of
+from registry.maintenance.decoding import DecodePass
 from registry.maintenance.objects import Tables, check_rows
 from registry.objects.framing import content_bytes
 from registry.objects.keys import ObjectKey
@@ -40,11 +41,13 @@ class Fault:
         message: In words.
         is_gone: Whether it is not there at all.
         size_bytes: The size that it should have, where a placement tells.
+        is_within: Whether its bytes are those that were stored, and stand for wrong ones.
     """
 
     message: str
     is_gone: bool = False
     size_bytes: int | None = None
+    is_within: bool = False
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class PlaceCheck:
         may_check_rows: Tells whether the packs of a placement were read, so that its rows can be
             held against their tables.
         tables: Those tables.
+        decoding: Decodes what is encoded, if that is wanted.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class PlaceCheck:
         size_of: Callable[[ObjectKey], int | None],
         may_check_rows: Callable[[Placement], bool],
         tables: Tables,
+        decoding: DecodePass | None = None,
     ) -> None:
         self._store = store
         self._size_of = size_of
@@ -93,6 +98,7 @@ class PlaceCheck:
         self._tables = tables
         self._proven: set[Digest] = set()  # components: most checkpoints share some
         self._turn = Lock()
+        self._decoding = decoding
 
     def check(self, places: Sequence[Place]) -> Checked:
         """Check placed states of one manifest, which is read once for all of them."""
@@ -201,6 +207,9 @@ class PlaceCheck:
                 return None
         try:
             check_rows(self._store, self._tables, manifest, placement)
+            if self._decoding is not None:
+                for key, message in self._decoding.check(manifest, placement).items():
+                    checked.blame(key, Fault(message, is_within=True))
         except (IntegrityError, UnsupportedFormat) as error:
             return error.summary
         return None

@@ -3,7 +3,7 @@
 Structure: logs dense, chained and legal; everything that a run holds placed; every object that a
 place needs there and of the right size; nothing there that stops collection. Deep: every object
 read once and hashed, and every placement held against the tables of the packs that it names. An
-encoded chunk is held against the digest of its stored bytes, and not decoded.
+encoded chunk is held against the digest of its stored bytes, and with `decode` decoded, too.
 Nothing is changed here, and a registry may be in use meanwhile: what was let go and collected, or
 moved, while it was looked at is no finding.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.actions import Place
 from registry.digest import Digest
@@ -21,6 +21,7 @@ from registry.epochs import Epochs
 from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
 from registry.log import list_runs
 from registry.maintenance.data import DataPass, check_sample, fault_of
+from registry.maintenance.decoding import HELD_BYTES, DecodePass
 from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
 from registry.maintenance.head_check import HeadCheck
 from registry.maintenance.histories import History, read_history
@@ -42,6 +43,10 @@ _PARSED = 8
 _MEND = (
     "Run `holdfast repair --from MIRROR`. Without a mirror: move the file away, and save the same "
     "state again into a new run."
+)
+_WRONG_WITHIN = (
+    "Its writer stored wrong bytes, and mirrors have the same: `repair` does not mend it. Save the "
+    "same states again into a new run."
 )
 _ORPHAN = (
     "Nothing needs it; collection will remove it. Collect before the same state is saved again."
@@ -74,6 +79,7 @@ def verify(
     deep: bool = False,
     sample: float | None = None,
     resume: str | os.PathLike[str] | None = None,
+    decode: bool = False,
     heads: str | os.PathLike[str] | None = None,
     write_heads: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -86,6 +92,8 @@ def verify(
         sample: Read and hash this share of the packs' bytes, drawn anew each time.
         resume: A local file that keeps what was read, so that an interrupted verification goes on;
             implies `deep` where `sample` is not given.
+        decode: Decode every encoded chunk that a run needs, too, and hash what comes of it; implies
+            `deep` where `sample` is not given.
         heads: A local file of heads; each log is held against it.
         write_heads: A local file that the heads are written to where no error was found.
         progress: Told of bytes checked.
@@ -96,8 +104,8 @@ def verify(
         StorageError: The store did not answer; with `resume` the next call goes on from here.
     """
     verification = Verification(store, progress, heads)
-    if deep or sample is not None or resume is not None:
-        verification.read_data(sample, resume)
+    if deep or decode or sample is not None or resume is not None:
+        verification.read_data(sample, resume, decode=decode)
     report = verification.check()
     if write_heads is not None and report.ok:
         verification.write_heads(write_heads)
@@ -119,6 +127,7 @@ class Verification:
         self._bytes = 0
         self._packs = DataPass(store, self._count)
         self._data: DataRead | None = None
+        self._decoding: DecodePass | None = None
         self._is_whole = False
         self._word: list[Finding] = []
         self._begin()
@@ -137,15 +146,26 @@ class Verification:
         self.faults: dict[ObjectKey, Fault] = {}
 
     def read_data(
-        self, sample: float | None = None, resume: str | os.PathLike[str] | None = None
+        self,
+        sample: float | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        *,
+        decode: bool = False,
     ) -> None:
-        """Read and hash the packs, or a share of them; `check` then tells of them."""
+        """Read and hash the packs, or a share of them; `check` then tells of them.
+
+        Args:
+            sample: As for `verify`.
+            resume: As for `verify`.
+            decode: Whether `check` is to decode what states hold of the packs that were read.
+        """
         check_sample(sample)
         notes = None if resume is None else PassNotes(resume, self._store.config.id)
         if notes is not None and notes.begun_anew is not None:
             advice = "Everything is read anew."
             word = Finding("resume", str(resume), notes.begun_anew, (), advice, "note")
             self._word = [word]
+        self._decoding = DecodePass(self._store) if decode else None
         self._data = self._packs.read(sample, notes)
         self._is_whole = self._data.packs == self._data.packs_read + self._data.packs_noted
 
@@ -169,6 +189,8 @@ class Verification:
         for key, message in self._packs.faults.items():
             self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
         self._confirm()
+        if self._data is not None and self._decoding is not None:
+            self._data = replace(self._data, chunks_decoded=self._decoding.chunks)
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         return VerifyReport(
             tuple(finding for part in found for finding in sorted(part, key=_order)),
@@ -264,7 +286,8 @@ class Verification:
             groups.setdefault(place.manifest_key, []).append(place)
             self._seen.add(place)
 
-        check = PlaceCheck(self._store, self._size_of, self._may_check_rows, self._packs.tables)
+        tables, decoding = self._packs.tables, self._decoding
+        check = PlaceCheck(self._store, self._size_of, self._may_check_rows, tables, decoding)
 
         def take(_: list[Place], done: Future[Checked]) -> None:
             checked = done.result()
@@ -280,7 +303,8 @@ class Verification:
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how much memory it takes to check placed states of one manifest."""
         files = (places[0].manifest_key, *(place.placement_key for place in places))
-        return sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
+        parsed = sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
+        return parsed + (HELD_BYTES if self._decoding is not None else 0)
 
     def _size_of(self, key: ObjectKey) -> int | None:
         size = self._names.sizes.get(key)
@@ -391,6 +415,8 @@ class Verification:
                 severity: Severity = "error" if refs else "note"
                 kind = key.kind.removesuffix("s")
                 advice = _MEND if refs else _ORPHAN
+                if fault.is_within:
+                    advice = _WRONG_WITHIN
                 yield Finding(kind, str(key), fault.message, refs, advice, severity)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from backends.escape import printable, quoted
@@ -179,7 +180,8 @@ class _MergeCommit(SaveCommit):
     def __init__(
         self, committer: Committer, save: PreparedSave, wanted: _Wanted, plan: MergePlan
     ) -> None:
-        super().__init__(committer, Charge(committer.log.run_id), save, ())
+        watched = committer.log.state.spec.finite
+        super().__init__(committer, Charge(committer.log.run_id), save, watched)
         self._wanted = wanted
         self._blends = plan.blends
         self._is_written = False
@@ -198,8 +200,10 @@ class _MergeCommit(SaveCommit):
             raise Stale  # a source was gone before all of it was read: `plan` says so
         return super().actions(state)
 
-    def _write(self, state: FlatState, bases: Sequence[Base]) -> Written:
-        committer, run = self._committer, self._committer.log.state
+    def _write(
+        self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()
+    ) -> Written:
+        committer = self._committer
         # What is kept of states that the run holds needs no check while it holds them.
         first = [one.digest for one in self._wanted.stored]
         near = committer.choose_bases([*first, *(base.manifest.digest for base in bases)])
@@ -210,19 +214,18 @@ class _MergeCommit(SaveCommit):
             self._wanted.weights,
             state,
             self._blends,
-            run.spec.finite,
+            watched,
             allow_nonfinite=self._request.allow_nonfinite,
         ).store(near, self._codec())
         self._is_written = True
-        self._nonfinite = mixed.nonfinite
         if mixed.nonfinite and not self._request.allow_nonfinite:
             _LOGGER.warning(
                 "%s: step %d is recorded and held back: NaN or infinity in %s",
-                run.run_id,
+                committer.log.run_id,
                 self._request.step,
                 printable(", ".join(mixed.nonfinite)),
             )
-        return mixed.written
+        return replace(mixed.written, nonfinite=mixed.nonfinite)
 
     def _codec(self) -> str:
         config = self._committer.store.config

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from types import ModuleType
+from typing import NoReturn
 
 from backends.escape import quoted
 from registry.dtypes import ITEM_SIZES
@@ -212,6 +213,9 @@ def _memory(leaf: ArrayLeaf) -> tuple[object, ...]:
 def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
     """Return a state whose chosen leaves give their bytes rounded, when they are asked for.
 
+    What is refused here is refused again while a leaf is rounded, of the numbers that are: the
+    program may have written to it since.
+
     Raises:
         UnsupportedValue: A finite number would become infinity, or a part of a tensor zero; none of
             that leaf's component has been rounded yet.
@@ -260,14 +264,24 @@ class _NarrowedLeaf(ArrayLeaf):
     def __init__(self, leaf: ArrayLeaf, dtype: str) -> None:
         nbytes = leaf.nbytes // ITEM_SIZES[leaf.dtype] * ITEM_SIZES[dtype]
         named = NarrowedDtype(dtype, leaf.dtype)
-        super().__init__(
-            named, leaf.shape, nbytes, leaf, partial(_rounded, dtype=dtype), leaf._link
-        )
+        opener = partial(_rounded, dtype=dtype)
+        super().__init__(named, leaf.shape, nbytes, leaf, opener, leaf._link, is_ours=True)
 
 
-def _rounded(leaf: ArrayLeaf, nbytes: int, dtype: str) -> memoryview:  # noqa: ARG001
-    made: memoryview = _rounding().narrow(leaf.buffer(), leaf.dtype, dtype)
+def _rounded(leaf: ArrayLeaf, nbytes: int, dtype: str) -> memoryview:
+    """Round a leaf, part by part, and refuse what of these very numbers cannot be held."""
+    rounding, item = _rounding(), ITEM_SIZES[dtype]
+    made = memoryview(bytearray(nbytes))
+    lost = nonzero = 0
+    for part, start, stop in rounding.parts(leaf.buffer(), leaf.dtype):
+        found = rounding.overflow(part, leaf.dtype, dtype)
+        if found is not None:
+            _refuse(leaf, dtype, found)
+        some, of = rounding.vanishing(part, leaf.dtype, dtype)
+        lost, nonzero = lost + some, nonzero + of
+        made[start * item : stop * item] = rounding.narrow(part, leaf.dtype, dtype)
     leaf.release()
+    _check_vanishing(leaf, dtype, lost, nonzero)
     return made
 
 
@@ -275,7 +289,13 @@ def _check_range(leaf: ArrayLeaf, dtype: str) -> None:
     found = _rounding().overflow(leaf.buffer(), leaf.dtype, dtype)
     lost, nonzero = (0, 0) if found else _rounding().vanishing(leaf.buffer(), leaf.dtype, dtype)
     leaf.release()
-    policy = next(name for name, made in _DTYPES.items() if made == dtype)
+    if found is not None:
+        _refuse(leaf, dtype, found)
+    _check_vanishing(leaf, dtype, lost, nonzero)
+
+
+def _check_vanishing(leaf: ArrayLeaf, dtype: str, lost: int, nonzero: int) -> None:
+    policy = _policy(dtype)
     if lost > _VANISHING_AT_MOST * nonzero:
         raise UnsupportedValue(
             f"numbers that {policy} cannot hold: they would become zero",
@@ -285,8 +305,10 @@ def _check_range(leaf: ArrayLeaf, dtype: str) -> None:
             hint="Say 'keep' for this tensor"
             + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
         )
-    if found is None:
-        return
+
+
+def _refuse(leaf: ArrayLeaf, dtype: str, found: float) -> NoReturn:
+    policy = _policy(dtype)
     raise UnsupportedValue(
         f"a number that {policy} cannot hold: it would become infinity",
         where=leaf.path,
@@ -295,6 +317,10 @@ def _check_range(leaf: ArrayLeaf, dtype: str) -> None:
         hint="Say 'keep' for this tensor"
         + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
     )
+
+
+def _policy(dtype: str) -> str:
+    return next(name for name, made in _DTYPES.items() if made == dtype)
 
 
 def _check_rule(pattern: object, policy: object) -> None:

@@ -45,6 +45,24 @@ def narrow(data: memoryview, original: str, dtype: str) -> memoryview:
     return made
 
 
+def parts(data: memoryview, dtype: str) -> Iterator[tuple[memoryview, int, int]]:
+    """Yield elements in copies, each good until the next, with the numbers of the first and last.
+
+    What a program writes to the elements meanwhile does not reach a copy: all that is asked about
+    one is asked about the same numbers.
+
+    Args:
+        data: The elements.
+        dtype: Their type.
+    """
+    item = ITEM_SIZES[dtype]
+    copy = memoryview(bytearray(min(len(data), _BLOCK * item)))
+    for start, stop in _blocks(len(data) // item):
+        part = copy[: (stop - start) * item]
+        part[:] = data[start * item : stop * item]
+        yield part, start, stop
+
+
 def overflow(data: memoryview, original: str, dtype: str) -> float | None:
     """Return the number of the greatest modulus if a narrower type makes infinity of it.
 

@@ -17,9 +17,11 @@ class ArrayLeaf:
         dtype: Element type, a name of `registry.dtypes.ITEM_SIZES`.
         shape: Lengths of the axes, in elements.
         nbytes: Length of `buffer()`, in bytes.
+        is_ours: Whether nobody else can write to what `buffer()` returns: a copy, or what cannot
+            be changed. Everything else may change at any moment, also while it is saved.
     """
 
-    __slots__ = ("_link", "_open", "_source", "_view", "dtype", "nbytes", "shape")
+    __slots__ = ("_link", "_open", "_source", "_view", "dtype", "is_ours", "nbytes", "shape")
 
     def __init__(
         self,
@@ -29,10 +31,12 @@ class ArrayLeaf:
         source: Any,
         opener: Callable[[Any, int], memoryview],
         link: Link,
+        is_ours: bool = False,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
         self.nbytes = nbytes
+        self.is_ours = is_ours
         self._source = source
         self._open = opener
         self._link = link
@@ -64,8 +68,8 @@ class ArrayLeaf:
         return self._source
 
     def moved(self, view: memoryview) -> ArrayLeaf:
-        """Return the same leaf with its bytes elsewhere; the tensor itself is let go."""
-        return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link)
+        """Return the same leaf with its bytes in a copy that is ours; the tensor is let go."""
+        return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link, True)
 
     def __repr__(self) -> str:
         return f"ArrayLeaf({self.path!r}, {self.dtype}, {self.shape})"
@@ -95,7 +99,8 @@ class NamedLeaf(ArrayLeaf):
 
 def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:
     """Return the leaf of a byte string."""
-    return ArrayLeaf("uint8", (len(data),), len(data), data, _open, link)
+    is_ours = type(data) is bytes
+    return ArrayLeaf("uint8", (len(data),), len(data), data, _open, link, is_ours)
 
 
 def _open(data: bytes | bytearray, nbytes: int) -> memoryview:  # noqa: ARG001

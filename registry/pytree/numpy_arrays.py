@@ -81,6 +81,11 @@ def memory_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:  # no
     return memoryview(flat)
 
 
+def copy_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:
+    """Return the bytes of an array in C order, in memory of their own."""
+    return memory_of(np.array(array, order="C"), nbytes)
+
+
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], memoryview]:
     """Return a new array and its memory, not cleared."""
     array = np.empty(shape, dtype=dtype_named(dtype))
@@ -118,7 +123,10 @@ def encode_array(
     if name is None:
         what, hint = _explain(dtype)
         encoder.refuse(link, what, hint)
-    index = encoder.add(ArrayLeaf(name, value.shape, value.nbytes, value, memory_of, link), link)
+    is_copied = not value.flags.c_contiguous
+    opener = copy_of if is_copied else memory_of
+    leaf = ArrayLeaf(name, value.shape, value.nbytes, value, opener, link, is_copied)
+    index = encoder.add(leaf, link)
     return {"nt": [index, str(dtype)]} if dtype.kind in "Mm" else {"n": index}
 
 

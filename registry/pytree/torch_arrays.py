@@ -22,7 +22,7 @@ from registry.pytree.torch_memory import (
     copy_of,
     describe,
     has_memory,
-    memory_of,
+    place_of,
     quiet,
     view_of,
 )
@@ -50,7 +50,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
     name = NAMES.get(value.dtype)
     if name is None or encoder.role:
         return _encode_special(encoder, value, link, depth)
-    opener = copy_of
+    opener, is_ours = copy_of, True
     try:
         shape = tuple(value.shape)
         nbytes = value.nbytes
@@ -60,7 +60,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
                 if held != nbytes and not has_memory(value, nbytes):
                     _refuse_without_memory(encoder, link)
                 if not (value.is_neg() or (name[0] == "c" and value.is_conj())):
-                    opener = memory_of
+                    opener, is_ours = place_of, False
             elif nbytes and not held:
                 _refuse_without_memory(encoder, link)
         elif value.is_meta or value.layout is not torch.strided:
@@ -69,7 +69,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
         return _encode_special(encoder, value, link, depth)
     leaves = encoder.leaves
     node: Json = {"t": len(leaves)}
-    leaves.append(ArrayLeaf(name, shape, nbytes, value, opener, link))
+    leaves.append(ArrayLeaf(name, shape, nbytes, value, opener, link, is_ours))
     return node
 
 

@@ -44,12 +44,28 @@ def _memory_type(nbytes: int) -> type[Array[c_char]]:
 
 def memory_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     """View the memory of a contiguous tensor in host memory; the view keeps the tensor alive."""
+    return _view(tensor.data_ptr(), nbytes, tensor)
+
+
+def _view(address: int, nbytes: int, owner: object) -> memoryview:
     if not nbytes:
         return _EMPTY
     cls = _MEMORY_TYPES.get(nbytes) or _memory_type(nbytes)
-    memory: Any = cls.from_address(tensor.data_ptr())
-    memory.owner = tensor
+    memory: Any = cls.from_address(address)
+    memory.owner = owner
     return memoryview(memory).cast("B")
+
+
+def place_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
+    """View the memory that a tensor has now, as `memory_of`; the view keeps that memory alive.
+
+    A program may give the tensor other memory meanwhile (`.data = ...`) and so free what is viewed.
+    """
+    storage, address = tensor.untyped_storage(), tensor.data_ptr()
+    start = storage.data_ptr()
+    if not start <= address <= start + storage.nbytes():
+        return memory_of(tensor.detach(), nbytes)  # between these lines: an alias has one memory
+    return _view(address, nbytes, storage)
 
 
 @contextmanager
@@ -66,7 +82,10 @@ def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
 def copy_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     """Return the bytes of any strided tensor, brought to the host and into C order."""
     with torch.no_grad(), quiet(tensor.dtype):
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        source = tensor.detach()
+        plain = source.cpu().resolve_conj().resolve_neg().contiguous()
+        if plain.data_ptr() == source.data_ptr():
+            plain = plain.clone()  # transposed in place meanwhile, say, so that it needs no copy
     return memory_of(plain, nbytes)
 
 

@@ -36,6 +36,8 @@ class SaveCommit:
 
     Attributes:
         outcome: Commit number of the checkpoint, once the commit has landed.
+        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
+            is stored.
     """
 
     def __init__(
@@ -43,13 +45,13 @@ class SaveCommit:
         committer: Committer,
         charge: Charge,
         save: PreparedSave,
-        nonfinite: tuple[str, ...],
+        watched: Sequence[str],
     ) -> None:
         self._committer = committer
         self._charge = charge
         self._save = save
         self._request = save.request
-        self._nonfinite = nonfinite
+        self._watched = watched
         self._state: Written
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
@@ -57,12 +59,14 @@ class SaveCommit:
         self._replanned = False
         self._repeats = False
         self.outcome = -1
+        self.nonfinite: tuple[str, ...] = ()
 
     def plan(self) -> Sequence[Written]:
         """Put everything that the commit names on the store."""
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
-        self._state = self._write(self._save.state, bases)
+        self._state = self._write(self._save.state, bases, self._watched)
+        self.nonfinite = self._state.nonfinite
         if self._same_step(run) is not None:
             # What seems to be there may have been let go since this handle last looked.
             run = committer.log.refresh()
@@ -90,9 +94,13 @@ class SaveCommit:
             *(append.written for append in self._appends),
         ]
 
-    def _write(self, state: FlatState, bases: Sequence[Base]) -> Written:
+    def _write(
+        self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()
+    ) -> Written:
         request = self._request
-        return self._committer.write(state, bases, request.compression, request.keyframe_every)
+        return self._committer.write(
+            state, bases, request.compression, request.keyframe_every, watched
+        )
 
     def actions(self, state: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""
@@ -188,7 +196,7 @@ class SaveCommit:
         phase = state.spec.phase(save.phase)
         tier = request.tier or choose_tier(state, phase, request.metrics, save.counters)
         manifest = self._state.base.manifest
-        held_back = bool(self._nonfinite) and not request.allow_nonfinite
+        held_back = bool(self.nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
             manifest=manifest.digest,
             phase=save.phase,
@@ -199,7 +207,7 @@ class SaveCommit:
             tier=tier,
             companions=self._beside(state) or None,
             commit_keys=save.commit_keys,
-            nonfinite=self._nonfinite or None,
+            nonfinite=self.nonfinite or None,
             held_back=held_back or None,
         )
 
@@ -230,7 +238,7 @@ class SaveCommit:
     def _cut_model(self, run: RunManifest) -> Written | None:
         """Cut what enters the pool with this save, where the phase promotes on save."""
         rules, spec = pool_rules(run), run.spec
-        if not rules.promote_on_save or rules.phase != self._save.phase or self._nonfinite:
+        if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
             return None
         committer, base = self._committer, self._state.base
         names = inference_parts(spec, base.manifest.components, where=self._where)

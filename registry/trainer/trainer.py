@@ -18,7 +18,6 @@ from registry.charge import Charge
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer, Plan, preview
 from registry.errors import IntegrityError
-from registry.finite import nonfinite_paths
 from registry.log import commit_line
 from registry.pools import Threads
 from registry.pytree import FlatState
@@ -139,16 +138,15 @@ class Trainer:
             takes_over = save.request.takes_over
             run, store = self._log.state, self._committer.store
             self._charge.check_allowed(run, takes_over=takes_over)
-            nonfinite = nonfinite_paths(save.state, run.spec.finite, store.pools.hashing)
-            if nonfinite and not save.request.allow_nonfinite:
+            commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
+            state = self._committer.commit(commit.actions, commit.plan)
+            if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
                     "%s: step %d is recorded and held back: NaN or infinity in %s",
                     run.run_id,
                     save.request.step,
-                    printable(", ".join(nonfinite)),
+                    printable(", ".join(commit.nonfinite)),
                 )
-            commit = SaveCommit(self._committer, self._charge, save, nonfinite)
-            state = self._committer.commit(commit.actions, commit.plan)
             if takes_over:
                 self._charge.committed()
             return Checkpoint(store, self._log, state.by_n[commit.outcome])

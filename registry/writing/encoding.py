@@ -128,7 +128,8 @@ class Encoding:
 
     def _ratio(self, view: memoryview, item: int) -> float:
         begin = max(0, (len(view) - _SAMPLE_BYTES) // 2) // item * item
-        sample = view[begin : begin + _SAMPLE_BYTES]
+        # A copy, since the tensor may change: a compressor is not made for that.
+        sample = bytes(view[begin : begin + _SAMPLE_BYTES])
         return len(codecs.encode(sample, item, self._codec)) / len(sample)
 
     def _difference(

@@ -63,11 +63,13 @@ class Written:
         base: What and where it is; the next state can be stored against it.
         choice: Every object that a commit of it names.
         new_bytes: Bytes of chunks that had to be stored.
+        nonfinite: Paths of watched tensors of which NaN or infinity was stored, the first few.
     """
 
     base: Base
     choice: Choice
     new_bytes: int
+    nonfinite: tuple[str, ...] = ()
 
 
 def cut_state(store: Store, writer: Writer, base: Base, names: Sequence[str]) -> Written:

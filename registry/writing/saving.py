@@ -1,18 +1,18 @@
 """The write path: from a flat state to objects on the store, ready to be committed.
 
-Chunks are views of the caller's memory, never copies. Groups of up to a pack's size are hashed in
-the thread pool, a few groups ahead; in order of the manifest each group drops the chunks that are
-stored already and the rest goes out as one pack, while later groups are hashed. Which key an object
-gets is the business of `registry.writer`; nothing here commits.
+Groups of up to a pack's size are copied and hashed in the thread pool, a few groups ahead
+(`registry.writing.hashing`); in order of the manifest each group drops the chunks that are stored
+already and the rest goes out as one pack, while later groups are hashed. `registry.writer` decides
+which key an object gets; nothing here commits.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -21,6 +21,7 @@ from registry import canonical
 from registry.bursts import allocation_burst
 from registry.codecs import RAW, codec_number
 from registry.digest import Digest
+from registry.finite import NAMED_AT_MOST, is_finite, is_watched
 from registry.objects.chunking import INLINE_BYTES, grid
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
@@ -40,17 +41,16 @@ from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
 from registry.writing.deltas import Predecessors, Trials
 from registry.writing.encoding import Encoded, Encoding, chain_entries
+from registry.writing.hashing import Group, Hashing, Piece, Steady, in_use
 from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
 from registry.writing.readable import check_readable
 
-#: Bytes that one hashing job takes: enough to outweigh the hand-over, small enough to share fairly.
-_HASH_JOB_BYTES = 4 * 2**20
-#: Groups hashed ahead of the one that is being packed.
-_GROUPS_AHEAD = 3
-#: Packs on their way to the store at once; with the groups ahead this bounds bytes in flight.
+#: Packs on their way to the store at once. Those of copied chunks are fewer: blocks run out first.
 _PACKS_IN_FLIGHT = 8
-#: The same of packs whose bytes are copies.
+#: The same of packs whose chunks are encoded: those bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
+#: States of which it is remembered which of their chunks did not change.
+_KEPT_STEADY = 24
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,21 +64,26 @@ def write_state(
     codec: str = RAW,
     keyframe_every: int = 1,
     trials: Trials | None = None,
+    steady: Steady | None = None,
+    watched: Sequence[str] = (),
 ) -> Written:
     """Store what of a state is not stored yet.
 
     Args:
         store: Where to.
         writer: Chooses the keys.
-        state: The state; its leaves' memory must not change until this returns.
+        state: The state. Where its memory changes before this returns, each part is stored as it
+            was at some moment.
         bases: Checkpoints of this registry whose chunks may be used again.
         codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
         keyframe_every: So many versions of a chunk at most are read for the last of them: the
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.
+        steady: Which chunks earlier saves have found unchanged.
+        watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
     """
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
-    return made.write(state)
+    return made.write(state, steady or Steady(), watched)
 
 
 def write_stream(
@@ -122,18 +127,6 @@ class Chunk(NamedTuple):
     number: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """One chunk of one leaf, on its way."""
-
-    leaf: ArrayLeaf
-    number: int
-    start: int
-    stop: int
-    view: memoryview | None = None
-    digest: Digest | None = None
-
-
 class _StateWriter:
     """One state being written."""
 
@@ -161,31 +154,37 @@ class _StateWriter:
         self._packs: dict[Digest, tuple[int, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
         self._under_way: list[Future[Any]] = []
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._lease = store.blocks.lease()
+        self._pieces: dict[int, list[Piece]] = {}
+        self._nonfinite: set[int] = set()
         self._lists: dict[Digest, bytes] = {}
         self._components: dict[str, Component] = {}
         self._cut_until: list[int] = []
         self._skeletons: list[bytes] = []
 
-    def write(self, state: FlatState) -> Written:
+    def write(self, state: FlatState, steady: Steady, watched: Sequence[str]) -> Written:
         _ = self._writer.epoch  # observed once, before any key is chosen
+        known = steady.of(self._bases[0].manifest.digest) if self._bases else {}
+        submit = partial(self._submit, self._store.pools.hashing)
+        hashing = Hashing(submit, self._lease, self._stored)
         try:
             packed = 0
-            groups = self._hashed(cut_groups(self._cut(state)))
+            groups = hashing.groups(cut_groups(self._cut(state, known, watched)))
             first = next(groups, None)  # by now further ones are being hashed
             self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
             check_readable(state, self._skeletons)
             for group in groups if first is None else chain([first], groups):
-                self._pack(
-                    Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
-                )
-                _let_go(group)
-                packed += len(group)
-                self._assemble(state, packed)
-            self._assemble(state, packed)
-            return self._place(Manifest(state.kind, self._components))
+                self._pack_group(group)
+                packed += len(group.pieces)
+                self._assemble(state, packed, watched)
+            self._assemble(state, packed, watched)
+            manifest = Manifest(state.kind, self._components)
+            written = self._place(manifest)
         finally:
             abandon(self._under_way)
+            self._lease.close()
+        steady.remember(manifest.digest, self._found(state), _KEPT_STEADY)
+        return replace(written, nonfinite=self._named(state)) if watched else written
 
     def write_stream(
         self,
@@ -210,33 +209,61 @@ class _StateWriter:
     def _is_distrusted(self, base: Base) -> bool:
         return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
 
-    def _cut(self, state: FlatState) -> Iterator[tuple[str, int, _Piece]]:
-        """Yield every chunk with the name of the pack group that it belongs to and its length."""
+    def _cut(
+        self, state: FlatState, known: Mapping[str, bytes], watched: Sequence[str]
+    ) -> Iterator[tuple[str, int, Piece]]:
+        """Yield every chunk with the name of the pack group that it belongs to and its length.
+
+        Args:
+            state: The state.
+            known: By component, a byte for each chunk: whether it is likely to be stored.
+            watched: Patterns of the paths of tensors that are looked through.
+        """
         cut = 0
         for component in state.components:
-            group = group_name(component)
+            group, begun = group_name(component), cut
+            steady = known.get(component.name, b"")
+            has_steady = any(steady)
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
                 pieces = _pieces(leaf)
                 self._pieces[id(leaf)] = pieces
+                if has_steady:
+                    at = cut - begun
+                    for piece, was_stored in zip(
+                        pieces, steady[at : at + len(pieces)], strict=False
+                    ):
+                        piece.is_steady = bool(was_stored)
+                if watched and is_watched(leaf, watched):
+                    for piece in pieces:
+                        piece.is_watched = True
                 cut += len(pieces)
                 for piece in pieces:
                     yield group, piece.stop - piece.start, piece
             self._cut_until.append(cut)
 
-    def _hashed(self, groups: Iterable[list[_Piece]]) -> Iterator[list[_Piece]]:
-        """Yield groups in order, each hashed, with a few more under way."""
-        ahead: deque[tuple[list[_Piece], list[Future[None]]]] = deque()
-        for group in groups:
-            jobs = [
-                self._submit(self._store.pools.hashing, _hash, batch) for batch in _batches(group)
-            ]
-            ahead.append((group, jobs))
-            if len(ahead) > _GROUPS_AHEAD:
-                yield _await(*ahead.popleft())
-        while ahead:
-            yield _await(*ahead.popleft())
+    def _found(self, state: FlatState) -> dict[str, bytes]:
+        """Return by component, for each chunk, whether it was stored already."""
+        return {
+            part.name: bytes(
+                piece.digest in self._stored
+                for leaf in part.leaves
+                for piece in self._pieces.get(id(leaf), ())
+            )
+            for part in state.components
+        }
+
+    def _named(self, state: FlatState) -> tuple[str, ...]:
+        """Return the paths of the tensors in which NaN or infinity was found, the first few."""
+        leaves = (leaf for part in state.components for leaf in part.leaves)
+        wrong = (
+            leaf.path
+            for leaf in leaves
+            if id(leaf) in self._nonfinite
+            or not all(piece.is_finite for piece in self._pieces.get(id(leaf), ()))
+        )
+        return tuple(islice(wrong, NAMED_AT_MOST))
 
     def _submit(
         self, pool: Executor, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
@@ -245,15 +272,27 @@ class _StateWriter:
         self._under_way.append(future)
         return future
 
-    def _pack(self, chunks: Iterable[Chunk]) -> None:
-        """Send those chunks that are stored nowhere yet as one pack."""
+    def _pack_group(self, group: Group) -> None:
+        chunks = [
+            Chunk(p.digest, p.view, p.leaf, p.number) for p in group.pieces if p.digest and p.view
+        ]
+        self._pack(chunks, group.blocks)
+        group.let_go()
+
+    def _pack(self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = ()) -> None:
+        """Send those chunks that are stored nowhere yet as one pack.
+
+        Args:
+            chunks: The chunks.
+            blocks: What they are copied to; given back once nothing of it is wanted any more.
+        """
         fresh: dict[Digest, Chunk] = {}
         for chunk in chunks:
             if chunk.digest not in self._stored and chunk.digest not in self._fresh:
                 fresh.setdefault(chunk.digest, chunk)
         if not fresh:
+            self._lease.give(blocks)
             return
-        # Encoded bytes take memory of their own, raw ones are the caller's.
         at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
@@ -262,9 +301,13 @@ class _StateWriter:
         name = Digest.of(encoded)
         for entry in entries:
             self._fresh[entry.digest] = (name, entry)
+        sent = in_use(blocks, stored)
+        self._lease.give(block for block in blocks if not any(block is one for one in sent))
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
         future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
+        # Not before it is there: a store that fails is sent the same bytes again.
+        future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
@@ -292,27 +335,32 @@ class _StateWriter:
         whole = chunk.leaf.buffer() if chunk.leaf is not None and is_at_hand else None
         return self._encoding.encode(chunk.view, chunk.leaf, below, whole)
 
-    def _assemble(self, state: FlatState, packed: int) -> None:
+    def _assemble(self, state: FlatState, packed: int, watched: Sequence[str]) -> None:
         """Make the components of which every chunk is packed, while later ones are hashed."""
         with allocation_burst():
             for part in state.components[len(self._components) :]:
                 position = len(self._components)
                 if position >= len(self._cut_until) or self._cut_until[position] > packed:
                     return
-                self._components[part.name] = self._component(part, self._skeletons[position])
+                self._components[part.name] = self._component(
+                    part, self._skeletons[position], watched
+                )
 
-    def _component(self, part: FlatComponent, skeleton: bytes) -> Component:
+    def _component(self, part: FlatComponent, skeleton: bytes, watched: Sequence[str]) -> Component:
         known = len(self._lists)
-        entries = [self._entry(leaf) for leaf in part.leaves]
+        entries = [self._entry(leaf, watched) for leaf in part.leaves]
         component = Component.build(part.skeleton, entries, skeleton)
         lists = islice(self._lists.items(), known, None)
         self._pack(Chunk(digest, memoryview(data)) for digest, data in lists)
         return component
 
-    def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
+    def _entry(self, leaf: ArrayLeaf, watched: Sequence[str]) -> TensorEntry:
         pieces = self._pieces.get(id(leaf))
         if pieces is None:
-            return TensorEntry(leaf.dtype, leaf.shape, inline=bytes(leaf.buffer()))
+            data = bytes(leaf.buffer())
+            if watched and is_watched(leaf, watched) and not is_finite(data, leaf.dtype):
+                self._nonfinite.add(id(leaf))
+            return TensorEntry(leaf.dtype, leaf.shape, inline=data)
         chunks = tuple(piece.digest for piece in pieces if piece.digest is not None)
         return chunked_entry(leaf, chunks, self._lists)
 
@@ -335,14 +383,14 @@ class _StateWriter:
         )
 
 
-def _pieces(leaf: ArrayLeaf) -> list[_Piece]:
+def _pieces(leaf: ArrayLeaf) -> list[Piece]:
     cut = grid(leaf.dtype, leaf.shape)
     if cut.count == 1:
-        return [_Piece(leaf, 0, 0, cut.nbytes)]
+        return [Piece(leaf, 0, 0, cut.nbytes)]
     leaf.buffer()  # where this copies, from another device, the threads below must not all do it
     pieces, start = [], 0
     for number, size in enumerate(cut.sizes()):
-        pieces.append(_Piece(leaf, number, start, start + size))
+        pieces.append(Piece(leaf, number, start, start + size))
         start += size
     return pieces
 
@@ -383,39 +431,3 @@ def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
         name, size = of, size + length
     if group:
         yield group
-
-
-def _batches(group: list[_Piece]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    size = 0
-    for piece in group:
-        batch.append(piece)
-        size += piece.stop - piece.start
-        if size >= _HASH_JOB_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _hash(batch: list[_Piece]) -> None:
-    for piece in batch:
-        view = piece.leaf.buffer()
-        if piece.stop - piece.start != len(view):
-            view = view[piece.start : piece.stop]
-        piece.view = view
-        piece.digest = Digest(hashlib.sha256(view).digest())
-
-
-def _let_go(group: list[_Piece]) -> None:
-    """Drop what a packed group holds; copies from other devices live until it is written."""
-    for piece in group:
-        piece.view = None
-        if piece.stop == piece.leaf.nbytes:
-            piece.leaf.release()
-
-
-def _await(group: list[_Piece], jobs: list[Future[None]]) -> list[_Piece]:
-    for job in jobs:
-        job.result()
-    return group

@@ -25,6 +25,7 @@ from registry.errors import (
 )
 from registry.following import watching
 from registry.following.following import Following
+from registry.following.resident import Resident
 from registry.run import Run
 from registry.spec import Retention, RunSpec
 from tests.registry.conftest import (
@@ -401,11 +402,10 @@ def test_a_chunk_that_the_model_has_elsewhere_does_not_move(world: World) -> Non
     assert (following.moved_bytes, following.changed_bytes) == (0, 40_000)
 
 
-def test_it_is_not_hashed_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    following = world.follow({"w": torch.zeros(5000)}, component="model")
+def test_a_trusting_follower_hashes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    following = world.follow({"w": torch.zeros(5000)}, component="model", rehash=False)
     world.run.save(state(weights()), step=1)
     following.poll()
-    from registry.following.resident import Resident
 
     monkeypatch.setattr(Resident, "examine", None)
     world.run.save(state(nudged(weights(), 9)), step=2)
@@ -497,7 +497,46 @@ def test_what_was_changed_unseen_and_goes_on_as_it_was(world: World) -> None:
         world.run.save(state(nudged(weights(), 0)), step=2 * at + 1)
         following.poll()
         found[rehash] = torch.equal(model["w"], nudged(weights(), 0))
-    assert found == {None: False, False: False, True: True}
+    assert found == {None: True, False: False, True: True}
+
+
+@pytest.mark.parametrize("moment", ["before fetch", "before swap"])
+def test_what_is_written_past_the_counter_is_mended(world: World, moment: str) -> None:
+    """In a tensor of which nothing changes, in one of which a part does, in one of few bytes."""
+    model = {"w": torch.zeros(5000), "frozen": torch.zeros(5000), "tiny": torch.zeros(3)}
+    following = world.follow(model, component="model")
+    fixed = {"frozen": weights() * 2, "tiny": torch.ones(3)}
+    for step in range(3):
+        given = {"w": nudged(weights(), step), **fixed}
+        world.run.save({"model": given}, step=step, **DELTAS)
+        if moment == "before swap":
+            following.fetch()
+        if step:
+            for name, at in (("w", 4500), ("frozen", 77), ("tiny", 1)):
+                before = model[name]._version
+                model[name].data[at] = 7
+                assert model[name]._version == before
+        if moment == "before fetch":
+            following.fetch()
+        assert following.swap() is not None
+        assert all(torch.equal(model[name], value) for name, value in given.items())
+
+
+def test_what_stays_is_hashed_and_what_changes_is_not_hashed_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    examine = Resident.examine
+    monkeypatch.setattr(Resident, "examine", lambda *args: seen.append(args[1]) or examine(*args))
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    world.run.save(state(weights()), step=1, **DELTAS)
+    following.poll()
+    chunks = len(seen)
+    seen.clear()
+    world.run.save(state(nudged(weights(), 0)), step=2, **DELTAS)
+    following.poll()
+    assert sorted(seen) == list(range(1, chunks))
 
 
 @pytest.mark.parametrize("kind", ["numpy", "inference"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from registry.pytree import allocate, describe, flatten, view_of
@@ -37,15 +37,55 @@ def test_strided_memory_is_copied_once(value):
 
 def test_a_view_outlives_leaf_and_tensor():
     tensor = torch.full((1000,), 7, dtype=torch.uint8)
-    alive = weakref.ref(tensor)
+    memory = StorageWeakRef(tensor.untyped_storage())
     view = leaf_of(tensor).buffer()
     del tensor
     gc.collect()
-    assert alive() is not None
+    assert not memory.expired()
     assert bytes(view) == b"\x07" * 1000
     del view
     gc.collect()
-    assert alive() is None
+    assert memory.expired()
+
+
+def test_a_view_outlives_the_memory_that_a_tensor_is_given_instead():
+    tensor = torch.full((1000,), 7, dtype=torch.uint8)
+    memory = StorageWeakRef(tensor.untyped_storage())
+    view = leaf_of(tensor).buffer()
+    tensor.data = torch.zeros(1000, dtype=torch.uint8)
+    gc.collect()
+    assert not memory.expired()
+    assert bytes(view) == b"\x07" * 1000
+
+
+FROZEN = np.arange(6.0)
+FROZEN.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("value", "is_ours"),
+    [
+        (torch.arange(6.0), False),
+        (torch.nn.Parameter(torch.arange(6.0)), False),
+        (torch.eye(3).T[:, 1:], True),
+        (torch.tensor([1 + 2j]).conj(), True),
+        (np.arange(6.0), False),
+        (FROZEN, False),  # its base can be written to
+        (np.eye(3)[:, 1], True),
+        (b"x" * 5000, True),
+        (bytearray(5000), False),
+        ("x" * 70_000, True),
+    ],
+)
+def test_it_is_known_whose_memory_a_leaf_gives(value, is_ours):
+    leaf = leaf_of(value)
+    assert leaf.is_ours == is_ours
+    assert leaf.moved(memoryview(bytes(leaf.nbytes))).is_ours
+    view = np.frombuffer(leaf.buffer(), np.uint8)
+    if isinstance(value, torch.Tensor):
+        assert (value.data_ptr() == view.ctypes.data) != is_ours
+    elif isinstance(value, np.ndarray):
+        assert np.shares_memory(value, view) != is_ours
 
 
 def test_empty_and_scalar_tensors():

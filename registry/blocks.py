@@ -1,0 +1,115 @@
+"""The memory that callers' bytes are copied to on their way to the store.
+
+Fresh memory costs more than the copy itself, so blocks are used again: what one save gives back,
+the next one takes, of whichever handle of the process. `registry.writing.hashing` decides what is
+copied into them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from threading import Condition, Lock
+
+#: One chunk, or many small ones.
+BLOCK_BYTES = 4 * 2**20
+#: Blocks in use at once: 256 MiB, four packs on their way to the store.
+MOST_BLOCKS = 64
+
+# Shared by the handles of a process. Its methods are atomic, and a forked child has its own copy.
+_idle: deque[memoryview] = deque(maxlen=MOST_BLOCKS)
+
+
+class Blocks:
+    """The blocks that a handle may have in use.
+
+    Args:
+        most: How many at once.
+    """
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._most = most
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._changed = Condition()
+        self._left = self._most
+
+    def lease(self) -> Lease:
+        """Begin a save."""
+        if self._pid != os.getpid():
+            # A fork copies the count of blocks that only threads of the parent will give back.
+            self._start()
+        return Lease(self)
+
+    def reserve(self, count: int, *, wait: bool) -> bool:
+        """Keep so many blocks for a save; return whether there are so many.
+
+        Args:
+            count: How many; at most as many as there are.
+            wait: Whether to wait until there are.
+        """
+        with self._changed:
+            while count > self._left:
+                if not wait:
+                    return False
+                self._changed.wait()
+            self._left -= count
+            return True
+
+    def release(self, count: int) -> None:
+        """Count blocks as free again."""
+        if count:
+            with self._changed:
+                self._left += count
+                self._changed.notify_all()
+
+
+class Lease:
+    """The blocks of one save. Any thread may take and give.
+
+    Who reserves waits for blocks only while nothing depends on him that others need to give theirs
+    back: in the thread that began the save, never in one of a pool.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._lock = Lock()
+        self._reserved = 0
+        self._taken: dict[int, memoryview] = {}
+
+    def reserve(self, count: int, *, wait: bool = False) -> bool:
+        """Keep so many blocks for `take`; return whether there are so many."""
+        if not self._blocks.reserve(count, wait=wait):
+            return False
+        with self._lock:
+            self._reserved += count
+        return True
+
+    def take(self) -> memoryview:
+        """Return a block, of those that are reserved."""
+        try:
+            block = _idle.pop()
+        except IndexError:
+            block = memoryview(bytearray(BLOCK_BYTES))
+        self._taken[id(block)] = block
+        return block
+
+    def skip(self, count: int = 1) -> None:
+        """Do without blocks that were reserved and not taken."""
+        with self._lock:
+            self._reserved -= count
+        self._blocks.release(count)
+
+    def give(self, blocks: Iterable[memoryview]) -> None:
+        """Give blocks back, each once; after `close` it is done already."""
+        given = [block for block in blocks if self._taken.pop(id(block), None) is not None]
+        _idle.extend(given)
+        self.skip(len(given))
+
+    def close(self) -> None:
+        """End the save: nobody uses its blocks any more."""
+        self.give(list(self._taken.values()))
+        self.skip(self._reserved)

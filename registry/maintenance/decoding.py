@@ -1,0 +1,112 @@
+"""Encoded chunks decoded, differences added up, and held against the digests of their raw bytes.
+
+That a chunk is stored as its writer left it is proved without this; here it is proved that the
+writer encoded the right bytes. The store is read the way that a load reads it, past the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from threading import Lock
+
+from registry.codecs import CODECS, RAW
+from registry.digest import Digest
+from registry.errors import Damaged, IntegrityError, MissingObject
+from registry.objects.keys import ObjectKey
+from registry.objects.manifest import Manifest
+from registry.objects.placement import Placement
+from registry.reading.fetching import Fetch
+from registry.reading.loading import index_chunks, read_lists
+from registry.store import Store
+
+#: Raw bytes that are decoded at once for one state.
+_BATCH_BYTES = 8 * 2**20
+#: Memory that it takes: these, what is stored of them, and one base.
+HELD_BYTES = 3 * _BATCH_BYTES
+
+
+class DecodePass:
+    """Chunks of a registry being decoded, each once, however many states hold it.
+
+    Args:
+        store: The registry's objects.
+
+    Attributes:
+        bytes_read: Stored bytes that were read for it, bases of differences included.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = copy(store)
+        self._store.cache = None  # the store's own bytes are what is looked at
+        self._lock = Lock()
+        self._sound: dict[ObjectKey, set[int]] = {}
+        self.bytes_read = 0
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that were found to be right so far."""
+        return sum(map(len, self._sound.values()))
+
+    def check(self, manifest: Manifest, placement: Placement) -> dict[ObjectKey, str]:
+        """Decode the encoded chunks of a placed state that no other had.
+
+        Args:
+            manifest: The state.
+            placement: Where its chunks lie; its rows are those of its packs.
+
+        Returns:
+            What is wrong, by the pack that has it.
+        """
+        lists = read_lists(self._store, manifest, placement)
+        lengths = manifest.all_chunks(lists)
+        places = index_chunks(manifest, placement, lists)
+        fetch = Fetch(self._store, placement, places)
+        faults: dict[ObjectKey, str] = {}
+        for batch in self._batches(lengths, placement):
+            views = {digest: memoryview(bytearray(lengths[digest])) for digest in batch}
+            try:
+                fetch.read(views)
+            except (Damaged, MissingObject):
+                for digest, (key, offset) in batch.items():
+                    fault = _fault(fetch, digest, views[digest])
+                    if fault is not None:
+                        faults.setdefault(key, fault)
+                    else:
+                        self._keep(key, offset)
+            else:
+                for key, offset in batch.values():
+                    self._keep(key, offset)
+        with self._lock:
+            self.bytes_read += fetch.moved_bytes
+        return faults
+
+    def _batches(
+        self, lengths: dict[Digest, int], placement: Placement
+    ) -> Iterator[dict[Digest, tuple[ObjectKey, int]]]:
+        """Yield the encoded chunks that are to be decoded, some at a time, with their places."""
+        batch: dict[Digest, tuple[ObjectKey, int]] = {}
+        size = 0
+        for digest, row in zip(lengths, placement.rows, strict=False):
+            key = placement.packs[row.pack].key
+            if CODECS[row.codec] == RAW or row.offset in self._sound.get(key, ()):
+                continue
+            batch[digest] = key, row.offset
+            size += lengths[digest]
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = {}, 0
+        if batch:
+            yield batch
+
+    def _keep(self, key: ObjectKey, offset: int) -> None:
+        with self._lock:
+            self._sound.setdefault(key, set()).add(offset)
+
+
+def _fault(fetch: Fetch, digest: Digest, view: memoryview) -> str | None:
+    try:
+        fetch.read({digest: view})
+    except IntegrityError as error:
+        return error.summary
+    return None

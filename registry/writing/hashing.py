@@ -1,0 +1,229 @@
+"""Chunks on their way from a state to its packs: copied where they can change, and hashed.
+
+A program may write to its tensors while they are saved. So the bytes of a chunk are read from its
+memory once, into a block of ours (`registry.blocks`), and everything else is done with the copy:
+hashing, the search for NaN, encoding, sending and sending again. What is stored under a digest then
+hashes to it, whatever the program does; which moment each part of it is of is the program's affair.
+
+Groups of chunks are hashed in the thread pool, a few ahead of the one that is packed, as far as
+there are blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from backends import Buffer
+from registry.blocks import BLOCK_BYTES, Lease
+from registry.digest import Digest
+from registry.finite import is_finite
+from registry.pytree import ArrayLeaf
+
+#: A copy is hashed in steps that the processor's cache still holds.
+_STEP_BYTES = 256 * 1024
+#: Groups hashed ahead of the one that is being packed.
+_GROUPS_AHEAD = 3
+#: Where chunks may begin in a block: elements of every type are aligned.
+_ALIGNMENT = 64
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """One chunk of one leaf, on its way.
+
+    Attributes:
+        leaf: The tensor.
+        number: The chunk's place in its grid.
+        start: Where it begins in the tensor's bytes.
+        stop: Where it ends.
+        is_steady: Whether the chunk in this place was stored already when the last state came.
+        is_watched: Whether it is looked through for NaN and infinity.
+        digest: Its id, once it is hashed.
+        view: Its bytes, until they are packed; `None` where it is stored already.
+        is_finite: Whether nothing was found.
+    """
+
+    leaf: ArrayLeaf
+    number: int
+    start: int
+    stop: int
+    is_steady: bool = False
+    is_watched: bool = False
+    digest: Digest | None = None
+    view: memoryview | None = None
+    is_finite: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Chunks that may share a pack, hashed.
+
+    Attributes:
+        pieces: The chunks.
+        blocks: The blocks that hold copies of them.
+    """
+
+    pieces: list[Piece]
+    blocks: list[memoryview] = field(default_factory=list)
+
+    def let_go(self) -> None:
+        """Drop the bytes of a group that is packed; copies from other devices go with them."""
+        for piece in self.pieces:
+            piece.view = None
+            if piece.stop == piece.leaf.nbytes:
+                piece.leaf.release()
+
+
+class Hashing:
+    """The hashing of one state.
+
+    Args:
+        submit: Hands work to the thread pool.
+        lease: The blocks to copy to.
+        stored: What is stored already; their bytes are not kept.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[..., Future[None]],
+        lease: Lease,
+        stored: Collection[Digest],
+    ) -> None:
+        self._submit = submit
+        self._lease = lease
+        self._stored = stored
+
+    def groups(self, groups: Iterable[list[Piece]]) -> Iterator[Group]:
+        """Yield groups in order, each hashed, with a few more under way."""
+        ahead: deque[tuple[Group, list[Future[None]]]] = deque()
+        for pieces in groups:
+            batches = list(_batches(pieces))
+            blocks = sum(map(_needs_block, batches))
+            # What is hashed already goes out first: it holds the blocks that are wanted.
+            while not self._lease.reserve(blocks, wait=not ahead):
+                yield _await(*ahead.popleft())
+            group = Group(pieces)
+            ahead.append((group, [self._submit(self._hash, batch, group) for batch in batches]))
+            if len(ahead) > _GROUPS_AHEAD:
+                yield _await(*ahead.popleft())
+        while ahead:
+            yield _await(*ahead.popleft())
+
+    def _hash(self, batch: Sequence[Piece], group: Group) -> None:
+        block: memoryview | None = None
+        used = 0
+        for piece in batch:
+            data = _bytes_of(piece)
+            if piece.leaf.is_ours:
+                piece.digest = Digest(hashlib.sha256(data).digest())
+            elif not self._is_found(piece, data):
+                block = block or self._lease.take()
+                data, source = block[used : used + len(data)], data
+                piece.digest = copy_and_hash(source, data)
+            if piece.is_watched:
+                piece.is_finite = is_finite(data, piece.leaf.dtype)
+            if piece.digest not in self._stored:
+                piece.view = data
+                used += 0 if piece.leaf.is_ours else _room(piece)
+        if block is not None and used:
+            group.blocks.append(block)
+        elif block is not None:
+            self._lease.give([block])
+        elif _needs_block(batch):
+            self._lease.skip()
+
+    def _is_found(self, piece: Piece, data: memoryview) -> bool:
+        """Hash a chunk where it lies if it is likely to be stored; return whether it is.
+
+        If not, its digest means nothing: it may be another one by now. And one that is looked
+        through has to be a copy.
+        """
+        if not piece.is_steady or piece.is_watched:
+            return False
+        piece.digest = Digest(hashlib.sha256(data).digest())
+        return piece.digest in self._stored
+
+
+class Steady:
+    """Which chunks of the last states were stored already when they came.
+
+    Those are likely to be stored the next time, too, so that they are hashed where they lie: to
+    save an unchanged state takes no copy.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Digest, Mapping[str, bytes]] = {}
+
+    def of(self, manifest: Digest) -> Mapping[str, bytes]:
+        """Return a byte for each chunk of a state, by component: whether it was."""
+        return self._known.get(manifest, {})
+
+    def remember(self, manifest: Digest, found: Mapping[str, bytes], at_most: int) -> None:
+        """Keep this of a state, of so many states."""
+        self._known.pop(manifest, None)
+        self._known[manifest] = found
+        while len(self._known) > at_most:
+            del self._known[next(iter(self._known))]
+
+
+def copy_and_hash(source: memoryview, target: memoryview) -> Digest:
+    """Copy bytes that may change meanwhile; return the digest of the copy."""
+    if len(source) <= _STEP_BYTES:
+        target[:] = source
+        return Digest(hashlib.sha256(target).digest())
+    import numpy as np  # here, since `import registry` stays light
+
+    # Unlike assignment to a slice it lets other threads run.
+    from_, to = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
+    hashed = hashlib.sha256()
+    for start in range(0, len(source), _STEP_BYTES):
+        stop = start + _STEP_BYTES
+        np.copyto(to[start:stop], from_[start:stop])
+        hashed.update(target[start:stop])
+    return Digest(hashed.digest())
+
+
+def in_use(blocks: Iterable[memoryview], kept: Iterable[Buffer]) -> list[memoryview]:
+    """Return the blocks that some of these buffers are a part of."""
+    owners = {id(one.obj) for one in kept if isinstance(one, memoryview)}
+    return [block for block in blocks if id(block.obj) in owners]
+
+
+def _bytes_of(piece: Piece) -> memoryview:
+    view = piece.leaf.buffer()
+    if piece.stop - piece.start != len(view):
+        view = view[piece.start : piece.stop]
+    return view
+
+
+def _room(piece: Piece) -> int:
+    return -(-(piece.stop - piece.start) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _needs_block(batch: Iterable[Piece]) -> bool:
+    return any(not piece.leaf.is_ours for piece in batch)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Cut a group into jobs: enough to outweigh the hand-over, and no more than a block holds."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        room = _room(piece)
+        if batch and size + room > BLOCK_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += room
+    if batch:
+        yield batch
+
+
+def _await(group: Group, jobs: Sequence[Future[None]]) -> Group:
+    for job in jobs:
+        job.result()
+    return group
