@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from threading import RLock
 
+from backends import refuse_links
 from registry import canonical
 from registry.actions import Action, Commit, Line, line_digest
 from registry.digest import Digest
@@ -74,6 +75,7 @@ class RunLog:
         self._store = store
         self._lock = RLock()
         self._snapshot_slot = snapshot_slot
+        self._is_checked = False
         self.run_id = run_id
         self.state = RunManifest.empty(run_id)
 
@@ -115,13 +117,16 @@ class RunLog:
             self.state = advance(self.state, slots)
             return self.state
 
-    def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
+    def append(
+        self, compose: Compose, *, races: int = MAX_LOST_RACES, caches: bool = True
+    ) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
         Args:
             compose: Gives the lines for a state, or raises where a precondition fails; called again
                 after each lost race with the state that the winner left.
             races: How many may be lost in a row.
+            caches: Whether a snapshot may be written as well.
 
         Returns:
             The state at the slot that was put, or at the head when there was nothing to do.
@@ -129,8 +134,10 @@ class RunLog:
         Raises:
             Conflict: All of them were lost.
             StoreUnavailable: The store did not say whether the slot was put.
+            StoreUnsuitable: A symbolic link stands where files of runs belong.
         """
         with self._lock:
+            self.prepare_writing()
             for lost in range(races):
                 lines = compose(self.state)
                 if lines is None:
@@ -139,7 +146,8 @@ class RunLog:
                 grown = advance(self.state, [slot])
                 if self._put(slot):
                     self.state = grown
-                    self._write_snapshot(slot)
+                    if caches:
+                        self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot
                 if lost > 1:
@@ -157,6 +165,17 @@ class RunLog:
                 found=f"the last one went to {_author(self._get(self.state.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
             )
+
+    def prepare_writing(self) -> None:
+        """Do what the first write waits for, once: refuse links, in the run's own folder too.
+
+        Raises:
+            StoreUnsuitable: There is one; nothing was written.
+        """
+        if not self._is_checked:
+            self._store.prepare_writing()
+            refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
+            self._is_checked = True
 
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from backends import Backend, ByteRange
+from backends import Backend, ByteRange, refuse_links
 from registry.caching.chunk_cache import ChunkCache
 from registry.errors import (
     Conflict,
@@ -24,10 +24,11 @@ from registry.errors import (
     NotFound,
     ObjectNotFound,
     ObjectTruncated,
+    StoreFull,
     UnsupportedFormat,
 )
 from registry.objects.framing import join_lines, split_lines
-from registry.objects.keys import CONFIG, ObjectKey
+from registry.objects.keys import CONFIG, FOLDERS, RUNS, ObjectKey
 from registry.objects.manifest import Manifest
 from registry.objects.pack import PackTable, read_table
 from registry.objects.placement import PackRef, Placement
@@ -41,6 +42,9 @@ WRITER_VERSION = 1
 _KEPT = 32
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256
+
+#: Objects for which the reserve is given up first: a slot, its temporary file, and folders for it.
+_SMALL_PART = 4
 
 _T = TypeVar("_T")
 
@@ -88,6 +92,35 @@ class Store:
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
         self._lock = Lock()
+        self._is_prepared = False
+
+    def prepare_writing(self) -> None:
+        """Do what the first write of a handle waits for, once.
+
+        The folders that all runs share are looked at for symbolic links, by their names alone; what
+        lies deeper is looked at by whoever writes there. And the reserve is filled up.
+
+        Raises:
+            StoreUnsuitable: There is a link; nothing was written.
+        """
+        if not self._is_prepared:
+            for folder in FOLDERS:
+                refuse_links(self.backend, folder, delimiter=True)
+            self.backend.keep_reserve(RUNS)
+            self._is_prepared = True
+
+    def with_reserve(self, write: Callable[[], _T]) -> _T:
+        """Write what helps to free space; on a full store the reserve is given up for it.
+
+        First a part, since others need it as well: after an eviction a collection.
+        """
+        for most in (_SMALL_PART, None):
+            try:
+                return write()
+            except StoreFull:
+                if not self.backend.give_up_reserve(most):
+                    raise
+        return write()
 
     def manifest(self, key: ObjectKey) -> Manifest:
         """Return a verified manifest.
