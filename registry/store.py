@@ -43,8 +43,8 @@ _KEPT = 32
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256
 
-#: Objects for which the reserve is given up first: a slot, its temporary file, and folders for it.
-_SMALL_PART = 4
+#: Objects for which the reserve is given up first: a slot, and folders for it.
+_LEAST_GIVEN = 4
 
 _T = TypeVar("_T")
 
@@ -112,15 +112,16 @@ class Store:
     def with_reserve(self, write: Callable[[], _T]) -> _T:
         """Write what helps to free space; on a full store the reserve is given up for it.
 
-        First a part, since others need it as well: after an eviction a collection.
+        A little first, and then always more: a collection needs it after an eviction.
         """
-        for most in (_SMALL_PART, None):
+        most = _LEAST_GIVEN
+        while True:
             try:
                 return write()
             except StoreFull:
                 if not self.backend.give_up_reserve(most):
                     raise
-        return write()
+                most *= 2
 
     def manifest(self, key: ObjectKey) -> Manifest:
         """Return a verified manifest.

@@ -9,6 +9,7 @@ Saving, syncing and everything later that names an object goes through `Writer`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +24,8 @@ from registry.objects.keys import Kind, ObjectKey, stem
 from registry.objects.placement import Placement
 from registry.state import RunManifest
 from registry.store import Store
+
+_FREED_WITHIN_S = 0.1
 
 
 class Condemned(Exception):
@@ -183,6 +186,10 @@ def check_room(backend: Backend, needed_bytes: int) -> None:
         StoreFull: The store has less space, and says so.
     """
     free_bytes = backend.free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        # Some file systems free what was just deleted a moment later.
+        time.sleep(_FREED_WITHIN_S)
+        free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:
         raise StoreFull(
             "it does not fit into the space that is left",

@@ -25,6 +25,7 @@ from backends import (
     folders,
     mounts,
     open_backend,
+    reserve,
 )
 from backends.local import LocalBackend
 from backends.testing import keys_of
@@ -712,3 +713,71 @@ def test_links_are_listed_and_not_followed(
     assert [*backend.links("a/b/l")] == [*backend.links("a/b/link")] == ["a/b/link"]
     assert [*backend.links("d/loop/a/b/")] == ["d/loop"]
     assert [*backend.links("absent/")] == [*backend.links("f/")] == []
+
+
+# The reserve
+
+
+def test_reserve_is_kept_given_up_and_never_listed(backend: LocalBackend, root: Path) -> None:
+    for name in ("one", "two"):
+        backend.put(f"runs/{name}/x", b"x")
+    before = list(backend.list())
+    backend.keep_reserve("runs/")
+    held = sorted((root / reserve.RESERVE).iterdir())
+    assert [path.name for path in held] == [f"{n:08d}" for n in range(reserve.BASE_FILES + 2)]
+    assert {path.stat().st_size for path in held} == {reserve.FILE_BYTES}
+    assert all(path.stat().st_blocks * 512 >= reserve.FILE_BYTES for path in held), "no holes"
+    assert list(backend.list()) == before
+    assert backend.clear_unfinished(0) == 0
+    assert backend.give_up_reserve(5) == 5
+    backend.keep_reserve("runs/")
+    (root / reserve.RESERVE / "notes").touch()
+    assert backend.give_up_reserve() == reserve.BASE_FILES + 2
+    assert backend.give_up_reserve() == 0
+    assert files(root) == [".tmp/reserve/notes", "runs/one/x", "runs/two/x"]
+
+
+def test_reserve_behind_a_link_is_left_alone(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    backend.put("a", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "00000000").write_bytes(b"precious")
+    (root / ".tmp" / "reserve").symlink_to(tmp_path / "elsewhere")
+    backend.keep_reserve("runs/")
+    with pytest.raises(StoreUnsuitable, match=r"\.tmp/reserve"):
+        backend.give_up_reserve()
+    assert files(tmp_path / "elsewhere") == ["00000000"]
+
+
+def test_reserve_that_cannot_be_made_is_no_failure(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a", b"x")
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    backend.keep_reserve("runs/")
+    assert files(root) == ["a"]
+
+
+def test_full_folder_tells_the_time_by_what_is_there(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a", b"x")
+    unfinished(root, dead(1), age_s=9000)
+    unfinished(root, dead(2), age_s=10)
+    monkeypatch.setattr(disk, "now_s", failing(errno.ENOSPC))
+    assert backend.clear_unfinished(3600) == 4
+    assert files(root) == [f".tmp/{dead(2)}", "a"]
+
+
+@pytest.mark.usefixtures("mounted")
+def test_free_bytes_are_told_where_they_bound_what_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert LocalBackend("/").free_bytes() is not None
+    table = MOUNTS + f"pool/x {tmp_path} zfs rw 0 0\n"
+    (tmp_path / "mounts").write_text(table)
+    assert LocalBackend(tmp_path / "root").free_bytes() is None, "it compresses"
+    monkeypatch.setenv(mounts.ALLOW, "1")
+    monkeypatch.setattr(disk, "nearest", lambda _: "/mnt/nfs")
+    assert LocalBackend("/mnt/nfs/x").free_bytes() is None, "who knows what is behind it"
