@@ -101,19 +101,23 @@ def collect(
         UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
         StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
     """
-    collector = Collector(store, grace_s=grace_s, progress=progress)
-    plan = collector.choose(dry_run=dry_run)
-    if dry_run:
-        return collector.report(dry_run=True)
-    if plan.candidates:
-        _sweep(collector)
-    report = collector.delete()
-    if collector.is_partial:
-        # There is space now for the epoch that condemns the others.
-        further = None if progress is None else _beyond(collector.deleted_bytes, progress)
-        report = report.before(collect(store, grace_s=grace_s, progress=further))
-    store.backend.keep_reserve(RUNS)
-    return report
+    report: GcReport | None = None
+    done_bytes = 0
+    while True:
+        further = None if progress is None else _beyond(done_bytes, progress)
+        collector = Collector(store, grace_s=grace_s, progress=further)
+        plan = collector.choose(dry_run=dry_run)
+        if dry_run:
+            return collector.report(dry_run=True)
+        if plan.candidates:
+            _sweep(collector)
+        made = collector.delete()
+        report = made if report is None else report.before(made)
+        if not collector.is_partial:
+            store.backend.keep_reserve(RUNS)
+            return report
+        # There is space now for an epoch that condemns the others.
+        done_bytes += collector.deleted_bytes
 
 
 def _beyond(deleted_bytes: int, progress: Progress) -> Progress:
@@ -221,7 +225,7 @@ class Collector:
         return self._plan
 
     def _refuse_links(self) -> None:
-        """Refuse links: below one others may write by other rules, and it may lead nowhere."""
+        """Refuse links: what is behind one may be unread, and nothing may be deleted there."""
         for folder in (*FOLDERS, PROBES):
             refuse_links(self._store.backend, folder)
 
@@ -301,7 +305,7 @@ class Collector:
         Raises:
             UnsupportedFormat: The registry demands a newer collector.
         """
-        with _nothing_deleted():
+        with _nothing_deleted(is_tidy=self._is_tidy):
             candidates = self._chosen().candidates
             if not candidates:
                 return None
@@ -334,7 +338,7 @@ class Collector:
         sweep = self._sweep
         if sweep is None:
             return
-        with _nothing_deleted():
+        with _nothing_deleted(is_tidy=self._is_tidy):
             # G2: listed anew, after the epoch stands. Whoever creates a run later observes it.
             run_ids = self._logs.keys() | set(list_run_ids(self._store))
             live: set[ObjectKey] = set()
@@ -454,13 +458,18 @@ def _stale(
 
 
 @contextmanager
-def _nothing_deleted() -> Iterator[None]:
-    """Say with an error that it stopped the collection before anything was deleted."""
+def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
+    """Say with an error that it stopped the collection before anything was deleted.
+
+    Args:
+        is_tidy: Whether stale caches were deleted already, and so only objects were not.
+    """
+    told = "No object was deleted" if is_tidy else "Nothing was deleted"
     try:
         yield
     except Conflict as error:
-        error.hint = "Nothing was deleted; the next collection goes on from here."
+        error.hint = f"{told}; the next collection goes on from here."
         raise
     except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
-        error.hint = f"Nothing was deleted. {error.hint or ''}".rstrip()
+        error.hint = f"{told}. {error.hint or ''}".rstrip()
         raise

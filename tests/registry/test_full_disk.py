@@ -18,6 +18,7 @@ from backends import reserve
 from registry import Retention
 from registry.errors import StoreFull
 from registry.maintenance import gc
+from registry.objects.keys import snapshot_key
 from registry.registry import Registry
 from tests.registry.conftest import packs_of, small_state
 
@@ -127,19 +128,38 @@ def test_what_the_reserve_has_no_space_for_is_condemned_next(
     assert reg.gc(grace_s=0).condemned.objects == 0
 
 
-def test_leftovers_go_before_anything_is_written(disk: Path, reg: Registry) -> None:
+def leave_unfinished(root: Path) -> Path:
+    path = root / ".tmp" / f"1-{'a' * 16}"
+    path.write_bytes(bytes(200_000))
+    os.utime(path, (0, 0))
+    return path
+
+
+def leave_snapshots(root: Path) -> Path:
+    """Leave two more snapshots than stay; return the older one."""
+    paths = [root / snapshot_key("run", slot) for slot in range(4)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100_000))
+    return paths[0]
+
+
+@pytest.mark.parametrize("leave", [leave_unfinished, leave_snapshots])
+def test_what_takes_no_space_to_delete_goes_first(
+    disk: Path, reg: Registry, leave: Callable[[Path], Path]
+) -> None:
     """So a registry that has no reserve yet can be helped as well."""
     run = reg.create_run("run", seed=1)
-    for step in (1, 2):
+    for step in (1, 2, 3):
         run.save(small_state(step), step=step)
     run.prune(Retention(last=1))
     shutil.rmtree(disk / "r" / reserve.RESERVE)
-    leftover = disk / "r" / ".tmp" / f"1-{'a' * 16}"
-    leftover.write_bytes(bytes(500_000))
-    os.utime(leftover, (0, 0))
+    left = leave(disk / "r")
     fill_bytes(disk)
     report = reg.gc(grace_s=0)
-    assert (report.epoch, report.unfinished_bytes) == (1, 500_000)
+    assert not left.exists()
+    assert report.epoch == 1
+    assert report.stale.size_bytes + report.unfinished_bytes == 200_000
     assert report.deleted.objects > 0
 
 
