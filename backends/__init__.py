@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo
+from backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo, refuse_links
 from backends.errors import (
     AccessDenied,
     InvalidLocation,
@@ -44,6 +44,7 @@ __all__ = [
     "StoreUnsuitable",
     "open_backend",
     "parse",
+    "refuse_links",
 ]
 
 

@@ -1,7 +1,7 @@
-"""What a backend is: seven methods, two more that collection asks, and five promises.
+"""What a backend is: seven methods, six more with an answer for most stores, and five promises.
 
-Two further methods, for collection, have answers that hold for most stores; a backend gives its own
-where they do not.
+The six are for collection, for symbolic links and for a store that is full; a backend gives its own
+answer where the one that stands here does not hold.
 
 A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
 `[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from backends.errors import InvalidLocation, ObjectTruncated
+from backends.errors import InvalidLocation, ObjectTruncated, StoreUnsuitable
 from backends.escape import quoted
 
 Buffer = bytes | bytearray | memoryview
@@ -184,9 +184,61 @@ class Backend(ABC):
         """
         return 0
 
+    def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:  # noqa: ARG002
+        """Yield the names of symbolic links, in order; none is followed.
+
+        A link is read through like what it leads to, but whoever writes or deletes below it would
+        do so elsewhere. A bucket has none.
+
+        Args:
+            prefix: Only links whose name begins with it, or a link on the way to it.
+            delimiter: Only names right below `prefix`, not those in further folders.
+        """
+        return iter(())
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes can still be written; `None` where the store does not know.
+
+        Space that the store gives to some users only does not count, and a quota may be unknown.
+        """
+        return None
+
+    def keep_reserve(self, below: str) -> None:  # noqa: B027
+        """Set some space aside, so that small objects can be put when the store is full.
+
+        Without effect where a store is never full, cannot be written to, or has no room for it.
+
+        Args:
+            below: There is to be space for a small object in each folder right below it.
+        """
+
+    def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
+        """Free space that was set aside, for so many small objects or all; return for how many."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Release connections and threads; may be called twice."""
+
+
+def refuse_links(backend: Backend, prefix: str, *, delimiter: bool = False) -> None:
+    """Refuse to go on where a symbolic link is; the arguments are those of `Backend.links`.
+
+    Raises:
+        StoreUnsuitable: There is one; the message names it.
+    """
+    for link in backend.links(prefix, delimiter=delimiter):
+        raise link_found(f"{backend.url}/{link}")
+
+
+def link_found(where: str) -> StoreUnsuitable:
+    """Return the error for a symbolic link below a store's root."""
+    return StoreUnsuitable(
+        "a symbolic link in a registry: it is read through, and nothing is written or deleted",
+        where=where,
+        expected="a file or folder of the registry itself",
+        hint="Put what it leads to in its place. The whole registry may lie behind a link.",
+    )
 
 
 def check_key(key: str) -> str:

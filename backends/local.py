@@ -7,30 +7,48 @@ the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished`
 `put_if_absent` is a hard link because a link to an existing name fails, on every client alike;
 no lock, no check-then-act. The folder itself is made by the first put, never by a reader.
 
+Reading follows symbolic links below the folder. Writing and deleting refuse them (`folders`).
+
 File systems are judged by `backends.mounts`; `HOLDFAST_ALLOW_NETWORK_FS=1` admits network ones.
 """
 
 # Paths stay strings here: to make a Path costs more than many of these calls.
-# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH112, PTH116, PTH118, PTH120
+# ruff: noqa: PTH100, PTH102, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, TypeVar
 
-from backends import disk
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
+from backends import disk, folders, reserve
+from backends.base import (
+    Backend,
+    Body,
+    ByteRange,
+    ObjectInfo,
+    as_buffers,
+    check_into,
+    check_key,
+    link_found,
+)
 from backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
 from backends.limits import check_whole
 from backends.location import Location
-from backends.mounts import check_file_system
+from backends.mounts import check_file_system, tells_free_bytes
 from backends.walk import TEMPORARY, Walk
 
 _T = TypeVar("_T")
+
+#: What an unfinished file is called: `<process>-<16 random hex digits>`.
+_UNFINISHED = re.compile(r"[0-9]+-[0-9a-f]{16}")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class LocalBackend(Backend):
@@ -55,7 +73,9 @@ class LocalBackend(Backend):
         self._known: set[str] = set()
         if os.path.lexists(self._root) and not os.path.isdir(self._root):
             raise InvalidLocation("not a folder", where=self._root)
-        check_file_system(disk.nearest(self._root))
+        nearest = disk.nearest(self._root)
+        check_file_system(nearest)
+        self._tells_free_bytes = tells_free_bytes(nearest)
 
     @property
     def url(self) -> str:
@@ -95,9 +115,10 @@ class LocalBackend(Backend):
         path = self._path(key)
         buffers = as_buffers(body)
         try:
+            folders.refuse_links(self._root, key)
             temporary = self._write(buffers)
             try:
-                self._in_folder(path, lambda: os.replace(temporary, path))
+                self._name(key, lambda name, folder: os.replace(temporary, name, dst_dir_fd=folder))
             except BaseException:
                 disk.remove(temporary)
                 raise
@@ -110,7 +131,8 @@ class LocalBackend(Backend):
         path = self._path(key)
         buffers = as_buffers(body)
         try:
-            created = not os.path.lexists(path) and self._create(path, buffers)
+            folders.refuse_links(self._root, key)
+            created = not os.path.lexists(path) and self._create(key, buffers)
             if not created:
                 _check_object(path)
             # For a name that somebody else made as well: the caller builds on its being there,
@@ -155,8 +177,15 @@ class LocalBackend(Backend):
         sync one that somebody else made anew, and an object in that could go with the power.
         """
         path = self._path(key)
+        folder, _, name = key.rpartition("/")
         try:
-            os.unlink(path)
+            # Through descriptors, so that a link which comes between leads nowhere either.
+            with folders.opened(self._root, folder) as held:
+                if folders.is_link(name, held):
+                    raise link_found(path)
+                os.unlink(name, dir_fd=held)
+        except StorageError:
+            raise
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
@@ -167,17 +196,47 @@ class LocalBackend(Backend):
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove files of `.tmp/` by their age; return the bytes that this freed.
 
-        The process id in a name is no evidence: on a shared file system it may be another host's.
-        The clock is the time that the file system gives a file written there now, which on NFS is
-        the server's. A writer's file grows older only while it is not written to.
+        Names that are not those of unfinished files stay. The process id in a name is no evidence:
+        on a shared file system it may be another host's. The clock is the time that the file system
+        gives a file written there now, which on NFS is the server's. A writer's file grows older
+        only while it is not written to.
         """
         try:
-            names = _file_names(self._temporary)
-            if not names:
-                return 0
-            clock = self._temporary_path()
-            latest_s = self._in_folder(clock, lambda: disk.now_s(clock)) - older_than_s
-            return sum(_clear(os.path.join(self._temporary, name), latest_s) for name in names)
+            with folders.opened(self._root, TEMPORARY) as folder:
+                names = [name for name in os.listdir(folder) if _UNFINISHED.fullmatch(name)]
+                if not names:
+                    return 0
+                latest_s = self._now_s(folder) - older_than_s
+                return sum(_clear(name, folder, latest_s) for name in names)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        except OSError as error:
+            disk.fail(error, self._temporary)
+
+    def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:
+        """Yield the names of symbolic links below the folder, those in `.tmp/` too."""
+        try:
+            yield from folders.links(self._root, prefix, delimiter=delimiter)
+        except OSError as error:
+            disk.fail(error, self._root)
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes the file system has left for users; a quota may allow less."""
+        if not self._tells_free_bytes:
+            return None
+        try:
+            return reserve.free_bytes(disk.nearest(self._root))
+        except OSError:
+            return None
+
+    def keep_reserve(self, below: str) -> None:
+        """Set space aside in `.tmp/reserve/` for one small file in each folder below `below`."""
+        reserve.keep(self._root, below)
+
+    def give_up_reserve(self, most: int | None = None) -> int:
+        """Remove files that were set aside; return how many."""
+        try:
+            return reserve.give_up(self._root, most)
         except OSError as error:
             disk.fail(error, self._temporary)
 
@@ -192,18 +251,41 @@ class LocalBackend(Backend):
     def _write(self, buffers: Sequence[memoryview]) -> str:
         """Write a synced file in `.tmp/` and return its path."""
         path = self._temporary_path()
+        folders.refuse_links(self._root, TEMPORARY)
         self._in_folder(path, lambda: disk.write_new(path, buffers))
         return path
+
+    def _now_s(self, temporary: int) -> float:
+        """Return the time by the clock of the file system; `temporary` is `.tmp/`, open."""
+        clock = self._temporary_path()
+        try:
+            return self._in_folder(clock, lambda: disk.now_s(clock))
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # What is there already can be given the time where nothing new can be made.
+            os.utime(temporary)
+            return os.fstat(temporary).st_mtime
 
     def _temporary_path(self) -> str:
         return os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
 
-    def _create(self, path: str, buffers: Sequence[memoryview]) -> bool:
+    def _create(self, key: str, buffers: Sequence[memoryview]) -> bool:
         temporary = self._write(buffers)
         try:
-            return self._in_folder(path, lambda: _link(temporary, path))
+            return self._name(key, lambda name, folder: _link(temporary, name, folder))
         finally:
             disk.remove(temporary)
+
+    def _name(self, key: str, act: Callable[[str, int], _T]) -> _T:
+        """Do something with the last name of a key and the descriptor of its folder."""
+        path = self._path(key)
+
+        def named() -> _T:
+            with folders.opened(self._root, key.rpartition("/")[0]) as folder:
+                return act(os.path.basename(path), folder)
+
+        return self._in_folder(path, named)
 
     def _in_folder(self, path: str, act: Callable[[], _T]) -> _T:
         """Do something to `path` in a folder that exists, making it where needed."""
@@ -236,10 +318,10 @@ class _Whole:
     start: int = 0
 
 
-def _link(temporary: str, path: str) -> bool:
-    """Give a file its name; return whether this call did."""
+def _link(temporary: str, name: str, folder: int) -> bool:
+    """Give a file its name in an open folder; return whether this call did."""
     try:
-        os.link(temporary, path)
+        os.link(temporary, name, dst_dir_fd=folder)
     except OSError as error:
         # NFS may lose the answer to a link that was made, and say EEXIST when it asks again.
         if os.stat(temporary).st_nlink == 2:
@@ -247,26 +329,18 @@ def _link(temporary: str, path: str) -> bool:
         if isinstance(error, FileExistsError):
             return False
         if disk.no_links(error):
-            disk.refuse_without_links(error, path)
+            disk.refuse_without_links(error, temporary)
         raise
     return True
 
 
-def _file_names(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _clear(path: str, latest_s: float) -> int:
+def _clear(name: str, folder: int, latest_s: float) -> int:
     """Remove a file last written at `latest_s` or before; return the bytes that this freed."""
     try:
-        found = os.lstat(path)
-        if found.st_mtime > latest_s:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if found.st_mtime > latest_s or not stat.S_ISREG(found.st_mode):
             return 0
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return 0  # its writer was alive, or another collector came first
     # With a second name it is an object whose writer died before it removed the first.

@@ -5,7 +5,7 @@ The order is that of the UTF-8 bytes of the keys, and a folder sorts as its name
 """
 
 # Paths stay strings here: to make a Path costs more than many of these calls.
-# ruff: noqa: PTH116, PTH118, PTH120
+# ruff: noqa: PTH114, PTH116, PTH118, PTH120
 from __future__ import annotations
 
 import os
@@ -17,6 +17,8 @@ from backends.errors import StoreUnsuitable
 
 #: Where files are written before they get their name; never listed.
 TEMPORARY = ".tmp"
+#: Where stores are tried out; links there are listed by nobody, so that nothing is deleted by them.
+PROBES = ".probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,11 @@ class Walk:
         # Such a prefix matches no key, but as a path it would lead out of the root.
         if any(s in ("", ".", "..") or "\0" in s for s in segments) or base.startswith(
             TEMPORARY + "/"
+        ):
+            return iter(())
+        if _is_scratch(base) and any(
+            os.path.islink(os.path.join(self.root, *segments[:depth]))
+            for depth in range(1, len(segments) + 1)
         ):
             return iter(())
         return self._below(base)
@@ -77,7 +84,11 @@ class Walk:
         """Return the keys of files and folders right below `folder`."""
         try:
             with os.scandir(self.root + "/" + folder) as entries:
-                names = [self._key(folder, entry) for entry in entries]
+                names = [
+                    self._key(folder, entry)
+                    for entry in entries
+                    if not (_is_scratch(folder + entry.name) and entry.is_symlink())
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return []
         if not folder:
@@ -91,6 +102,10 @@ class Walk:
         if entry.is_symlink() and _loops(entry.path):
             raise StoreUnsuitable("a symbolic link leads back to its own folder", where=entry.path)
         return folder + entry.name + "/"
+
+
+def _is_scratch(name: str) -> bool:
+    return name == PROBES or name.startswith(PROBES + "/")
 
 
 def _loops(link: str) -> bool:

@@ -29,6 +29,7 @@ from registry.writing.adopting import adopt
 from registry.writing.deltas import Trials
 from registry.writing.hashing import Steady
 from registry.writing.placing import Base, Written, cut_state
+from registry.writing.room import check_state_fits
 from registry.writing.saving import write_state
 
 #: Checkpoints whose chunks a save looks through before it stores any.
@@ -142,10 +143,14 @@ class Committer:
             keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
                 has it without it. Deltas are compressed, by `zstd` where nothing else is said.
             watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
+
+        Raises:
+            StoreFull: It cannot fit.
         """
         config = self.store.config
         every = keyframe_every or config.keyframe_every or 1
         codec = compression or config.compression or ("none" if every == 1 else "zstd")
+        check_state_fits(self.store, self.writer, state, bases, COMPRESSIONS[codec])
         return write_state(
             self.store,
             self.writer,

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import chain
 from threading import RLock
 
+from backends import refuse_links
 from registry import canonical
 from registry.actions import Action, Commit, Line, line_digest
 from registry.digest import Digest
@@ -82,6 +83,7 @@ class RunLog:
         # As it was before anything is read: another thread may be committing meanwhile.
         self.seen = store.heads.seen(run_id) if store.heads is not None else None
         self._is_checked = self.seen is None
+        self._may_write = False
         self.run_id = run_id
         self.state = RunManifest.empty(run_id)
 
@@ -172,13 +174,16 @@ class RunLog:
             self.state = advance(self.state, slots)
             return self.state
 
-    def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
+    def append(
+        self, compose: Compose, *, races: int = MAX_LOST_RACES, caches: bool = True
+    ) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
         Args:
             compose: Gives the lines for a state, or raises where a precondition fails; called again
                 after each lost race with the state that the winner left.
             races: How many may be lost in a row.
+            caches: Whether a snapshot may be written as well.
 
         Returns:
             The state at the slot that was put, or at the head when there was nothing to do.
@@ -186,8 +191,10 @@ class RunLog:
         Raises:
             Conflict: All of them were lost.
             StoreUnavailable: The store did not say whether the slot was put.
+            StoreUnsuitable: A symbolic link stands where files of runs belong.
         """
         with self._lock:
+            self.prepare_writing()
             for lost in range(races):
                 lines = compose(self.state)
                 if lines is None:
@@ -197,7 +204,8 @@ class RunLog:
                 if self._put(slot):
                     self.state = grown
                     self._note_head([slot])
-                    self._write_snapshot(slot)
+                    if caches:
+                        self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot
                 if lost > 1:
@@ -215,6 +223,17 @@ class RunLog:
                 found=f"the last one went to {_author(self._get(self.state.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
             )
+
+    def prepare_writing(self) -> None:
+        """Do what the first write waits for, once: refuse links, in the run's own folder too.
+
+        Raises:
+            StoreUnsuitable: There is one; nothing was written.
+        """
+        if not self._may_write:
+            self._store.prepare_writing()
+            refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
+            self._may_write = True
 
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""

@@ -19,7 +19,7 @@ from registry.writing.placing import Written
 def prune(
     committer: Committer, retention: Retention | None = None, *, dry_run: bool = False
 ) -> RetentionPlan:
-    """Let go of what retention does not keep.
+    """Let go of what retention does not keep; on a full store by way of its reserve.
 
     Args:
         committer: Of the run.
@@ -49,7 +49,7 @@ def prune(
         plan = plan_retention(state, _now_ms(), retention)
         return plan.actions()
 
-    committer.commit(compose)
+    committer.store.with_reserve(lambda: committer.commit(compose))
     return plan
 
 
@@ -183,7 +183,7 @@ def drop(committer: Committer, reason: str) -> None:
             raise Conflict("the run was dropped before", where=state.run_id, found=state.dropped)
         return [DropRun(reason=reason)]
 
-    committer.commit(compose)
+    committer.store.with_reserve(lambda: committer.commit(compose))
 
 
 def _evicted(state: RunManifest, n: int) -> CheckpointRecord:

@@ -40,7 +40,7 @@ from registry.maintenance.repacking.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
 from registry.maintenance.usage import Usage, measure
 from registry.maintenance.verify import Progress, verify
-from registry.objects.keys import check_run_id
+from registry.objects.keys import PROBES, check_run_id
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
 from registry.spec import RunSpec
@@ -86,7 +86,7 @@ def init(
     backend = open_backend(url)
     try:
         if not skip_race_probe:
-            probe_put_if_absent(backend, prefix=f".probe/{secrets.token_hex(8)}")
+            probe_put_if_absent(backend, prefix=f"{PROBES}{secrets.token_hex(8)}")
         probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
         config = create_config(
             backend, probed, None if chosen == "none" else chosen, None if every == 1 else every

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from backends import Backend, ByteRange
+from backends import Backend, ByteRange, refuse_links
 from registry import pytree
 from registry.blocks import Blocks
 from registry.caching.chunk_cache import ChunkCache
@@ -27,11 +27,12 @@ from registry.errors import (
     NotFound,
     ObjectNotFound,
     ObjectTruncated,
+    StoreFull,
     UnsupportedFormat,
 )
 from registry.heads import Heads
 from registry.objects.framing import join_lines, split_lines
-from registry.objects.keys import CONFIG, ObjectKey
+from registry.objects.keys import CONFIG, FOLDERS, RUNS, ObjectKey
 from registry.objects.manifest import Manifest
 from registry.objects.pack import PackTable, read_table
 from registry.objects.placement import PackRef, Placement
@@ -47,6 +48,9 @@ _KEPT = 32
 _KEPT_BYTES = 32 * 2**20
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256
+
+#: Objects for which the reserve is given up first: a slot, and folders for it.
+_LEAST_GIVEN = 4
 
 _T = TypeVar("_T")
 
@@ -102,6 +106,36 @@ class Store:
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
         self._lock = Lock()
+        self._is_prepared = False
+
+    def prepare_writing(self) -> None:
+        """Do what the first write of a handle waits for, once.
+
+        The folders that all runs share are looked at for symbolic links, by their names alone; what
+        lies deeper is looked at by whoever writes there. And the reserve is filled up.
+
+        Raises:
+            StoreUnsuitable: There is a link; nothing was written.
+        """
+        if not self._is_prepared:
+            for folder in FOLDERS:
+                refuse_links(self.backend, folder, delimiter=True)
+            self.backend.keep_reserve(RUNS)
+            self._is_prepared = True
+
+    def with_reserve(self, write: Callable[[], _T]) -> _T:
+        """Write what helps to free space; on a full store the reserve is given up for it.
+
+        A little first, and then always more: a collection needs it after an eviction.
+        """
+        most = _LEAST_GIVEN
+        while True:
+            try:
+                return write()
+            except StoreFull:
+                if not self.backend.give_up_reserve(most):
+                    raise
+                most *= 2
 
     def manifest(self, key: ObjectKey) -> Manifest:
         """Return a verified manifest.

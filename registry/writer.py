@@ -9,20 +9,23 @@ Saving, syncing and everything later that names an object goes through `Writer`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends import Buffer
+from backends import Backend, Buffer, refuse_links
 from registry.actions import Line, Place
 from registry.digest import Digest
 from registry.epochs import Epochs
-from registry.errors import IntegrityError, Malformed, ObjectNotFound
+from registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
 from registry.log import RunLog
 from registry.objects.keys import Kind, ObjectKey, stem
 from registry.objects.placement import Placement
 from registry.state import RunManifest
 from registry.store import Store
+
+_FREED_WITHIN_S = 0.1
 
 
 class Condemned(Exception):
@@ -90,6 +93,7 @@ class Writer:
     def epoch(self) -> int:
         """The observed epoch; observed at first use (W1)."""
         if self._observed is None:
+            self.log.prepare_writing()
             self._observed = self._epochs.observe()
         return self._observed
 
@@ -102,6 +106,7 @@ class Writer:
                 continue  # a foreign file; `verify` tells of it
             sound = info.size_bytes == size_bytes and key not in self.distrusted
             if sound and not self._epochs.condemned([key], self.epoch):
+                refuse_links(self._store.backend, info.key)
                 return key
         return None
 
@@ -111,6 +116,7 @@ class Writer:
         if key is not None:
             return key
         key = ObjectKey("packs", digest, self.epoch)
+        check_room(self._store.backend, size_bytes)
         if key in self.distrusted or not self._store.backend.put_if_absent(str(key), body):
             self._settle_pack(key, body, size_bytes)
         return key
@@ -171,6 +177,28 @@ class Writer:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:
             raise Condemned(refused)
+
+
+def check_room(backend: Backend, needed_bytes: int) -> None:
+    """Refuse to write what cannot fit, before a part of it is written.
+
+    Raises:
+        StoreFull: The store has less space, and says so.
+    """
+    free_bytes = backend.free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        # Some file systems free what was just deleted a moment later.
+        time.sleep(_FREED_WITHIN_S)
+        free_bytes = backend.free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise StoreFull(
+            "it does not fit into the space that is left",
+            where=backend.url,
+            expected=f"{needed_bytes} bytes free",
+            found=f"{free_bytes} bytes free",
+            hint="Evict checkpoints (`holdfast prune`) and collect what nothing needs (`holdfast "
+            "gc --grace 0`), or free space in another way. Nothing was committed.",
+        )
 
 
 def placed_keys(place: Place, placement: Placement) -> frozenset[ObjectKey]:

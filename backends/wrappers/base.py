@@ -74,6 +74,22 @@ class Wrapper(Backend):
         """Remove what writers that died left unfinished; return the bytes that this freed."""
         return self.inner.clear_unfinished(older_than_s)
 
+    def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:
+        """Yield the names of symbolic links."""
+        return self.inner.links(prefix, delimiter=delimiter)
+
+    def free_bytes(self) -> int | None:
+        """Return how many bytes can still be written."""
+        return self.inner.free_bytes()
+
+    def keep_reserve(self, below: str) -> None:
+        """Set some space aside for when the store is full."""
+        self.inner.keep_reserve(below)
+
+    def give_up_reserve(self, most: int | None = None) -> int:
+        """Free space that was set aside; return for how many small objects."""
+        return self.inner.give_up_reserve(most)
+
     def close(self) -> None:
         """Close the inner backend."""
         self.inner.close()
@@ -97,6 +113,13 @@ class ReadOnly(Wrapper):
     def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
         """Refuse."""
         self._refuse("unfinished files")
+
+    def keep_reserve(self, below: str) -> None:
+        """Set nothing aside, and do not complain: nobody asks for more than what is possible."""
+
+    def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
+        """Refuse."""
+        self._refuse("the reserve")
 
     def _refuse(self, what: str) -> NoReturn:
         raise ReadOnlyStore(

@@ -132,6 +132,16 @@ class Faulty(Wrapper):
         """Remove what writers that died left unfinished; counts as a write."""
         return self._act(lambda: self.inner.clear_unfinished(older_than_s))
 
+    def keep_reserve(self, below: str) -> None:
+        """Set some space aside, unless the process is dead; not counted."""
+        self._live()
+        self.inner.keep_reserve(below)
+
+    def give_up_reserve(self, most: int | None = None) -> int:
+        """Free space that was set aside; not counted."""
+        self._live()
+        return self.inner.give_up_reserve(most)
+
     def _read(self, call: Callable[[], _T]) -> _T:
         if self._count_reads:
             return self._act(call)

@@ -48,6 +48,7 @@ OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 _TOTAL = ".total"
 _STAGED = ".new-"
+_STAGED_NAME = re.compile(rf"{re.escape(_STAGED)}[0-9a-f]{{16}}-[0-9]+")
 _CHUNK = re.compile(r"[0-9a-f]{64}")
 _BLOCK_BYTES = 4096
 _LEAST_BYTES = 32 * 2**10
@@ -282,7 +283,7 @@ class CacheFolder:
                 except FileNotFoundError:
                     continue
                 charge = _charge(found.st_size)
-                if name.startswith(_STAGED):
+                if _STAGED_NAME.fullmatch(name):
                     staged.setdefault(name.rpartition("-")[0], []).append((charge, name))
                     continue
                 taken += charge if name != _TOTAL else 0

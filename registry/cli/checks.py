@@ -16,7 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from backends import Backend, Location, ReadOnlyStore, StorageError, open_backend, parse
+from backends import (
+    Backend,
+    Location,
+    ReadOnlyStore,
+    StorageError,
+    open_backend,
+    parse,
+    refuse_links,
+)
 from backends.limits import VARIABLE as MAX_RECORD
 from backends.mounts import ALLOW, file_system
 from backends.probe import probe_put_if_absent
@@ -25,6 +33,7 @@ from registry.cli import output
 from registry.epochs import Epochs
 from registry.errors import AccessDenied, InvalidInput, RegistryError
 from registry.heads import MEMORY
+from registry.objects.keys import FOLDERS, PROBES
 from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
 from registry.trainer.pending import EXIT_WAIT
 
@@ -179,8 +188,17 @@ def _store(backend: Backend) -> Iterator[Check]:
     except StorageError as error:
         yield Check("list", "fail", f"{error} (only with the right to list is 404 an answer)")
         return
+    yield from _links(backend)
     yield from _config(backend)
     yield from _scratch(backend)
+
+
+def _links(backend: Backend) -> Iterator[Check]:
+    try:
+        for folder in FOLDERS:
+            refuse_links(backend, folder, delimiter=True)
+    except StorageError as error:
+        yield Check("links", "fail", str(error))
 
 
 def _config(backend: Backend) -> Iterator[Check]:
@@ -211,7 +229,7 @@ def _writer_version(backend: Backend, config: RegistryConfig) -> Check:
 
 
 def _scratch(backend: Backend) -> Iterator[Check]:
-    prefix = f".probe/{secrets.token_hex(8)}"
+    prefix = f"{PROBES}{secrets.token_hex(8)}"
     key = f"{prefix}/scratch"
     before_s = time.time()
     try:

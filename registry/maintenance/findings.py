@@ -17,7 +17,7 @@ class Finding:
 
     Attributes:
         kind: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`,
-            `snapshot`, `unknown-file` or `resume`.
+            `snapshot`, `unknown-file`, `link` or `resume`.
         where: The key, run or file concerned.
         message: What is wrong.
         affects: Refs of what may not be loadable because of it: checkpoints, gates, releases,

@@ -7,6 +7,9 @@ protocol as a program in tests/model; the writers' side is `registry.writer`.
 
 Nothing here asks a clock whether a deletion is safe. Grace spares writers from storing again what
 was about to be named, and keeps `undo` possible for a while.
+
+On a full store nothing can be condemned before something was freed: first goes what may go without
+a word (`tidy`), then the reserve (`spend_reserve`).
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from backends import ObjectInfo
+from backends import ObjectInfo, refuse_links
 from backends.escape import quoted
 from registry.actions import Line, Mark
 from registry.epochs import Epochs, encode_sweep
@@ -30,6 +33,8 @@ from registry.errors import (
     InvalidInput,
     Malformed,
     MissingObject,
+    StoreFull,
+    StoreUnsuitable,
     UnsupportedFormat,
 )
 from registry.heads import Head
@@ -44,7 +49,15 @@ from registry.maintenance.live import (
     list_run_files,
     list_run_ids,
 )
-from registry.objects.keys import ObjectKey, epoch_key, snapshot_slot
+from registry.objects.keys import (
+    FOLDERS,
+    PROBES,
+    RUNS,
+    ObjectKey,
+    epoch_key,
+    is_probe,
+    snapshot_slot,
+)
 from registry.pools import results
 from registry.state import RunManifest
 from registry.store import Store
@@ -60,7 +73,8 @@ _RECENT_EPOCHS = 4
 _SNAPSHOTS_KEPT = 2
 #: Races for a slot that a mark may lose: what it waits for is a busy run, never a stuck one.
 _RACES = 1000
-_PROBES = ".probe/"
+#: Objects that a sweep condemns on a full store: its epoch has to fit into the reserve.
+_CONDEMNED_WHEN_FULL = 256
 _DELETES_AT_ONCE = 4096
 _RUNS_AT_ONCE = 256
 
@@ -89,15 +103,43 @@ def collect(
     Raises:
         IntegrityError: Something could not be read or is not known; nothing was deleted.
         UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
+        StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
     """
-    collector = Collector(store, grace_s=grace_s, progress=progress)
-    plan = collector.choose(dry_run=dry_run)
-    if dry_run:
-        return collector.report(dry_run=True)
-    if plan.candidates:
-        collector.condemn()
-        collector.mark()
-    return collector.delete()
+    report: GcReport | None = None
+    done_bytes = 0
+    while True:
+        further = None if progress is None else _beyond(done_bytes, progress)
+        collector = Collector(store, grace_s=grace_s, progress=further)
+        plan = collector.choose(dry_run=dry_run)
+        if dry_run:
+            return collector.report(dry_run=True)
+        if plan.candidates:
+            _sweep(collector)
+        made = collector.delete()
+        report = made if report is None else report.before(made)
+        if not collector.is_partial:
+            store.backend.keep_reserve(RUNS)
+            return report
+        # There is space now for an epoch that condemns the others.
+        done_bytes += collector.deleted_bytes
+
+
+def _beyond(deleted_bytes: int, progress: Progress) -> Progress:
+    return lambda further_bytes: progress(deleted_bytes + further_bytes)
+
+
+def _sweep(collector: Collector) -> None:
+    """Condemn and mark; on a full store, make room for that first."""
+    for make_room in (collector.tidy, collector.spend_reserve):
+        try:
+            collector.condemn()
+            collector.mark()
+        except StoreFull:
+            make_room()
+        else:
+            return
+    collector.condemn()
+    collector.mark()
 
 
 @dataclass(slots=True)
@@ -122,6 +164,10 @@ class Collector:
         store: The registry's objects.
         grace_s: What was stored or let go within so many seconds by the store's clock stays.
         progress: Told of bytes deleted.
+
+    Attributes:
+        deleted_bytes: How much was deleted so far.
+        is_partial: Whether, for want of space, less is condemned than nothing needs.
     """
 
     def __init__(
@@ -139,7 +185,11 @@ class Collector:
         self._seen: Mapping[str, Head] = {}
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
-        self._deleted_bytes = 0
+        self._unfinished_bytes = 0
+        self._may_cache = True
+        self._is_tidy = False
+        self.deleted_bytes = 0
+        self.is_partial = False
 
     # G1: any choice is safe; this one is good
 
@@ -148,16 +198,23 @@ class Collector:
 
         Raises:
             IntegrityError: Something cannot be read or is not known.
+            StoreUnsuitable: There is a symbolic link among what would be read.
         """
         with _nothing_deleted():
+            self._refuse_links()
+            if not dry_run:
+                self._store.prepare_writing()
             # Before the logs, so that what is committed meanwhile is found to be needed.
             objects = list_objects(self._store)
             self._check_generations(objects)
             self._needs = Needs(self._store, objects)
-            self._logs, self._sweep = {}, None
+            self._logs, self._sweep, self._is_tidy = {}, None, False
             self._seen = self._store.heads.all() if self._store.heads is not None else {}
-            probes = list(self._store.backend.list(_PROBES))
-            now_s = self._now_s(dry_run=dry_run) if self._grace_s or probes else 0.0
+            probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
+            newest_s = max((lying.modified_s for lying in objects.values()), default=0.0)
+            now_s = 0.0
+            if self._grace_s or probes:
+                now_s = self._now_s(newest_s, dry_run=dry_run)
             cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
             runs = list(list_run_files(self._store))
             if self._store.heads is not None:
@@ -175,6 +232,11 @@ class Collector:
             )
         return self._plan
 
+    def _refuse_links(self) -> None:
+        """Refuse links: what is behind one may be unread, and nothing may be deleted there."""
+        for folder in (*FOLDERS, PROBES):
+            refuse_links(self._store.backend, folder)
+
     def _check_generations(self, objects: Mapping[ObjectKey, Lying]) -> None:
         """Refuse objects put under an epoch that is gone: the log of epochs lost its end."""
         newest = self._epochs.observe()
@@ -188,12 +250,18 @@ class Collector:
                     "move the object away if it is none of Holdfast's.",
                 )
 
-    def _now_s(self, *, dry_run: bool) -> float:
-        """Return the store's time; in a dry run, which writes nothing, this machine's."""
+    def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
+        """Return the store's time; in a dry run, which writes nothing, this machine's.
+
+        A store that is full to the last byte cannot tell: then it is not before `newest_s`.
+        """
         if dry_run:
             return time.time()
-        key = f"{_PROBES}clock-{secrets.token_hex(8)}"
-        self._store.backend.put(key, b"")
+        key = f"{PROBES}clock-{secrets.token_hex(8)}"
+        try:
+            self._store.with_reserve(lambda: self._store.backend.put(key, b""))
+        except StoreFull:
+            return newest_s
         try:
             return self._store.backend.stat(key).modified_s
         finally:
@@ -247,7 +315,7 @@ class Collector:
         Raises:
             UnsupportedFormat: The registry demands a newer collector.
         """
-        with _nothing_deleted():
+        with _nothing_deleted(is_tidy=self._is_tidy):
             candidates = self._chosen().candidates
             if not candidates:
                 return None
@@ -282,12 +350,14 @@ class Collector:
         sweep = self._sweep
         if sweep is None:
             return
-        with _nothing_deleted():
+        with _nothing_deleted(is_tidy=self._is_tidy):
             # G2: listed anew, after the epoch stands. Whoever creates a run later observes it.
             run_ids = self._logs.keys() | set(list_run_ids(self._store))
             live: set[ObjectKey] = set()
             for needed in self._in_parallel(partial(self._mark_run, sweep), run_ids):
                 live |= needed
+            # Once more, since the logs were read long ago: what is behind a link may be unread.
+            self._refuse_links()
             sweep.live = frozenset(live)
 
     def _mark_run(self, sweep: _Sweep, run_id: str) -> set[ObjectKey]:
@@ -306,8 +376,29 @@ class Collector:
             return None if marked else [Mark(epoch=sweep.epoch)]
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.
-        log.append(compose, races=_RACES)
+        log.append(compose, races=_RACES, caches=self._may_cache)
         return self._needed_by(log) & sweep.doomed.keys()
+
+    # On a full store
+
+    def tidy(self) -> None:
+        """Delete stale caches, and what dead writers left: all that needs no epoch and no space."""
+        stale = () if self._is_tidy else self._chosen().stale
+        self._delete_all((info.key, info.size_bytes) for info in stale)
+        self._is_tidy = True
+        self._unfinished_bytes += self._store.backend.clear_unfinished(
+            max(self._grace_s, _LEFTOVER_S)
+        )
+
+    def spend_reserve(self) -> None:
+        """Give the store's reserve up, and condemn no more than it has space for."""
+        self._store.backend.give_up_reserve()
+        self._may_cache = False
+        candidates = self._chosen().candidates
+        if self._sweep is None and len(candidates) > _CONDEMNED_WHEN_FULL:
+            largest = sorted(candidates, key=candidates.__getitem__, reverse=True)
+            few = {key: candidates[key] for key in largest[:_CONDEMNED_WHEN_FULL]}
+            self._plan, self.is_partial = replace(self._chosen(), candidates=few), True
 
     # G5
 
@@ -317,7 +408,7 @@ class Collector:
         Raises:
             StorageError: The store refused; what is left is deleted by the next collection.
         """
-        plan, sweep = self._chosen(), self._sweep
+        sweep = self._sweep
         if sweep is not None:
             if sweep.live is None:
                 raise InvalidInput("nothing may be deleted before every run is marked")
@@ -326,20 +417,19 @@ class Collector:
             for packs in (False, True):
                 keys = [key for key in doomed if (key.kind == "packs") is packs]
                 self._delete_all((str(key), sweep.doomed[key]) for key in keys)
-        self._delete_all((info.key, info.size_bytes) for info in plan.stale)
-        unfinished = self._store.backend.clear_unfinished(max(self._grace_s, _LEFTOVER_S))
-        return self.report(unfinished_bytes=unfinished)
+        self.tidy()
+        return self.report()
 
     def _delete_all(self, files: Iterable[tuple[str, int]]) -> None:
         delete = self._store.backend.delete
         waiting = iter(files)
         while batch := list(islice(waiting, _DELETES_AT_ONCE)):
             results([self._store.pools.small.submit(delete, key) for key, _ in batch])
-            self._deleted_bytes += sum(size for _, size in batch)
+            self.deleted_bytes += sum(size for _, size in batch)
             if self._progress is not None:
-                self._progress(self._deleted_bytes)
+                self._progress(self.deleted_bytes)
 
-    def report(self, *, dry_run: bool = False, unfinished_bytes: int = 0) -> GcReport:
+    def report(self, *, dry_run: bool = False) -> GcReport:
         """Return what was done so far."""
         plan, sweep = self._chosen(), self._sweep
         live = None if sweep is None else sweep.live
@@ -354,7 +444,7 @@ class Collector:
             recent=plan.recent,
             deleted=Tally.of(plan.candidates[key] for key in dead),
             stale=Tally.of(info.size_bytes for info in plan.stale),
-            unfinished_bytes=unfinished_bytes,
+            unfinished_bytes=self._unfinished_bytes,
             keeps_versions=self._store.backend.keeps_versions(),
         )
 
@@ -380,13 +470,18 @@ def _stale(
 
 
 @contextmanager
-def _nothing_deleted() -> Iterator[None]:
-    """Say with an error that it stopped the collection before anything was deleted."""
+def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
+    """Say with an error that it stopped the collection before anything was deleted.
+
+    Args:
+        is_tidy: Whether stale caches were deleted already, and so only objects were not.
+    """
+    told = "No object was deleted" if is_tidy else "Nothing was deleted"
     try:
         yield
     except Conflict as error:
-        error.hint = "Nothing was deleted; the next collection goes on from here."
+        error.hint = f"{told}; the next collection goes on from here."
         raise
-    except (IntegrityError, UnsupportedFormat) as error:
-        error.hint = f"Nothing was deleted. {error.hint or ''}".rstrip()
+    except (IntegrityError, StoreUnsuitable, UnsupportedFormat) as error:
+        error.hint = f"{told}. {error.hint or ''}".rstrip()
         raise

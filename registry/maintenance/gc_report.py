@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends import ObjectInfo
 from registry.objects.keys import ObjectKey
@@ -21,6 +21,10 @@ class Tally:
         """Return the tally of objects of these sizes."""
         counted = list(sizes)
         return cls(len(counted), sum(counted))
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return both together."""
+        return Tally(self.objects + other.objects, self.size_bytes + other.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,19 @@ class GcReport:
     stale: Tally
     unfinished_bytes: int
     keeps_versions: bool | None
+
+    def before(self, later: GcReport) -> GcReport:
+        """Return this collection and the one that went on from it as one."""
+        return replace(
+            later,
+            epoch=self.epoch if later.epoch is None else later.epoch,
+            objects=self.objects,
+            condemned=self.condemned + later.condemned,
+            spared=self.spared + later.spared,
+            deleted=self.deleted + later.deleted,
+            stale=self.stale + later.stale,
+            unfinished_bytes=self.unfinished_bytes + later.unfinished_bytes,
+        )
 
     @property
     def freed_bytes(self) -> int:

@@ -11,28 +11,35 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from backends.escape import quoted
+from backends.walk import TEMPORARY
 from registry.epochs import EpochHeader, Epochs
 from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
-from registry.maintenance.findings import Finding
+from registry.maintenance.findings import Finding, Severity
 from registry.objects.keys import (
     CONFIG,
     EPOCHS,
+    FOLDERS,
     KINDS,
     RUNS,
     ObjectKey,
     epoch_key,
+    is_probe,
     is_run_id,
     parse_number,
     snapshot_slot,
 )
 from registry.store import Store, check_writer_version, gaps, read_config
 
-_PROBES = ".probe/"
 #: Lost epochs that are told one by one.
 _GAPS_TOLD = 16
 _FOREIGN = "Holdfast did not write it: move it away if nobody needs it."
 _BLOCKS = "Nothing is collected while it is there. " + _FOREIGN
 _STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
+_LINK = "a symbolic link, which is not followed by whoever writes or deletes"
+_LINK_STOPS = (
+    "Nothing can be written or collected while it is there: put what it leads to in its place."
+)
+_LINK_LEFT = "Move it away if nobody needs it."
 _RESTORE_EPOCH = (
     "Restore the entry from a backup of this registry; nothing can be written or collected before."
 )
@@ -53,6 +60,14 @@ class Names:
     snapshots: dict[str, list[int]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     epoch: int = 0
+
+    def list_links(self, store: Store) -> None:
+        """Look for symbolic links. Reading follows them; what one hides is found otherwise."""
+        for link in store.backend.links():
+            stops = link == TEMPORARY or f"{link}/".startswith(FOLDERS)
+            advice = _LINK_STOPS if stops else _LINK_LEFT
+            severity: Severity = "error" if stops else "note"
+            self.findings.append(Finding("link", link, _LINK, (), advice, severity))
 
     def list_runs(self, store: Store) -> None:
         """Look at the files of runs. Before the logs are read: a snapshot follows its slot."""
@@ -77,7 +92,7 @@ class Names:
             except Malformed as error:
                 among = info.key.startswith(tuple(f"{kind}/" for kind in KINDS))
                 probe = "Left behind by `init` or `doctor`; it may be deleted."
-                left = probe if info.key.startswith(_PROBES) else _FOREIGN
+                left = probe if is_probe(info.key) else _FOREIGN
                 self._foreign(info.key, error, _BLOCKS if among else left)
 
     def _foreign(self, key: str, error: Malformed, advice: str) -> None:

@@ -175,6 +175,7 @@ class Verification:
         config = [*self._word, *check_config(self._store)]
         # The order makes it safe beside writers and collectors: a snapshot follows its slot, a
         # commit its objects, an object its epoch.
+        self._names.list_links(self._store)
         self._names.list_runs(self._store)
         runs = list_runs(self._store)
         self._read(runs, self._tell_history)

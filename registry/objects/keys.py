@@ -19,10 +19,15 @@ KINDS: tuple[Kind, ...] = ("packs", "manifests", "placements")
 CONFIG = "registry.json"
 RUNS = "runs/"
 EPOCHS = "epochs/"
+#: What a registry consists of, beside its configuration: the beginnings of its keys.
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS)
+#: Where stores are tried out and asked for their time; files that nobody needs for long.
+PROBES = ".probe/"
 _DIGITS = 20
 _LAST: int = 10**_DIGITS - 1
 
 _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})\.(0|[1-9][0-9]*)")
+_PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
 
@@ -104,6 +109,11 @@ def parse_number(key: str) -> int:
 def snapshot_slot(key: str) -> int:
     """Return the slot that a snapshot's key names."""
     return _LAST - parse_number(key)
+
+
+def is_probe(key: str) -> bool:
+    """Return whether a file is called as those are that probes and collectors leave behind."""
+    return _PROBE.fullmatch(key) is not None
 
 
 def is_run_id(name: object) -> bool:

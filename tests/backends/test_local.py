@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -22,8 +23,10 @@ from backends import (
     StoreUnavailable,
     StoreUnsuitable,
     disk,
+    folders,
     mounts,
     open_backend,
+    reserve,
 )
 from backends.local import LocalBackend
 from backends.testing import keys_of
@@ -44,6 +47,17 @@ def failing(code: int) -> Callable[..., None]:
         raise OSError(code, os.strerror(code))
 
     return fail
+
+
+def only_reading(real: Callable[..., int]) -> Callable[..., int]:
+    """Return `os.open` as it is on a file system that is mounted for reading."""
+
+    def read_only(path: object, flags: int, *args: object, **options: object) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *args, **options)
+
+    return read_only
 
 
 def files(root: Path) -> list[str]:
@@ -124,7 +138,7 @@ def test_data_is_synced_before_it_gets_its_name(
     for module, name in ((os, "writev"), (os, "fsync"), (os, "link"), (os, "unlink")):
         real = getattr(module, name)
         monkeypatch.setattr(
-            module, name, lambda *a, _n=name, _r=real: (calls.append(_n), _r(*a))[1]
+            module, name, lambda *a, _n=name, _r=real, **k: (calls.append(_n), _r(*a, **k))[1]
         )
     backend.put_if_absent("a", b"x")
     calls.clear()
@@ -225,15 +239,29 @@ def unfinished(root: Path, name: str, *, age_s: float, now_s: float | None = Non
     return path
 
 
+def dead(pid: int, number: int = 0xABC) -> str:
+    """Return a name as the backend gives it to an unfinished file."""
+    return f"{pid}-{number:016x}"
+
+
 def test_what_is_old_is_cleared_and_what_is_young_stays(backend: LocalBackend, root: Path) -> None:
     backend.put("a", b"x")
-    for name, age_s in (("1-old", 7300), ("2-oldest", 10**6), ("3-young", 7100), ("4-new", -900)):
-        unfinished(root, name, age_s=age_s)
+    for pid, age_s in ((1, 7300), (2, 10**6), (3, 7100), (4, -900)):
+        unfinished(root, dead(pid), age_s=age_s)
     assert backend.clear_unfinished(7200) == 8
-    assert files(root) == [".tmp/3-young", ".tmp/4-new", "a"]
+    assert files(root) == [f".tmp/{dead(3)}", f".tmp/{dead(4)}", "a"]
     assert backend.clear_unfinished(7200) == 0
     assert backend.clear_unfinished(0) == 4
-    assert files(root) == [".tmp/4-new", "a"]
+    assert files(root) == [f".tmp/{dead(4)}", "a"]
+
+
+def test_only_names_of_unfinished_files_are_cleared(backend: LocalBackend, root: Path) -> None:
+    backend.put("a", b"x")
+    foreign = ["notes.txt", "1-old", f"x{dead(1)}", f"{dead(1)}.bak", dead(1).upper()]
+    for name in foreign:
+        unfinished(root, name, age_s=10**6)
+    assert backend.clear_unfinished(0) == 0
+    assert files(root) == sorted(["a", *(f".tmp/{name}" for name in foreign)])
 
 
 def test_age_is_by_the_clock_of_the_file_system(
@@ -241,7 +269,7 @@ def test_age_is_by_the_clock_of_the_file_system(
 ) -> None:
     """A server whose clock is a day behind: what it was given just now is not a day old."""
     backend.put("a", b"x")
-    path = unfinished(root, "1-live", age_s=0)
+    path = unfinished(root, dead(1), age_s=0)
     behind_s = path.stat().st_mtime - 86_400
     os.utime(path, (behind_s, behind_s))
     real = os.fstat
@@ -259,8 +287,8 @@ def test_age_is_by_the_clock_of_the_file_system(
 def test_file_that_has_its_name_frees_nothing(backend: LocalBackend, root: Path) -> None:
     """Its writer died between giving the name and removing the first one."""
     backend.put("a", b"12345")
-    unfinished(root, "1-half", age_s=9000)
-    os.link(root / "a", root / ".tmp" / "1-linked")
+    unfinished(root, dead(1), age_s=9000)
+    os.link(root / "a", root / ".tmp" / dead(2))
     os.utime(root / "a", (1, 1))
     assert backend.clear_unfinished(3600) == 4
     assert files(root) == ["a"]
@@ -271,10 +299,10 @@ def test_process_id_in_a_name_is_no_evidence(backend: LocalBackend, root: Path) 
     """It may be a process of another host on a shared file system, dead or alive."""
     backend.put("a", b"x")
     for pid in (os.getpid(), 2**22 + 1):
-        unfinished(root, f"{pid}-young", age_s=10)
-        unfinished(root, f"{pid}-old", age_s=4000)
+        unfinished(root, dead(pid, 1), age_s=10)
+        unfinished(root, dead(pid, 2), age_s=4000)
     assert backend.clear_unfinished(3600) == 8
-    assert sorted(name.rpartition("-")[2] for name in files(root)) == ["a", "young", "young"]
+    assert sorted(name[-1] for name in files(root)) == ["1", "1", "a"]
 
 
 def test_clearing_follows_no_link_and_enters_no_folder(
@@ -282,11 +310,11 @@ def test_clearing_follows_no_link_and_enters_no_folder(
 ) -> None:
     backend.put("a", b"x")
     (tmp_path / "elsewhere").write_bytes(b"precious")
-    (root / ".tmp" / "link").symlink_to(tmp_path / "elsewhere")
-    (root / ".tmp" / "folder").mkdir()
-    (root / ".tmp" / "folder" / "x").write_bytes(b"x")
+    (root / ".tmp" / dead(1)).symlink_to(tmp_path / "elsewhere")
+    (root / ".tmp" / dead(2)).mkdir()
+    (root / ".tmp" / dead(2) / dead(3)).write_bytes(b"x")
     assert backend.clear_unfinished(0) == 0
-    assert files(root) == [".tmp/folder/x", ".tmp/link", "a"]
+    assert files(root) == [f".tmp/{dead(1)}", f".tmp/{dead(2)}/{dead(3)}", "a"]
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
 
 
@@ -296,7 +324,7 @@ def test_clearing_where_nothing_is_writes_nothing(
     assert backend.clear_unfinished(0) == 0
     assert not root.exists()
     backend.put("a", b"x")
-    monkeypatch.setattr(os, "open", failing(errno.EROFS))
+    monkeypatch.setattr(os, "open", only_reading(os.open))
     assert backend.clear_unfinished(0) == 0
 
 
@@ -313,8 +341,8 @@ def test_failed_clearing_is_typed(
     kind: type[StorageError],
 ) -> None:
     backend.put("a", b"x")
-    unfinished(root, "1-old", age_s=9000)
-    monkeypatch.setattr(os, name, failing(code))
+    unfinished(root, dead(1), age_s=9000)
+    monkeypatch.setattr(os, name, only_reading(os.open) if name == "open" else failing(code))
     with pytest.raises(kind, match=r"\.tmp"):
         backend.clear_unfinished(3600)
 
@@ -540,8 +568,8 @@ def test_link_whose_answer_was_lost_counts(
 ) -> None:
     real = os.link
 
-    def link(source: str, target: str) -> None:
-        real(source, target)
+    def link(source: str, target: str, **options: int) -> None:
+        real(source, target, **options)
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", link)
@@ -551,7 +579,7 @@ def test_link_whose_answer_was_lost_counts(
 def test_interrupt_leaves_nothing(
     backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     backend.put("other", b"x")
@@ -566,9 +594,9 @@ def test_collector_that_removes_an_unfinished_file_is_survived(
 ) -> None:
     real = os.link
 
-    def link(source: str, target: str) -> None:
+    def link(source: str, target: str, **options: int) -> None:
         Path(source).unlink()
-        real(source, target)
+        real(source, target, **options)
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(StoreUnavailable, match="removed during the write"):
@@ -691,3 +719,109 @@ def test_two_processes_race_for_a_key(backend: LocalBackend) -> None:
     start.set()
     wins = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert sum(wins) == rounds
+
+
+# Links
+
+
+def test_no_write_or_deletion_goes_through_a_link_that_comes_late(
+    backend: LocalBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the names before is for the message; what is open cannot be exchanged."""
+    backend.put("a/b", b"x")
+    shutil.move(root / "a", tmp_path / "a")
+    (root / "a").symlink_to(tmp_path / "a")
+    monkeypatch.setattr(folders, "refuse_links", lambda *_: None)
+    for act in (
+        lambda: backend.put("a/b", b"y"),
+        lambda: backend.put_if_absent("a/c", b"y"),
+        lambda: backend.delete("a/b"),
+    ):
+        with pytest.raises(StoreUnsuitable, match="symbolic link") as caught:
+            act()
+        assert caught.value.where == str(root / "a")
+    assert files(tmp_path / "a") == ["b"]
+    assert backend.get("a/b") == b"x"
+
+
+def test_links_are_listed_and_not_followed(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    for key in ("a/b/c", "d/e", "f"):
+        backend.put(key, b"x")
+    for name in ("a/b/link", "a/nowhere", "d/loop", ".tmp/link", "g"):
+        (root / name).symlink_to(root if name == "d/loop" else tmp_path / "absent")
+    assert [*backend.links()] == [".tmp/link", "a/b/link", "a/nowhere", "d/loop", "g"]
+    assert [*backend.links("a/")] == ["a/b/link", "a/nowhere"]
+    assert [*backend.links("a/", delimiter=True)] == ["a/nowhere"]
+    assert [*backend.links("a/b/l")] == [*backend.links("a/b/link")] == ["a/b/link"]
+    assert [*backend.links("d/loop/a/b/")] == ["d/loop"]
+    assert [*backend.links("absent/")] == [*backend.links("f/")] == []
+
+
+# The reserve
+
+
+def test_reserve_is_kept_given_up_and_never_listed(backend: LocalBackend, root: Path) -> None:
+    for name in ("one", "two"):
+        backend.put(f"runs/{name}/x", b"x")
+    before = list(backend.list())
+    backend.keep_reserve("runs/")
+    held = sorted((root / reserve.RESERVE).iterdir())
+    assert [path.name for path in held] == [f"{n:08d}" for n in range(reserve.BASE_FILES + 2)]
+    assert {path.stat().st_size for path in held} == {reserve.FILE_BYTES}
+    assert all(path.stat().st_blocks * 512 >= reserve.FILE_BYTES for path in held), "no holes"
+    assert list(backend.list()) == before
+    assert backend.clear_unfinished(0) == 0
+    assert backend.give_up_reserve(5) == 5
+    backend.keep_reserve("runs/")
+    (root / reserve.RESERVE / "notes").touch()
+    assert backend.give_up_reserve() == reserve.BASE_FILES + 2
+    assert backend.give_up_reserve() == 0
+    assert files(root) == [".tmp/reserve/notes", "runs/one/x", "runs/two/x"]
+
+
+def test_reserve_behind_a_link_is_left_alone(
+    backend: LocalBackend, root: Path, tmp_path: Path
+) -> None:
+    backend.put("a", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "00000000").write_bytes(b"precious")
+    (root / ".tmp" / "reserve").symlink_to(tmp_path / "elsewhere")
+    backend.keep_reserve("runs/")
+    with pytest.raises(StoreUnsuitable, match=r"\.tmp/reserve"):
+        backend.give_up_reserve()
+    assert files(tmp_path / "elsewhere") == ["00000000"]
+
+
+def test_reserve_that_cannot_be_made_is_no_failure(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a", b"x")
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    backend.keep_reserve("runs/")
+    assert files(root) == ["a"]
+
+
+def test_full_folder_tells_the_time_by_what_is_there(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a", b"x")
+    unfinished(root, dead(1), age_s=9000)
+    unfinished(root, dead(2), age_s=10)
+    monkeypatch.setattr(disk, "now_s", failing(errno.ENOSPC))
+    assert backend.clear_unfinished(3600) == 4
+    assert files(root) == [f".tmp/{dead(2)}", "a"]
+
+
+@pytest.mark.usefixtures("mounted")
+def test_free_bytes_are_told_where_they_bound_what_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert LocalBackend("/").free_bytes() is not None
+    table = MOUNTS + f"pool/x {tmp_path} zfs rw 0 0\n"
+    (tmp_path / "mounts").write_text(table)
+    assert LocalBackend(tmp_path / "root").free_bytes() is None, "it compresses"
+    monkeypatch.setenv(mounts.ALLOW, "1")
+    monkeypatch.setattr(disk, "nearest", lambda _: "/mnt/nfs")
+    assert LocalBackend("/mnt/nfs/x").free_bytes() is None, "who knows what is behind it"

@@ -42,6 +42,7 @@ class Versioned(MemoryBackend):
     def __init__(self) -> None:
         super().__init__()
         self.cleared_s: list[float] = []
+        self.kept: list[str] = []
 
     def keeps_versions(self) -> bool | None:
         return None
@@ -49,6 +50,18 @@ class Versioned(MemoryBackend):
     def clear_unfinished(self, older_than_s: float) -> int:
         self.cleared_s.append(older_than_s)
         return 7
+
+    def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:
+        yield f"{prefix}{delimiter}"
+
+    def free_bytes(self) -> int | None:
+        return 5
+
+    def keep_reserve(self, below: str) -> None:
+        self.kept.append(below)
+
+    def give_up_reserve(self, most: int | None = None) -> int:
+        return most or 9
 
 
 @pytest.mark.parametrize(
@@ -61,6 +74,38 @@ def test_what_a_collector_asks_comes_from_the_store(wrap: Callable[[Backend], Ba
     assert backend.clear_unfinished(60.5) == 7
     assert store.cleared_s == [60.5]
     assert ReadOnly(store).keeps_versions() is None
+
+
+@pytest.mark.parametrize(
+    "wrap", [Wrapper, Retrying, Metered, Faulty, lambda inner: Cached(inner, ["a"])]
+)
+def test_links_and_space_are_those_of_the_store(wrap: Callable[[Backend], Backend]) -> None:
+    store = Versioned()
+    backend = wrap(store)
+    assert [*backend.links("a/", delimiter=True)] == ["a/True"]
+    assert backend.free_bytes() == 5
+    backend.keep_reserve("a/")
+    assert store.kept == ["a/"]
+    assert (backend.give_up_reserve(3), backend.give_up_reserve()) == (3, 9)
+
+
+def test_read_only_handle_leaves_the_reserve_alone() -> None:
+    store = Versioned()
+    ReadOnly(store).keep_reserve("a/")
+    assert store.kept == []
+    with pytest.raises(ReadOnlyStore):
+        ReadOnly(store).give_up_reserve()
+
+
+def test_dead_process_touches_no_reserve() -> None:
+    store = Versioned()
+    dead = Faulty(store, [Fault(1)])
+    with pytest.raises(InjectedCrash):
+        dead.put("a", b"x")
+    for act in (lambda: dead.keep_reserve("a/"), dead.give_up_reserve):
+        with pytest.raises(InjectedCrash):
+            act()
+    assert store.kept == []
 
 
 @pytest.mark.parametrize("wrap", [Wrapper, Retrying, Metered, Faulty, ReadOnly])

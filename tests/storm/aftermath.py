@@ -155,4 +155,5 @@ _CHECKS: dict[str, Callable[[RunManifest, Event], bool]] = {
 def _unfinished(url: str) -> list[Path]:
     """Return the files that killed writers left in a folder; a bucket has none."""
     folder = Path(url) / ".tmp"
-    return [] if "://" in url or not folder.is_dir() else list(folder.iterdir())
+    names = () if "://" in url or not folder.is_dir() else folder.iterdir()
+    return [name for name in names if name.is_file()]

@@ -66,10 +66,10 @@ def test_a_collector_asks_for_the_time_and_tidies_up(
     assert (report.recent.objects, report.deleted.objects) == (3, 0)
     assert keys_of_world(world) == before, "its file under .probe/ is gone again"
     backend = open_backend(become("operator"))
-    backend.put(".probe/dead/0000", b"x")
+    backend.put(".probe/0123456789abcdef/0000", b"x")
     backend.close()
     backend = open_backend(become("collector"))
-    backend.delete(".probe/dead/0000")
+    backend.delete(".probe/0123456789abcdef/0000")
     backend.close()
     assert keys_of_world(world) == before
 

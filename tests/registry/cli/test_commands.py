@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def test_doctor_where_there_is_nothing(call: Call, tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
     (tmp_path / "empty").mkdir()
     assert "holdfast init" in call("doctor", "-r", tmp_path / "empty", status=8).stdout
+
+
+def test_doctor_finds_links(call: Call, url: str, tmp_path: Path) -> None:
+    shutil.move(f"{url}/packs", tmp_path / "packs")
+    Path(url, "packs").symlink_to(tmp_path / "packs")
+    lines = call("doctor", status=8).stdout.splitlines()
+    assert any(line.startswith("fail  links ") for line in lines)
+    assert "symbolic link" in call("gc", "--grace", "0", status=8).stderr
 
 
 def test_doctor_tells_a_rank_that_may_not_save(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

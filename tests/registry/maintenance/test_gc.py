@@ -230,21 +230,25 @@ def test_snapshots_but_the_newest_two_are_deleted(run, reg, backend, open_regist
 def test_what_dead_writers_left_unfinished_is_deleted(tmp_path):
     with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
         saved(opened.create_run("run"), 1)
-        for name in ("1-old", "1-young"):
+        old, young = f"1-{'a' * 16}", f"1-{'b' * 16}"
+        for name in (old, young):
             (tmp_path / "r/.tmp" / name).write_bytes(b"x" * 5000)
-        os.utime(tmp_path / "r/.tmp/1-old", (0, 0))
+        os.utime(tmp_path / "r/.tmp" / old, (0, 0))
         assert opened.gc(grace_s=0).unfinished_bytes == 5000
-        assert [path.name for path in (tmp_path / "r/.tmp").iterdir()] == ["1-young"]
+        left = {path.name for path in (tmp_path / "r/.tmp").iterdir()}
+        assert left == {young, "reserve"}
 
 
 def test_files_of_dead_probes_are_deleted(reg, backend):
     aged = Aged(backend)
-    backend.put(".probe/a/1", b"old")
+    backend.put(f".probe/{'a' * 16}/0001", b"old")
+    backend.put(".probe/notes/0001", b"old, and nobody knows whose")
     aged.grow_older(2 * 3600)
-    backend.put(".probe/b/1", b"young")
+    backend.put(f".probe/{'b' * 16}-race/0001", b"young")
     with open_on(aged) as opened:
         assert opened.gc(grace_s=0).stale.size_bytes == 3
-    assert list(contents(backend, ".probe/")) == [".probe/b/1"]
+    kept = [f".probe/{'b' * 16}-race/0001", ".probe/notes/0001"]
+    assert list(contents(backend, ".probe/")) == kept
 
 
 # Grace

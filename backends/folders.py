@@ -1,0 +1,107 @@
+"""Folders below a root, reached without following a symbolic link.
+
+The root itself may be reached through links, so a registry can be given as `/data` where that leads
+to `/mnt/data`. Below it a link would have a writer or a collector act outside of the registry, or
+on another file system, so every link there is refused by name.
+"""
+
+# Paths stay strings here: to make a Path costs more than many of these calls.
+# ruff: noqa: PTH114
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from backends.base import link_found
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def refuse_links(root: str, name: str) -> None:
+    """Refuse a name if it, or a folder on the way to it, is a symbolic link.
+
+    Args:
+        root: The folder that everything is below of.
+        name: Relative to it; need not exist.
+
+    Raises:
+        StoreUnsuitable: There is a link; the message names it.
+    """
+    place = root
+    for part in name.split("/"):
+        place = f"{place}/{part}"
+        try:
+            mode = os.lstat(place).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if stat.S_ISLNK(mode):
+            raise link_found(place)
+
+
+@contextmanager
+def opened(root: str, folder: str) -> Iterator[int]:
+    """Give a descriptor of a folder below `root`; nobody can put a link in its place meanwhile.
+
+    Raises:
+        StoreUnsuitable: A link stands in its place, or on the way to it.
+    """
+    place, fd = root, os.open(root, _FOLDER)
+    try:
+        for part in folder.split("/") if folder else ():
+            place = f"{place}/{part}"
+            above, fd = fd, _open_below(fd, part, place)
+            os.close(above)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_below(above: int, name: str, place: str) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+    except OSError as error:
+        # Linux says ENOTDIR of a link, other systems ELOOP.
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and is_link(name, above):
+            raise link_found(place) from error
+        raise
+
+
+def is_link(name: str, folder: int) -> bool:
+    """Tell whether a name in an open folder is a symbolic link."""
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def links(root: str, prefix: str, *, delimiter: bool) -> Iterator[str]:
+    """Yield the names of links below `root`, as `Backend.links` does; none is followed."""
+    folder, slash, start = prefix.rpartition("/")
+    way = ""
+    for part in folder.split("/") if folder else ():
+        way += part
+        if os.path.islink(f"{root}/{way}"):
+            yield way
+            return
+        way += "/"
+    yield from _links_in(root, folder + slash, start, delimiter)
+
+
+def _links_in(root: str, folder: str, start: str, delimiter: bool) -> Iterator[str]:
+    try:
+        with os.scandir(f"{root}/{folder}") as entries:
+            found = sorted(
+                (entry.name, entry.is_symlink(), entry.is_dir(follow_symlinks=False))
+                for entry in entries
+                if entry.name.startswith(start)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name, is_linked, is_folder in found:
+        if is_linked:
+            yield folder + name
+        elif is_folder and not delimiter:
+            yield from _links_in(root, f"{folder}{name}/", "", delimiter)

@@ -1,0 +1,102 @@
+"""The reserve of a folder: space and names set aside, so that a full file system can be helped.
+
+To free space a registry first has to write: a commit that evicts, an epoch, a mark in each run. The
+reserve is many small files, since some file systems run out of files before they run out of bytes.
+It lies in a folder below `.tmp/`, which no listing shows and no clearing of unfinished files
+enters. It is nobody's data: it may be lost, deleted and made again at any time, and is not synced.
+"""
+
+# Paths stay strings here: to make a Path costs more than many of these calls.
+# ruff: noqa: PTH103, PTH208
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+
+from backends import folders
+from backends.walk import TEMPORARY
+
+RESERVE = f"{TEMPORARY}/reserve"
+#: A file of the reserve: a slot that is one block, and a block by which its folder may grow.
+FILE_BYTES = 8192
+#: Files beside one for each run: for an epoch, a long eviction, and folders that are new.
+BASE_FILES = 32
+
+_NAME = re.compile(r"[0-9]{8}")
+
+
+def keep(root: str, below: str) -> None:
+    """Set space aside for a small file in each folder right below `below`, and for some more.
+
+    At most half of what is free becomes reserve. No failure is told: a writer that has no reserve
+    writes as well as one that has.
+    """
+    with suppress(OSError):
+        wanted = {f"{number:08d}" for number in range(BASE_FILES + _count(f"{root}/{below}"))}
+        lacking = wanted.difference(_held(root))
+        made = sorted(lacking)[: _room(root)]
+        if not made:
+            return
+        folders.refuse_links(root, RESERVE)
+        os.makedirs(f"{root}/{RESERVE}", exist_ok=True)
+        with folders.opened(root, RESERVE) as folder:
+            for name in made:
+                _make(name, folder)
+
+
+def give_up(root: str, most: int | None) -> int:
+    """Remove files that were set aside, `most` of them or all; return how many."""
+    given = 0
+    with suppress(FileNotFoundError, NotADirectoryError), folders.opened(root, RESERVE) as folder:
+        for name in filter(_NAME.fullmatch, os.listdir(folder)):
+            if given == most:
+                break
+            with suppress(FileNotFoundError):  # another process gives it up as well
+                os.unlink(name, dir_fd=folder)
+                given += 1
+    return given
+
+
+def free_bytes(folder: str) -> int:
+    """Return the bytes that a file system has for users, by its own account."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _count(folder: str) -> int:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return len(os.listdir(folder))
+    return 0
+
+
+def _held(root: str) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError), folders.opened(root, RESERVE) as folder:
+        return os.listdir(folder)
+    return []
+
+
+def _room(root: str) -> int:
+    """Return how many files may become reserve."""
+    found = os.statvfs(root)
+    by_bytes = found.f_bavail * found.f_frsize // FILE_BYTES
+    # Some file systems tell no number of files.
+    return (min(by_bytes, found.f_favail) if found.f_files else by_bytes) // 2
+
+
+def _make(name: str, folder: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, 0o666, dir_fd=folder)
+    except FileExistsError:
+        return  # another process makes the reserve as well
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, FILE_BYTES)
+        else:  # macOS; a hole would take no space
+            os.write(fd, os.urandom(FILE_BYTES))
+    except BaseException:
+        os.unlink(name, dir_fd=folder)
+        raise
+    finally:
+        os.close(fd)
