@@ -22,7 +22,8 @@ RegistryError                     anything Holdfast refuses or fails to do      
 ├── IntegrityError                bytes are not what was committed: verify, repair     exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
 │   ├── Malformed                 a file breaks a rule of its format
-│   └── MissingObject             a file that a live checkpoint needs is gone
+│   ├── MissingObject             a file that a live checkpoint needs is gone
+│   └── LogReplaced               a log is no longer the one that this handle has read
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
 
@@ -55,6 +56,7 @@ __all__ = [
     "IntegrityError",
     "InvalidInput",
     "InvalidLocation",
+    "LogReplaced",
     "Malformed",
     "MissingObject",
     "NotFound",
@@ -131,6 +133,10 @@ class Malformed(IntegrityError):
 
 class MissingObject(IntegrityError):
     """A file that a live checkpoint needs is gone: data loss unless a mirror has it."""
+
+
+class LogReplaced(IntegrityError):
+    """A log is no longer the one that this handle has read: it was cut, set back or replaced."""
 
 
 class UnsupportedFormat(RegistryError):

@@ -1,8 +1,8 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-and snapshots. What slots mean is the business of `registry.state`; which objects a commit may name
-that of `registry.writer`.
+snapshots, and the look whether a log is still the one that was read. What slots mean is the
+business of `registry.state`; which objects a commit may name that of `registry.writer`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from threading import RLock
 
@@ -23,6 +25,7 @@ from registry.environment import host_name
 from registry.errors import (
     Conflict,
     IntegrityError,
+    LogReplaced,
     Malformed,
     ObjectNotFound,
     RegistryError,
@@ -32,6 +35,7 @@ from registry.errors import (
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import (
     RUNS,
+    epoch_key,
     is_run_id,
     log_prefix,
     parse_number,
@@ -57,6 +61,19 @@ _LONGEST_PAUSE_S = 1.0
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the newest slot that was read, on its way.
+
+    Attributes:
+        next_slot: The slot after that one.
+        outcome: Done when it is there as it was read.
+    """
+
+    next_slot: int
+    outcome: Future[None]
+
+
 class RunLog:
     """The log of one run and its replay.
 
@@ -74,6 +91,9 @@ class RunLog:
         self._store = store
         self._lock = RLock()
         self._snapshot_slot = snapshot_slot
+        # Of the newest slot that was read or put, and how many slots would survive a loss of power.
+        self._newest: Digest | None = None
+        self._durable = 0
         self.run_id = run_id
         self.state = RunManifest.empty(run_id)
 
@@ -91,18 +111,23 @@ class RunLog:
                 opened = self._open_from(slot)
                 if opened is not None:
                     self._snapshot_slot = slot
-                    self.state = opened
-                    return self.state
-            self.state = advance(RunManifest.empty(self.run_id), self._read_listed(0))
-            return self.state
+                    return opened
+            return self._go_on(RunManifest.empty(self.run_id), self._read_listed(0))
 
     def refresh(self) -> RunManifest:
-        """Read to the head; one request when nothing is new."""
+        """Read to the head; one request when nothing is new.
+
+        Raises:
+            LogReplaced: What is new does not follow what this handle has read.
+            IntegrityError: A slot is damaged, missing or not legal.
+        """
         with self._lock:
             following = self._get(self.state.next_slot)
             if following is not None:
+                look = self.look()
                 rest = self._read_listed(self.state.next_slot + 1)
-                self.state = advance(self.state, [following, *rest])
+                look.outcome.result()
+                self._go_on(self.state, [following, *rest])
             return self.state
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
@@ -112,33 +137,97 @@ class RunLog:
             Malformed: They do not continue the log legally.
         """
         with self._lock:
-            self.state = advance(self.state, slots)
-            return self.state
+            return self._go_on(self.state, slots)
 
-    def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
+    def _go_on(self, state: RunManifest, slots: Sequence[Slot]) -> RunManifest:
+        self.state = advance(state, slots)
+        if slots:
+            self._newest = Digest.of(slots[-1].data)
+        return self.state
+
+    def look(self) -> Look:
+        """Begin to look whether the newest slot that was read is still there as it was read.
+
+        `append` waits for it, so whoever has something else to send first loses no time.
+        """
+        with self._lock:
+            number, digest = self.state.next_slot, self._newest
+        return Look(number, self._store.pools.small.submit(self._check_newest, number - 1, digest))
+
+    def _check_newest(self, number: int, digest: Digest | None) -> None:
+        if digest is None:
+            return  # nothing was read yet
+        key = slot_key(self.run_id, number)
+        try:
+            found: Digest | None = Digest.of(self._store.backend.get(key))
+        except ObjectNotFound:
+            found = None
+        if found != digest:
+            raise LogReplaced(
+                "the log is not the one that this handle has read",
+                where=key,
+                expected=f"the slot {digest.short}",
+                found="no slot" if found is None else f"the slot {found.short}",
+                hint="Nothing was committed. The log lost its newest slots, or another registry is "
+                "in its place: restore it, or open it anew to go on from what is there.",
+            )
+
+    def make_durable(self) -> None:
+        """Return when every slot that was read would survive a loss of power.
+
+        Whoever put them may have died before. What is acknowledged, put next or deleted because of
+        them must not outlive them.
+        """
+        with self._lock:
+            if self._durable < self.state.next_slot:
+                seen = [slot_key(self.run_id, self.state.next_slot - 1)]
+                if self.state.epoch:
+                    seen.append(epoch_key(self.state.epoch))
+                self._store.backend.make_durable(seen)
+                self._durable = self.state.next_slot
+
+    def confirm(self) -> RunManifest:
+        """Return the run as it was read, once that is certain to be there and to stay.
+
+        Who tells a caller that there is nothing left to commit rests on this.
+        """
+        return self.append(lambda _: None)
+
+    def append(
+        self, compose: Compose, *, races: int = MAX_LOST_RACES, look: Look | None = None
+    ) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
         Args:
             compose: Gives the lines for a state, or raises where a precondition fails; called again
                 after each lost race with the state that the winner left.
             races: How many may be lost in a row.
+            look: One that was begun earlier; it counts if nothing was read since.
 
         Returns:
-            The state at the slot that was put, or at the head when there was nothing to do.
+            The state at the slot that was put, or at the head when there was nothing to do. Either
+            is durable.
 
         Raises:
             Conflict: All of them were lost.
+            LogReplaced: The log is not the one that this handle has read; nothing was committed.
             StoreUnavailable: The store did not say whether the slot was put.
         """
         with self._lock:
+            if look is None or look.next_slot != self.state.next_slot:
+                look = self.look()
+            look.outcome.result()
             for lost in range(races):
                 lines = compose(self.state)
+                self.make_durable()
                 if lines is None:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
                 grown = advance(self.state, [slot])
-                if self._put(slot):
-                    self.state = grown
+                won = self._put(slot)
+                self._durable = slot.number + 1  # by `put_if_absent`, whoever made it
+                if won:
+                    self.state, self._newest = grown, Digest.of(slot.data)
                     self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot
@@ -250,7 +339,8 @@ class RunLog:
             return None
         if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
             return None
-        return advance(state, slots[1:])
+        self._newest = Digest.of(slots[0].data)
+        return self._go_on(state, slots[1:])
 
     def _read_snapshot(self, slot: int) -> Sequence[bytes] | None:
         key = snapshot_key(self.run_id, slot)

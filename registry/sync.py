@@ -161,7 +161,8 @@ class _RunCopy:
         # Also refuses a diverged run before anything is written.
         lacking = len(self._missing(self._log.state))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
-        self._log.append(lambda state: None if state.commits else self._history[:1])
+        if not self._log.state.commits:
+            self._log.append(lambda state: None if state.commits else self._history[:1])
         for _ in range(_PLANS):
             try:
                 return replace(self._copy_missing(), commits=lacking)

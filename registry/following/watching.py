@@ -172,6 +172,8 @@ class Watch(Iterator[Checkpoint]):
 
     def _take(self) -> CheckpointRecord | None:
         """Acknowledge what is held and claim what comes next, both in one commit."""
+        if self._held is None and next(self._free(self._log.state), None) is None:
+            return None  # nothing to say: whoever waits asks for the next slot and no more
         taken: CheckpointRecord | None = None
 
         def compose(state: RunManifest) -> Sequence[Action] | None:

@@ -772,7 +772,7 @@ def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, ba
     assert {call.method for call in calls} <= {"get", "list", "clear_unfinished", "keeps_versions"}
 
 
-def test_marking_an_idle_run_costs_one_request(thinned, backend, reg):
+def test_marking_an_idle_run_costs_two_requests(thinned, backend, reg):
     calls = []
     with open_on(Metered(backend, calls)) as opened:
         collector = Collector(opened.store, grace_s=0)
@@ -780,9 +780,11 @@ def test_marking_an_idle_run_costs_one_request(thinned, backend, reg):
         collector.condemn()
         calls.clear()
         collector.mark()
+    marked = reg.run("run").manifest.next_slot - 1
     assert [(call.method, call.key) for call in calls] == [
         ("list", "runs/"),
-        ("put_if_absent", slot_key("run", reg.run("run").manifest.next_slot - 1)),
+        ("get", slot_key("run", marked - 1)),
+        ("put_if_absent", slot_key("run", marked)),
     ]
 
 
