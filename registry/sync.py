@@ -24,7 +24,7 @@ from registry.errors import (
 from registry.log import RunLog
 from registry.objects.placement import PackRef
 from registry.registry import Registry, open  # noqa: A004
-from registry.state import RunManifest, advance
+from registry.state import RunManifest
 from registry.store import Store
 from registry.suggest import near
 from registry.writer import Choice, Condemned, Writer
@@ -181,9 +181,12 @@ class _RunCopy:
         )
 
     def _read_source(self) -> None:
-        slots = list(RunLog(self._source, self._run_id).slots())
+        log = RunLog(self._source, self._run_id)
+        slots = list(log.slots())
         self._history = [raw for slot in slots for raw, _ in slot.commits]
-        self._state = advance(RunManifest(run_id=self._run_id), slots)
+        self._state = log.fold(slots)
+        # A commit that the source could still lose would make another one out of its next.
+        log.make_durable()
 
     def _missing(self, state: RunManifest) -> Sequence[bytes]:
         """Return the commit lines that a destination in `state` lacks.

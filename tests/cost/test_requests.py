@@ -114,7 +114,9 @@ def test_save_that_is_there_already_looks_at_the_head(watched: Watched, trained:
     assert watched.asked() == Counter({"get log": 2})
 
 
-def test_latest_is_one_request_and_report_and_tag_only_commit(watched: Watched, trained: Run) -> None:
+def test_latest_is_one_request_and_report_and_tag_only_commit(
+    watched: Watched, trained: Run
+) -> None:
     checkpoint = trained.latest()
     assert checkpoint is not None
     assert watched.asked() == Counter({"get log": 1})  # is anything new?
