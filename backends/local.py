@@ -113,7 +113,6 @@ class LocalBackend(Backend):
                 _check_object(path)
             # For a name that somebody else made as well: the caller builds on its being there,
             # and its maker may not have come to this line.
-            self._sync_way(os.path.dirname(path))
             disk.sync_folder(os.path.dirname(path))
         except OSError as error:
             _fail_write(error, path, buffers)

@@ -224,10 +224,9 @@ class RunLog:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
                 grown = advance(self.state, [slot])
-                won = self._put(slot)
-                self._durable = slot.number + 1  # by `put_if_absent`, whoever made it
-                if won:
+                if self._put(slot):
                     self.state, self._newest = grown, Digest.of(slot.data)
+                    self._durable = grown.next_slot
                     self._write_snapshot(slot)
                     return self.state
                 before = self.state.next_slot

@@ -184,7 +184,6 @@ class Writer:
             return
         if state.epoch > self.epoch:
             self._epochs.require(state.epoch)
-            self._epochs.make_durable(state.epoch)
             self._observed = state.epoch
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:

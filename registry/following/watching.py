@@ -128,6 +128,7 @@ class Watch(Iterator[Checkpoint]):
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
+                self._log.make_durable()  # or what others have done could be to do again
                 raise StopIteration
             if state.next_slot > before:
                 self._patience.encourage()

@@ -29,6 +29,7 @@ from tests.crash.world import (
     RUN,
     Scratch,
     contents,
+    fresh_store,
     make_state,
     opened,
     picture_of_runs,
@@ -142,7 +143,7 @@ OTHERS = [
     Scenario("merge", _merge, _two_saves),
     Scenario("set status", _set_status, _two_saves),
     Scenario("watch", _watch, _two_saves),
-    Scenario("transition", _go_over, lambda registry: transitions.lived(registry)),
+    Scenario("transition", _go_over, transitions.lived, run=transitions.RUN),
     Scenario("repack", _repack, _half_dead),
 ]
 #: Programs that look whether another one has done it, and then do not even say that they know.
@@ -343,6 +344,23 @@ def test_a_registry_that_its_maker_left_unsynced_is_kept(site: Site) -> None:
             make()
         site.act(Scenario("save", _save_elsewhere))
         check_kept(site)
+
+
+def test_a_sync_brings_nothing_that_its_source_can_still_lose(site: Site) -> None:
+    """Or the source's next commit would be another one, and the two would have diverged."""
+    site.prepare(_two_saves)
+    save = Scenario("save", _save_next)
+    for point in site.points(save, every=False):
+        site.set_back()
+        site.act(save, point)
+        mirror = fresh_store()
+        with opened(LocalBackend(site.root)) as source, opened(mirror) as registry:
+            holdfast.sync(source, registry)
+        left = site.disk.survivors(site.root)
+        assert picture_of_runs(left) == picture_of_runs(mirror)
+        with opened(left) as source, opened(mirror) as registry:
+            _save_next(source, None)
+            holdfast.sync(source, registry)
 
 
 # The power goes while somebody writes

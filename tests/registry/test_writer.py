@@ -486,6 +486,15 @@ def test_w5_what_others_put_is_made_durable_before_the_slot(
     assert noting.made == {key for method, key in before if method == "make_durable"} == expected
 
 
+def test_w5_a_mark_of_others_is_made_durable_with_its_epoch(run, backend, noting, open_registry):
+    run.save(small_state(1), step=1)
+    other = open_registry(noting).run("run")
+    sweep(backend, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
+    mark(open_registry(backend).store, "run", 1)
+    other.tag("keeper", other.latest())
+    assert noting.made == {epoch_key(1), "runs/run/log/" + "2".zfill(20)}
+
+
 def test_w5_manifests_and_placements_of_others_are_made_durable(
     orphans, run, noting, open_registry
 ):
@@ -509,7 +518,7 @@ def test_w5_what_a_place_covers_or_the_writer_put_costs_no_sync(run, noting, ope
     assert not noting.made
 
 
-def test_w5_what_is_chosen_again_is_not_synced_again(run, noting, open_registry):
+def test_w5_after_a_lost_race_nothing_of_its_own_is_synced_again(noting, open_registry):
     other = open_registry(noting).create_run("other")
     once = Once(
         "runs/other/log/", lambda: open_registry(noting.inner).run("other").tag("x", latest)
