@@ -57,7 +57,7 @@ def wander(schedules: int, record: Record) -> None:
     for name, make in PLAYS.items():
         explorer = Explorer(Stage(make()))
         lengths = [len(explorer.wander(seed).moves) for seed in range(share)]
-        assert min(lengths) > 20
+        assert min(lengths) > 10
         record(f"{name}, at random", len(lengths))
         print(f"{name}: {len(lengths)} schedules at random, of {max(lengths)} steps at most")
 
