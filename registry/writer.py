@@ -1,10 +1,10 @@
 """The writer's side of collection: the one place where a key is chosen for an object.
 
-Rules W1 to W4 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
+Rules W1 to W5 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
 an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
 met while committing moves the epoch and asks for every choice to be made again; what a manifest
 live in this run's own replay uses needs no check while the commit lands right after that replay.
-And W5: what others put is made durable before a commit rests on it. Saving, syncing and everything
+What others put is made durable before a commit rests on it. Saving, syncing and everything
 later that names an object goes through `Writer`.
 """
 

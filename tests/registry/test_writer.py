@@ -1,4 +1,4 @@
-"""The writer's rules W1 to W4 and W2a, against epochs and marks made by hand."""
+"""The writer's rules W1 to W5 and W2a, against epochs and marks made by hand."""
 
 from __future__ import annotations
 
