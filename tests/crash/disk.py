@@ -28,14 +28,14 @@ class Disk:
 
     Attributes:
         events: Names made and folders synced so far.
-        syncs: The number of each event that is a sync.
+        syncs: The folder of each event that is a sync, by its number.
         dies_at: Number of the event at which the process dies, before it comes to pass.
     """
 
     def __init__(self, base: Path, patch: pytest.MonkeyPatch) -> None:
         self.base = str(base.resolve())
         self.events = 0
-        self.syncs: list[int] = []
+        self.syncs: dict[int, str] = {}
         self.dies_at = 0
         self._lasting: dict[str, bytes | None] = {}
         self._pending: dict[str, bytes | None] = {}
@@ -58,7 +58,7 @@ class Disk:
 
     def restart(self) -> None:
         """Count from here on, in a process that lives."""
-        self.events, self.syncs, self.dies_at = 0, [], 0
+        self.events, self.syncs, self.dies_at = 0, {}, 0
 
     @property
     def pending(self) -> list[str]:
@@ -132,7 +132,7 @@ class Disk:
     def _noted_sync(self, folder: str) -> None:
         covered = [path for path in self._pending if os.path.dirname(path) == folder]
         if self._event(folder):
-            self.syncs.append(self.events)
+            self.syncs[self.events] = folder
             if not os.path.isdir(folder):
                 self._sync(folder)  # fails as it should
         for path in covered:
