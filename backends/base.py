@@ -1,7 +1,8 @@
-"""What a backend is: seven methods, six more with an answer for most stores, and five promises.
+"""What a backend is: seven methods, seven more with an answer for most stores, and five promises.
 
-The six are for collection, for symbolic links and for a store that is full; a backend gives its own
-answer where the one that stands here does not hold.
+The seven are for collection, for a writer that builds on what others put, for symbolic links and
+for a store that is full; a backend gives its own answer where the one that stands here does not
+hold.
 
 A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
 `[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
@@ -14,14 +15,14 @@ The five promises, each of which `backends.testing.BackendContract` tries to bre
 4. Consistent listing: `list` sees every put that completed before it began, in order of the
    UTF-8 bytes of the keys.
 5. Durable on return: an acknowledged put survives the death of the process, and on a local disk
-   the loss of power.
+   the loss of power. So does the object that made `put_if_absent` return False.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from backends.errors import InvalidLocation, ObjectTruncated, StoreUnsuitable
@@ -159,6 +160,17 @@ class Backend(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error."""
+
+    def make_durable(self, keys: Iterable[str]) -> None:  # noqa: B027
+        """Return when objects that others put, and that were seen, would survive a loss of power.
+
+        Most stores show nothing that they could still lose, and need not do anything. On a disk a
+        name can be seen before the folder that holds it is synced: whoever put it may be slower
+        than this call, or dead.
+
+        Args:
+            keys: Objects that were seen, by `get`, `stat` or `list`, before this call began.
+        """
 
     def keeps_versions(self) -> bool | None:
         """Tell whether a deleted or replaced object goes on taking space, as a noncurrent version.

@@ -4,7 +4,7 @@ This owns the system calls of the local backend. It knows paths and buffers, no 
 """
 
 # Paths stay strings here: to make a Path costs more than many of these calls.
-# ruff: noqa: PTH108, PTH112, PTH120
+# ruff: noqa: PTH108, PTH112, PTH116, PTH120
 from __future__ import annotations
 
 import errno
@@ -116,6 +116,20 @@ def sync_folder(path: str) -> None:
         sync(fd)
     finally:
         os.close(fd)
+
+
+def sync_above(path: str) -> None:
+    """Make the way to a folder durable: its name in its parent, its parent's, up to the mount.
+
+    Any of them may have been made a moment ago by a process that died before it synced them. One
+    that this user may not even read was made by somebody else, and long ago.
+    """
+    path = os.path.realpath(path)
+    device = os.stat(path).st_dev
+    while (parent := os.path.dirname(path)) != path and os.stat(parent).st_dev == device:
+        with suppress(PermissionError):
+            sync_folder(parent)
+        path = parent
 
 
 def open_file(path: str, key: str) -> tuple[int, int]:

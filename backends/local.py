@@ -2,7 +2,8 @@
 
 A file is written under `.tmp/` of the same file system, synced, and then linked (exclusive create)
 or renamed (replace) into place; last the folder that got the name is synced. A process that dies on
-the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished` removes.
+the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished` removes, or a name
+whose folder is not synced yet, which `make_durable` does for whoever builds on it.
 
 `put_if_absent` is a hard link because a link to an existing name fails, on every client alike;
 no lock, no check-then-act. The folder itself is made by the first put, never by a reader.
@@ -13,7 +14,7 @@ File systems are judged by `backends.mounts`; `HOLDFAST_ALLOW_NETWORK_FS=1` admi
 """
 
 # Paths stay strings here: to make a Path costs more than many of these calls.
-# ruff: noqa: PTH100, PTH102, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208
+# ruff: noqa: PTH100, PTH102, PTH103, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
 import errno
@@ -21,7 +22,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -193,6 +194,18 @@ class LocalBackend(Backend):
             if not os.path.isdir(path):
                 disk.fail(error, path)
 
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Sync the folders of objects that were seen, and every folder on the way to them.
+
+        A folder gets new names, so it is synced each time; the way to it once, since folders stay.
+        """
+        for folder in dict.fromkeys(os.path.dirname(self._path(key)) for key in keys):
+            try:
+                self._sync_way(folder)
+                disk.sync_folder(folder)
+            except OSError as error:
+                disk.fail(error, folder)
+
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove files of `.tmp/` by their age; return the bytes that this freed.
 
@@ -300,13 +313,29 @@ class LocalBackend(Backend):
             return act()
 
     def _ensure(self, folder: str) -> None:
+        """Make a folder where it is not, and sync it and those above it into their parents."""
         if folder in self._known:
             return
         if folder != self._root:
             self._ensure(os.path.dirname(folder))
-            _make_folder(folder)
-        elif not os.path.isdir(folder):
-            _make_with_parents(folder)
+            with suppress(FileExistsError):
+                os.mkdir(folder)
+        else:
+            os.makedirs(folder, exist_ok=True)
+        self._sync_way(folder)
+
+    def _sync_way(self, folder: str) -> None:
+        """Sync a folder and those above it into their parents; once for each.
+
+        Also where it was there already: whoever made it may not have come to that.
+        """
+        if folder in self._known:
+            return
+        if folder == self._root:
+            disk.sync_above(folder)
+        else:
+            self._sync_way(os.path.dirname(folder))
+            disk.sync_folder(os.path.dirname(folder))
         self._known.add(folder)
 
 
@@ -359,18 +388,3 @@ def _check_object(path: str, missing: StorageError | None = None) -> None:
     """Refuse what is there but no file."""
     if os.path.isdir(path):
         raise missing or InvalidLocation("a folder stands where an object is needed", where=path)
-
-
-def _make_folder(folder: str) -> None:
-    # Synced when it was there already, too: whoever made it may not have come to that.
-    with suppress(FileExistsError):
-        os.mkdir(folder)
-    disk.sync_folder(os.path.dirname(folder))
-
-
-def _make_with_parents(folder: str) -> None:
-    """Make a folder outside of which nothing is ours: only what is new is synced."""
-    parent = os.path.dirname(folder)
-    if not os.path.isdir(parent):
-        _make_with_parents(parent)
-    _make_folder(folder)

@@ -203,6 +203,17 @@ class BackendContract:
         together(16, lambda i: [backend.delete(key) for key in asked[i::16]])
         assert keys_of(backend) == ["packs/00/kept"]
 
+    def test_what_was_seen_is_made_durable(self, backend: Backend) -> None:
+        """That it would survive a loss of power no test can see; that it is there, one can."""
+        keys = ["a", "b/c", "b/d", "b/e/f"]
+        for key in keys:
+            backend.put(key, key.encode())
+        backend.make_durable(iter(keys))
+        backend.make_durable([])
+        assert {info.key: backend.get(info.key) for info in backend.list()} == {
+            key: key.encode() for key in keys
+        }
+
     # Collection
 
     def test_whether_versions_are_kept_is_told(self, backend: Backend) -> None:

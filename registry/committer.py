@@ -97,9 +97,11 @@ class Committer:
         with nullcontext() if plan is tuple else self._lock:
             for _ in range(_PLANS):
                 read = self.log.state.next_slot
+                look = self.log.look()  # beside what is sent
                 try:
                     written = plan()
                 except MissingObject:
+                    look.outcome.result()
                     # Let go and collected meanwhile? Then it is for `compose` to say so.
                     state = self.log.refresh()
                     if state.next_slot == read:
@@ -109,7 +111,7 @@ class Committer:
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:
-                    state = self.writer.commit(partial(_lines, written, compose), choice)
+                    state = self.writer.commit(partial(_lines, written, compose), choice, look)
                 except Condemned:
                     # A sweep passed between choosing and committing: choose anew.
                     self._bases.clear()

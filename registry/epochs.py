@@ -87,6 +87,7 @@ class Epochs:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._entries: dict[int, tuple[EpochHeader, CondemnedKeys]] = {}
+        self._durable = 0
 
     @classmethod
     def of(cls, store: Store) -> Epochs:
@@ -111,6 +112,16 @@ class Epochs:
             heads.check_epoch(highest, seen)
         self.require(highest)
         return highest
+
+    def make_durable(self, epoch: int) -> None:
+        """Return when an epoch that was seen, and all before it, would survive a loss of power.
+
+        Before that nothing may be named, marked or deleted by it: lost, its number would be given
+        again, to a sweep of other keys.
+        """
+        if epoch > self._durable:
+            self._store.backend.make_durable([epoch_key(epoch)])
+            self._durable = epoch
 
     def require(self, epoch: int) -> None:
         """Check that this writer may write after an epoch.

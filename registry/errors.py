@@ -142,7 +142,7 @@ class MissingObject(IntegrityError):
 
 
 class RolledBack(IntegrityError):
-    """A log is shorter than this machine has seen it, or another one: an older copy, or a fork."""
+    """A log is shorter than it was seen before, or another one: it was set back or replaced."""
 
 
 class UnsupportedFormat(RegistryError):

@@ -62,8 +62,10 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """
     if not isinstance(source, Checkpoint):
         raise InvalidInput("a fork goes on from a checkpoint", found=quoted(source))
-    n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
-    now = advance(RunManifest(run_id=source.run_id), slots)
+    n, log = source.record.n, RunLog(store, source.run_id)
+    slots = list(log.slots())
+    now = log.fold(slots)
+    log.make_durable()  # or a fork could outlive what it names as its parent
     record = _record(store, now, source)
     check_not_dropped(now)
     if record.evicted is not None:

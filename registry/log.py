@@ -1,8 +1,8 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-and snapshots. What slots mean is the business of `registry.state`; which objects a commit may name
-that of `registry.writer`.
+snapshots, and the look whether a log is still the one that was read. What slots mean is the
+business of `registry.state`; which objects a commit may name that of `registry.writer`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from threading import RLock
@@ -28,12 +30,14 @@ from registry.errors import (
     Malformed,
     ObjectNotFound,
     RegistryError,
+    RolledBack,
     StorageError,
     StoreUnavailable,
 )
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import (
     RUNS,
+    epoch_key,
     is_run_id,
     log_prefix,
     parse_number,
@@ -61,6 +65,19 @@ _LONGEST_PAUSE_S = 1.0
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the newest slot that was read, on its way.
+
+    Attributes:
+        next_slot: The slot after that one.
+        outcome: Done when it is there as it was read.
+    """
+
+    next_slot: int
+    outcome: Future[None]
+
+
 class RunLog:
     """The log of one run and its replay.
 
@@ -84,6 +101,9 @@ class RunLog:
         self.seen = store.heads.seen(run_id) if store.heads is not None else None
         self._is_checked = self.seen is None
         self._may_write = False
+        # Of the newest slot that was read or put, and how many slots would survive a loss of power.
+        self._newest: Digest | None = None
+        self._durable = 0
         self.run_id = run_id
         self.state = RunManifest.empty(run_id)
 
@@ -106,7 +126,7 @@ class RunLog:
                     self._snapshot_slot = slot
                     return self.state
             slots = self._read_listed(0)
-            self.state = advance(RunManifest.empty(self.run_id), slots)
+            self._go_on(RunManifest.empty(self.run_id), slots)
             if check_head:
                 self.check_head(slots)
             return self.state
@@ -155,12 +175,19 @@ class RunLog:
         return proofs()
 
     def refresh(self) -> RunManifest:
-        """Read to the head; one request when nothing is new."""
+        """Read to the head; one request when nothing is new.
+
+        Raises:
+            RolledBack: What is new does not follow what this handle has read.
+            IntegrityError: A slot is damaged, missing or not legal.
+        """
         with self._lock:
             following = self._get(self.state.next_slot)
             if following is not None:
+                look = self.look()
                 rest = self._read_listed(self.state.next_slot + 1)
-                self.state = advance(self.state, [following, *rest])
+                look.outcome.result()
+                self._go_on(self.state, [following, *rest])
                 self._note_head([following, *rest])
             return self.state
 
@@ -171,11 +198,69 @@ class RunLog:
             Malformed: They do not continue the log legally.
         """
         with self._lock:
-            self.state = advance(self.state, slots)
-            return self.state
+            return self._go_on(self.state, slots)
+
+    def _go_on(self, state: RunManifest, slots: Sequence[Slot]) -> RunManifest:
+        self.state = advance(state, slots)
+        if slots:
+            self._newest = Digest.of(slots[-1].data)
+        return self.state
+
+    def look(self) -> Look:
+        """Begin to look whether the newest slot that was read is still there as it was read.
+
+        `append` waits for it, so whoever has something else to send first loses no time.
+        """
+        with self._lock:
+            number, digest = self.state.next_slot, self._newest
+        return Look(number, self._store.pools.small.submit(self._check_newest, number - 1, digest))
+
+    def _check_newest(self, number: int, digest: Digest | None) -> None:
+        if digest is None:
+            return  # nothing was read yet
+        key = slot_key(self.run_id, number)
+        try:
+            found: Digest | None = Digest.of(self._store.backend.get(key))
+        except ObjectNotFound:
+            found = None
+        if found != digest:
+            raise RolledBack(
+                "the log is not the one that this handle has read",
+                where=key,
+                expected=f"the slot {digest.short}",
+                found="no slot" if found is None else f"the slot {found.short}",
+                hint="Nothing was committed. The log lost its newest slots, or another registry is "
+                "in its place: restore it, or open it again to go on from what is there.",
+            )
+
+    def make_durable(self) -> None:
+        """Return when every slot that was read would survive a loss of power.
+
+        Whoever put them may have died before. What is acknowledged, put next or deleted because of
+        them must not outlive them.
+        """
+        with self._lock:
+            if self._durable < self.state.next_slot:
+                seen = [slot_key(self.run_id, self.state.next_slot - 1)]
+                if self.state.epoch:
+                    seen.append(epoch_key(self.state.epoch))
+                self._store.backend.make_durable(seen)
+                self._durable = self.state.next_slot
+
+    def confirm(self) -> RunManifest:
+        """Return the run as it was read, once that is certain to be there and to stay.
+
+        Who tells a caller that there is nothing left to commit rests on this.
+        """
+        return self.append(lambda _: None)
 
     def append(
-        self, compose: Compose, *, races: int = MAX_LOST_RACES, caches: bool = True
+        self,
+        compose: Compose,
+        *,
+        races: int = MAX_LOST_RACES,
+        caches: bool = True,
+        look: Look | None = None,
     ) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
@@ -184,25 +269,33 @@ class RunLog:
                 after each lost race with the state that the winner left.
             races: How many may be lost in a row.
             caches: Whether a snapshot may be written as well.
+            look: One that was begun earlier; it counts if nothing was read since.
 
         Returns:
-            The state at the slot that was put, or at the head when there was nothing to do.
+            The state at the slot that was put, or at the head when there was nothing to do. Either
+            is durable.
 
         Raises:
             Conflict: All of them were lost.
+            RolledBack: The log is not the one that this handle has read; nothing was committed.
             StoreUnavailable: The store did not say whether the slot was put.
             StoreUnsuitable: A symbolic link stands where files of runs belong.
         """
         with self._lock:
             self.prepare_writing()
+            if look is None or look.next_slot != self.state.next_slot:
+                look = self.look()
+            look.outcome.result()
             for lost in range(races):
                 lines = compose(self.state)
+                self.make_durable()
                 if lines is None:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
                 grown = advance(self.state, [slot])
                 if self._put(slot):
-                    self.state = grown
+                    self.state, self._newest = grown, Digest.of(slot.data)
+                    self._durable = grown.next_slot
                     self._note_head([slot])
                     if caches:
                         self._write_snapshot(slot)
@@ -328,7 +421,8 @@ class RunLog:
             return False
         if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
             return False
-        self.state = advance(state, slots[1:])
+        self._newest = Digest.of(slots[0].data)
+        self._go_on(state, slots[1:])
         if check_head:
             self.check_head(slots, proofs)
         return True

@@ -278,6 +278,8 @@ class Registry:
         log = self._open_log(name, must_exist=not create)
         if log.state.commits == 0 and not begin(log, creation(**options)):
             log.refresh()
+        if create:
+            log.make_durable()  # the caller is told that the run is there
         check_same(log.state, **options)
         return self._hold(Run(self._store, log))
 

@@ -165,7 +165,8 @@ class _RunCopy:
         # Also refuses a diverged run before anything is written.
         lacking = len(self._missing(self._log.state))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
-        self._log.append(lambda state: None if state.commits else self._history[:1])
+        if not self._log.state.commits:
+            self._log.append(lambda state: None if state.commits else self._history[:1])
         for _ in range(_PLANS):
             try:
                 return replace(self._copy_missing(), commits=lacking)
@@ -189,6 +190,8 @@ class _RunCopy:
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._state = log.fold(slots)
         log.check_head(slots)
+        # A commit that the source could still lose would make another one out of its next.
+        log.make_durable()
 
     def _missing(self, state: RunManifest) -> Sequence[bytes]:
         """Return the commit lines that a destination in `state` lacks.

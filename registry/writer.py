@@ -1,10 +1,11 @@
 """The writer's side of collection: the one place where a key is chosen for an object.
 
-Rules W1 to W4 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
+Rules W1 to W5 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
 an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
 met while committing moves the epoch and asks for every choice to be made again; what a manifest
 live in this run's own replay uses needs no check while the commit lands right after that replay.
-Saving, syncing and everything later that names an object goes through `Writer`.
+What others put is made durable before a commit rests on it. Saving, syncing and everything
+later that names an object goes through `Writer`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends import Backend, Buffer, refuse_links
+from backends import Backend, Body, Buffer, refuse_links
 from registry.actions import Line, Place
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
-from registry.log import RunLog
+from registry.log import Look, RunLog
 from registry.objects.keys import Kind, ObjectKey, stem
 from registry.objects.placement import Placement
 from registry.state import RunManifest
@@ -86,6 +87,8 @@ class Writer:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
+        # Chosen for a commit to come, and put by this writer or made durable since it saw them.
+        self._durable: set[ObjectKey] = set()
         self.log = log
         self.distrusted: set[ObjectKey] = set()
 
@@ -94,7 +97,9 @@ class Writer:
         """The observed epoch; observed at first use (W1)."""
         if self._observed is None:
             self.log.prepare_writing()
-            self._observed = self._epochs.observe()
+            observed = self._epochs.observe()
+            self._epochs.make_durable(observed)
+            self._observed = observed
         return self._observed
 
     def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
@@ -117,16 +122,18 @@ class Writer:
             return key
         key = ObjectKey("packs", digest, self.epoch)
         check_room(self._store.backend, size_bytes)
-        if key in self.distrusted or not self._store.backend.put_if_absent(str(key), body):
-            self._settle_pack(key, body, size_bytes)
+        if key not in self.distrusted and self._store.backend.put_if_absent(str(key), body):
+            self._durable.add(key)
+        # Another writer's, or one that is not what it should be?
+        elif key in self.distrusted or not self._has_size(key, size_bytes):
+            self._replace(key, body)
+            self.distrusted.discard(key)
         return key
 
-    def _settle_pack(self, key: ObjectKey, body: Sequence[Buffer], size_bytes: int) -> None:
-        """Deal with a pack that exists: another writer's, or one that is not what it should be."""
-        if key in self.distrusted or not self._has_size(key, size_bytes):
-            # Content decides the name, so these bytes are the only ones that belong here.
-            self._store.backend.put(str(key), body)
-            self.distrusted.discard(key)
+    def _replace(self, key: ObjectKey, body: Body) -> None:
+        # Content decides the name, so these bytes are the only ones that belong here.
+        self._store.backend.put(str(key), body)
+        self._durable.add(key)
 
     def _has_size(self, key: ObjectKey, size_bytes: int) -> bool:
         try:
@@ -142,19 +149,26 @@ class Writer:
         """
         key = ObjectKey(kind, digest, self.epoch)
         if self._store.backend.put_if_absent(str(key), data):
+            self._durable.add(key)
             return key
         try:
             form.decode(self._store.backend.get(str(key)), digest, where=str(key))
         except (IntegrityError, ObjectNotFound):
-            self._store.backend.put(str(key), data)
+            self._replace(key, data)
         return key
 
     def commit(
         self,
         compose: Callable[[RunManifest], Sequence[Line | bytes] | None],
         choice: Choice,
+        look: Look | None = None,
     ) -> RunManifest:
-        """Put the next slot with lines that name the chosen objects (W3, W4).
+        """Put the next slot with lines that name the chosen objects (W3 to W5).
+
+        Args:
+            compose: As for `RunLog.append`.
+            choice: The objects.
+            look: As for `RunLog.append`.
 
         Raises:
             Condemned: Some of them were condemned meanwhile; nothing was committed.
@@ -164,9 +178,12 @@ class Writer:
             lines = compose(state)
             if lines is not None:
                 self._recheck(state, choice)
+                self._make_durable(state, choice)
             return lines
 
-        return self.log.append(guarded)
+        committed = self.log.append(guarded, look=look)
+        self._durable.difference_update(choice.keys)
+        return committed
 
     def _recheck(self, state: RunManifest, choice: Choice) -> None:
         if not choice.keys:
@@ -177,6 +194,16 @@ class Writer:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:
             raise Condemned(refused)
+
+    def _make_durable(self, state: RunManifest, choice: Choice) -> None:
+        """Make durable what somebody else put and no place that was read covers (W5).
+
+        Whoever put it may have died before that. What a place covers its author made durable.
+        """
+        seen = choice.unproven(state) - self._durable
+        if seen:
+            self._store.backend.make_durable(map(str, sorted(seen)))
+            self._durable |= seen
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from backends.base import Backend, Body, ByteRange, ObjectInfo
@@ -65,6 +65,10 @@ class Wrapper(Backend):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self.inner.delete(key)
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Return when objects that were seen would survive a loss of power."""
+        self.inner.make_durable(keys)
 
     def keeps_versions(self) -> bool | None:
         """Tell whether a deleted or replaced object goes on taking space."""

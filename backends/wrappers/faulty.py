@@ -16,7 +16,7 @@ reopens the inner backend each time:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,8 +52,8 @@ class Faulty(Wrapper):
     Args:
         inner: The backend that is asked.
         faults: What goes wrong and when.
-        count_reads: Whether `get`, `stat`, `list` and `keeps_versions` count as calls too, not only
-            writes.
+        count_reads: Whether `get`, `stat`, `list`, `make_durable` and `keeps_versions` count as
+            calls too, not only writes.
         flipped: Bits, counted from the start of the object, that `get` shows inverted, by key.
 
     Attributes:
@@ -123,6 +123,10 @@ class Faulty(Wrapper):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self._act(lambda: self.inner.delete(key))
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Return when objects that were seen would survive a loss of power; counts as a read."""
+        self._read(lambda: self.inner.make_durable(keys))
 
     def keeps_versions(self) -> bool | None:
         """Tell whether a deleted or replaced object goes on taking space; counts as a read."""

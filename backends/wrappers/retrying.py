@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,6 +113,11 @@ class Retrying(Wrapper):
     def delete(self, key: str) -> None:
         """Remove an object."""
         self._retry(lambda: self.inner.delete(key))
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        """Return when objects that were seen would survive a loss of power."""
+        seen = list(keys)
+        self._retry(lambda: self.inner.make_durable(seen))
 
     def keeps_versions(self) -> bool | None:
         """Tell whether a deleted or replaced object goes on taking space."""

@@ -129,6 +129,7 @@ class Watch(Iterator[Checkpoint]):
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
+                self._log.make_durable()  # or what others have done could be to do again
                 raise StopIteration
             if state.next_slot > before:
                 self._patience.encourage()
@@ -173,6 +174,8 @@ class Watch(Iterator[Checkpoint]):
 
     def _take(self) -> CheckpointRecord | None:
         """Acknowledge what is held and claim what comes next, both in one commit."""
+        if self._held is None and next(self._free(self._log.state), None) is None:
+            return None  # nothing to say: whoever waits asks for the next slot and no more
         taken: CheckpointRecord | None = None
 
         def compose(state: RunManifest) -> Sequence[Action] | None:

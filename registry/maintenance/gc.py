@@ -321,6 +321,8 @@ class Collector:
                 return None
             while self._sweep is None:
                 newest = self._epochs.observe()
+                # Whoever put it may have died before it was durable, and what follows rests on it.
+                self._epochs.make_durable(newest)
                 fresh = candidates.keys() - self._condemned_lately(candidates, newest)
                 entry = encode_sweep(newest + 1, fresh, self._epochs.min_writer(newest))
                 # Nothing fresh: whoever condemned these died, or is still at it; help to finish.
@@ -377,7 +379,10 @@ class Collector:
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.
         log.append(compose, races=_RACES, caches=self._may_cache)
-        return self._needed_by(log) & sweep.doomed.keys()
+        needed = self._needed_by(log)
+        # An eviction that was seen, and is lost with the power, would need again what goes now.
+        log.make_durable()
+        return needed & sweep.doomed.keys()
 
     # On a full store
 

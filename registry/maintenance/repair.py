@@ -312,7 +312,7 @@ class _Repair:
     def _adopt(self, need: Need, source: Store, place: Place) -> int:
         """Bring a state under keys of this registry, and let its run give the new place.
 
-        Rules W1 to W4 hold as for every commit that names objects (`registry.writer`). What is
+        Rules W1 to W5 hold as for every commit that names objects (`registry.writer`). What is
         damaged is distrusted first, so that it is not used again but put anew.
         """
         _check_source(source, place)

@@ -94,6 +94,7 @@ class PromotionCommit:
             played = (entry.checkpoint, entry.gate, entry.frozen)
             if played == (source.checkpoint.n, source.gate, self._terms.frozen):
                 self.version = entry.version
+                self._committer.log.confirm()
                 return
         self._committer.commit(self._actions, self._plan)
 

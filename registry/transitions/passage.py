@@ -7,7 +7,6 @@ archived streams become visible together. Who may do it is the business of the t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -82,8 +81,10 @@ def transition(
     committer.log.refresh()
     check_phase_is_declared(committer.log.state.spec, phase)
     passage = _Passage(committer, phase, options)
-    with suppress(_Stands):
+    try:
         trainer.commit(passage.actions, passage.plan)
+    except _Stands:
+        committer.log.confirm()
     return passage.outcome()
 
 

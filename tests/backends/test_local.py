@@ -123,12 +123,60 @@ def test_every_new_folder_is_synced_into_its_parent(
     monkeypatch.setattr(disk, "sync_folder", lambda path: (synced.append(path), real(path)))
     backend = LocalBackend(tmp_path / "p" / "root")
     backend.put_if_absent("a/b/c", b"x")
-    assert set(map(Path, synced)) == {
-        tmp_path, *(tmp_path / "p" / name for name in ("", "root", "root/a", "root/a/b"))
-    }  # fmt: skip
+    made = {tmp_path, *(tmp_path / "p" / name for name in ("", "root", "root/a", "root/a/b"))}
+    # And what is above: somebody who died since may have made it just now.
+    assert set(map(Path, synced)) == made | {
+        above for above in tmp_path.parents if above.stat().st_dev == tmp_path.stat().st_dev
+    }
     synced.clear()
     backend.put_if_absent("a/b/d", b"x")
     assert synced == [str(tmp_path / "p/root/a/b")]
+
+
+def test_what_was_seen_is_synced_with_the_way_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    LocalBackend(root).put_if_absent("a/b/c", b"x")
+    LocalBackend(root).put_if_absent("a/b/d", b"x")
+    LocalBackend(root).put_if_absent("a/e/f", b"x")
+    synced: list[Path] = []
+    monkeypatch.setattr(disk, "sync_folder", lambda path: synced.append(Path(path)))
+    backend = LocalBackend(root)
+    backend.make_durable(["a/b/c", "a/b/d", "a/e/f"])
+    inside = [path for path in synced if path.is_relative_to(root)]
+    # A folder after the one that holds it; that one once, the folders of the objects each time.
+    assert inside == [root, root / "a", root / "a/b", root / "a", root / "a/e"]
+    assert tmp_path in synced
+    synced.clear()
+    backend.make_durable(["a/b/c"])
+    assert synced == [root / "a/b"]
+
+
+def test_a_failed_sync_of_what_was_seen_is_told(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.put("a/b", b"x")
+    monkeypatch.setattr(disk, "sync_folder", failing(errno.EIO))
+    with pytest.raises(StorageError, match="file system failed") as caught:
+        backend.make_durable(["a/b"])
+    assert caught.value.where == str(root / "a")
+
+
+def test_folders_above_that_may_not_be_read_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = disk.sync_folder
+
+    def guarded(path: str) -> None:
+        if not Path(path).is_relative_to(tmp_path / "root"):
+            raise PermissionError(errno.EACCES, "not yours", path)
+        real(path)
+
+    monkeypatch.setattr(disk, "sync_folder", guarded)
+    backend = LocalBackend(tmp_path / "root")
+    assert backend.put_if_absent("a", b"x")
+    backend.make_durable(["a"])
 
 
 def test_data_is_synced_before_it_gets_its_name(

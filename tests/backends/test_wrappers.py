@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -43,6 +43,10 @@ class Versioned(MemoryBackend):
         super().__init__()
         self.cleared_s: list[float] = []
         self.kept: list[str] = []
+        self.made_durable: list[str] = []
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        self.made_durable += keys
 
     def keeps_versions(self) -> bool | None:
         return None
@@ -106,6 +110,28 @@ def test_dead_process_touches_no_reserve() -> None:
         with pytest.raises(InjectedCrash):
             act()
     assert store.kept == []
+
+
+@pytest.mark.parametrize(
+    "wrap", [Wrapper, Retrying, Metered, Faulty, ReadOnly, lambda inner: Cached(inner, ["a"])]
+)
+def test_what_is_made_durable_is_so_in_the_store(wrap: Callable[[Backend], Backend]) -> None:
+    store = Versioned()
+    wrap(store).make_durable(iter(["a", "b/c"]))
+    assert store.made_durable == ["a", "b/c"]
+
+
+def test_what_is_made_durable_is_so_at_the_next_attempt_too(memory: MemoryBackend) -> None:
+    tried: list[list[str]] = []
+
+    class Flaky(Wrapper):
+        def make_durable(self, keys: Iterable[str]) -> None:
+            tried.append(list(keys))
+            if len(tried) == 1:
+                raise StoreUnavailable("no answer")
+
+    Retrying(Flaky(memory), sleep=lambda _s: None).make_durable(iter(["a", "b"]))
+    assert tried == [["a", "b"], ["a", "b"]]
 
 
 @pytest.mark.parametrize("wrap", [Wrapper, Retrying, Metered, Faulty, ReadOnly])

@@ -20,7 +20,10 @@ from tests.crash.world import Scratch, fresh_store, make_state, opened
 
 # A pack is looked for under any generation before it is put.
 _PACK = ["list packs", "put_if_absent packs"]
-_TAIL = ["put_if_absent manifests", "put_if_absent placements", "put_if_absent log"]
+_FILES = ["put_if_absent manifests", "put_if_absent placements"]
+# Is the newest slot still the one that was read? Asked beside the packs.
+_COMMIT = ["get log", "put_if_absent log"]
+_TAIL = [*_FILES, *_COMMIT]
 
 
 class Watched:
@@ -100,24 +103,34 @@ def test_save_that_changes_one_component_puts_one_pack(watched: Watched, trained
     assert watched.asked() == Counter([*_PACK, *_TAIL])
 
 
-def test_save_of_an_unchanged_state_is_one_request(watched: Watched, trained: Run) -> None:
+def test_save_of_an_unchanged_state_only_commits(watched: Watched, trained: Run) -> None:
     trained.save(make_state(3), step=4)
-    assert watched.asked() == Counter({"put_if_absent log": 1})
+    assert watched.asked() == Counter(_COMMIT)
 
 
-def test_save_that_is_there_already_is_one_request(watched: Watched, trained: Run) -> None:
+def test_save_that_is_there_already_looks_at_the_head(watched: Watched, trained: Run) -> None:
     trained.save(make_state(3), step=3)
-    assert watched.asked() == Counter({"get log": 1})  # is it still there?
+    # Is anything new, and is the newest slot still the one that was read?
+    assert watched.asked() == Counter({"get log": 2})
 
 
-def test_latest_and_report_and_tag_are_one_request_each(watched: Watched, trained: Run) -> None:
+def test_latest_is_one_request_and_report_and_tag_only_commit(
+    watched: Watched, trained: Run
+) -> None:
     checkpoint = trained.latest()
     assert checkpoint is not None
     assert watched.asked() == Counter({"get log": 1})  # is anything new?
     checkpoint.report({"loss": 0.5})
-    assert watched.asked() == Counter({"put_if_absent log": 1})
+    assert watched.asked() == Counter(_COMMIT)
     trained.tag("keeper", checkpoint)
-    assert watched.asked() == Counter({"put_if_absent log": 1})
+    assert watched.asked() == Counter(_COMMIT)
+
+
+def test_going_on_with_a_run_costs_what_opening_it_does(watched: Watched) -> None:
+    watched.registry.run("night")
+    opening = watched.asked()
+    watched.registry.run("night", create=True)
+    assert watched.asked() == opening
 
 
 def test_open_reads_the_configuration_and_a_run_its_slots(store: Scratch) -> None:
@@ -158,7 +171,7 @@ def test_sync_of_nothing_new_writes_nothing(store: Scratch) -> None:
             sync(source, watched.registry)
         assert usage.written_bytes == 0
         assert watched.asked() == Counter(
-            {"list snapshots": 1, "list log": 1, "get log": 2, "list epochs": 1}
+            {"list snapshots": 1, "list log": 1, "get log": 3, "list epochs": 1}
         )
 
 

@@ -93,7 +93,15 @@ def picture_of_run(state: RunManifest) -> Any:
         "checkpoints": shown,
         "pins": {pin.ref: pin.manifest.hex() for pin in state.pins},
         "pool": [(entry.version, entry.manifest.hex(), entry.evicted) for entry in state.pool],
-        "streams": {stream.name: stream.count for stream in state.streams},
+        "tags": sorted(state.tags.items()),
+        "release": state.release,
+        "phases": [(phase.to_phase, phase.manifest.hex()) for phase in state.phases],
+        "matches": state.matches,
+        "streams": {
+            stream.name: (stream.count, [archive.label for archive in stream.archives])
+            for stream in state.streams
+        },
+        "watched": [(group.name, group.done) for group in state.groups],
         "status": state.status,
         "dropped": state.dropped,
         "begun": state.commits > 0,

@@ -1,4 +1,4 @@
-"""The writer's rules W1 to W4 and W2a, against epochs and marks made by hand."""
+"""The writer's rules W1 to W5 and W2a, against epochs and marks made by hand."""
 
 from __future__ import annotations
 
@@ -441,3 +441,93 @@ def test_an_unknown_file_beside_a_pack_is_no_obstacle(orphans, run, backend):
     key = next(key for key in orphans if key.startswith("packs/"))
     backend.put(key[: key.rindex(".")] + ".-old", b"x")
     run.save(small_state(), step=1)
+
+
+# W5
+
+
+class Durable(Metered):
+    """A store that notes what it is told to make durable, among the calls."""
+
+    def __init__(self, inner) -> None:
+        self.noted: list[tuple[str, str]] = []
+        super().__init__(inner, self)
+
+    def append(self, call) -> None:
+        self.noted.append((call.method, call.key))
+
+    def make_durable(self, keys) -> None:
+        self.noted += [("make_durable", key) for key in keys]
+
+    @property
+    def made(self) -> set[str]:
+        return {key for method, key in self.noted if method == "make_durable"}
+
+
+@pytest.fixture
+def noting(backend):
+    return Durable(backend)
+
+
+def test_w5_what_others_put_is_made_durable_before_the_slot(
+    orphans, run, backend, noting, open_registry
+):
+    sweep(backend, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
+    other = open_registry(noting).run("run")
+    noting.noted.clear()
+    other.save(small_state(), step=1)
+    (newest,) = (
+        key for method, key in noting.noted if (method, key[:5]) == ("put_if_absent", "runs/")
+    )
+    before = noting.noted[: noting.noted.index(("put_if_absent", newest))]
+    found = {key for key in orphans if key.startswith("packs/")}
+    # Its manifest and placement it put itself, under the epoch that it saw.
+    expected = {*found, epoch_key(1), "runs/run/log/" + "0" * 20}
+    assert noting.made == {key for method, key in before if method == "make_durable"} == expected
+
+
+def test_w5_a_mark_of_others_is_made_durable_with_its_epoch(run, backend, noting, open_registry):
+    run.save(small_state(1), step=1)
+    other = open_registry(noting).run("run")
+    sweep(backend, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
+    mark(open_registry(backend).store, "run", 1)
+    other.tag("keeper", other.latest())
+    assert noting.made == {epoch_key(1), "runs/run/log/" + "2".zfill(20)}
+
+
+def test_w5_manifests_and_placements_of_others_are_made_durable(
+    orphans, run, noting, open_registry
+):
+    other = open_registry(noting).run("run")
+    noting.noted.clear()
+    other.save(small_state(), step=1)
+    assert noting.made >= set(orphans)
+
+
+def test_w5_what_a_place_covers_or_the_writer_put_costs_no_sync(run, noting, open_registry):
+    run.save(small_state(1), step=1)
+    other = open_registry(noting).run("run")
+    other.restore()
+    other.save(small_state(2), step=2)
+    # The log, which others have written to.
+    assert noting.made == {"runs/run/log/" + "1".zfill(20)}
+    noting.noted.clear()
+    for step in (3, 4):
+        other.save(small_state(step), step=2 * step)
+        other.save(small_state(step), step=2 * step + 1)
+    assert not noting.made
+
+
+def test_w5_after_a_lost_race_nothing_of_its_own_is_synced_again(noting, open_registry):
+    other = open_registry(noting).create_run("other")
+    once = Once(
+        "runs/other/log/", lambda: open_registry(noting.inner).run("other").tag("x", latest)
+    )
+    latest = other.save(small_state(1), step=1)
+    hooked = Hooked(noting)
+    hooked.before = once
+    run = open_registry(hooked).run("other")
+    noting.noted.clear()
+    run.push(small_state(2), step=2)
+    assert once.done
+    assert not [key for key in noting.made if not key.startswith("runs/")]

@@ -115,13 +115,20 @@ class Actor:
     """
 
     def __init__(
-        self, name: str, program: Program, config: RegistryConfig, page: int | None = None
+        self,
+        name: str,
+        program: Program,
+        config: RegistryConfig,
+        page: int | None = None,
+        *,
+        is_disk: bool = False,
     ) -> None:
         self.name = name
         self.program = program
         self.runs = 0
         self._config = config
         self._page = page
+        self._is_disk = is_disk
         self.first = State(None, None)
         self._find_out(self.first)
 
@@ -143,7 +150,7 @@ class Actor:
                 return Ended(error=error)
 
     def _find_out(self, state: State) -> None:
-        store = _Remembered(state.past(), self._page)
+        store = _Remembered(state.past(), self._page, is_disk=self._is_disk)
         ended: Ended | None = None
         with suppress(Stopped):
             ended = self.run_on(store)
@@ -159,8 +166,10 @@ class Actor:
 class _Remembered(Asking):
     """A store that gives the answers of a state again, and stops the program at the next call."""
 
-    def __init__(self, past: list[tuple[Request, Answer]], page: int | None) -> None:
-        super().__init__(page=page)
+    def __init__(
+        self, past: list[tuple[Request, Answer]], page: int | None, *, is_disk: bool
+    ) -> None:
+        super().__init__(page=page, is_disk=is_disk)
         self._past = past
         self._given = 0
         self.asked: Request | None = None

@@ -13,10 +13,11 @@ from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.log import RunLog
 from registry.maintenance.gc import Collector
-from registry.maintenance.live import list_run_ids
+from registry.maintenance.live import RunFiles, list_run_ids
 from registry.objects.keys import Kind, ObjectKey, stem
 from registry.state import RunManifest
 from registry.writer import Choice, Writer
+from tests.schedules.plays import OTHER
 
 Patch = pytest.MonkeyPatch
 
@@ -176,6 +177,40 @@ def cover_by_the_dead(patch: Patch) -> None:
     patch.setattr(RunManifest, "is_placed", is_placed)
 
 
+def run_overlooked(patch: Patch) -> None:
+    """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
+    run_files = registry.maintenance.gc.list_run_files
+
+    def seen_files(store: object) -> list[RunFiles]:
+        return [files for files in run_files(store) if files.run_id != OTHER]
+
+    def seen_ids(store: object) -> list[str]:
+        return [name for name in list_run_ids(store) if name != OTHER]
+
+    patch.setattr(registry.maintenance.gc, "list_run_files", seen_files)
+    patch.setattr(registry.maintenance.gc, "list_run_ids", seen_ids)
+
+
+def objects_not_synced(patch: Patch) -> None:
+    """W5 broken: what another writer put is named before it is durable."""
+    patch.setattr(Writer, "_make_durable", lambda *_: None)
+
+
+def slots_not_synced(patch: Patch) -> None:
+    """W5 broken: what was read is built on, and called done, before it is durable."""
+    patch.setattr(RunLog, "make_durable", lambda _: None)
+
+
+def epochs_not_synced(patch: Patch) -> None:
+    """W5 broken: what another collector condemned is marked and deleted before it is durable."""
+    patch.setattr(Epochs, "make_durable", lambda *_: None)
+
+
+def log_not_looked_at(patch: Patch) -> None:
+    """W4 broken: nobody looks whether the slot before is still the one that was read."""
+    patch.setattr(RunLog, "_check_newest", lambda *_: None)
+
+
 BROKEN: dict[str, Callable[[Patch], None]] = {
     rule.__name__: rule
     for rule in (
@@ -191,6 +226,11 @@ BROKEN: dict[str, Callable[[Patch], None]] = {
         condemned_packs_chosen,
         names_used_again,
         cover_by_the_dead,
+        run_overlooked,
+        objects_not_synced,
+        slots_not_synced,
+        epochs_not_synced,
+        log_not_looked_at,
     )
 }
 

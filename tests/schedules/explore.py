@@ -26,7 +26,7 @@ from tests.schedules.store import Fate, Request, World
 #: Stands for the deletes under way where actors stand by their place in the list.
 _LANDING = -1
 #: Calls after which two schedules of one world may still differ.
-_CHANGES = ("put", "put_if_absent", "delete")
+_CHANGES = ("put", "put_if_absent", "delete", "sync")
 _DEAD = State(None, None)
 #: Steps of a schedule, more or less: where priorities may change.
 _USUAL_LENGTH = 60
@@ -240,6 +240,7 @@ class Explorer:
             after = self._after(at, move)
             if after.world.mark != at.world.mark:
                 self._stage.soundness.check(after.world)
+                self._stage.soundness.check(after.world.after_power_loss())
         except Violation as violation:
             raise self._told(violation) from violation.__cause__
         return after

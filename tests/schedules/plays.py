@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from backends.memory import MemoryBackend
-from registry.errors import Conflict, MissingObject, NotFound
+from registry.errors import Conflict, IntegrityError, MissingObject, NotFound, RolledBack
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking.repack import repack
+from registry.objects.keys import slot_key
 from registry.registry import Registry
 from registry.spec import Retention
 from registry.store import create_config
@@ -32,6 +33,8 @@ AGAIN, ALIKE = 3, 4
 LATER = 5
 #: A step at which almost what the doomed checkpoint held is saved, as the difference to it.
 NEAR = 6
+#: A step at which something is saved that is nowhere yet.
+FRESH = 7
 
 #: How the pusher stands when the schedule begins: with nothing; with an open handle; with a handle
 #: that goes on from the doomed checkpoint, whose objects it may name without a look (W2a).
@@ -47,7 +50,7 @@ def content(run_id: str, step: int) -> object:
     """Return what the checkpoint of a run at a step is saved with."""
     if run_id == OLD and step in (NEWEST, LATER):
         return {"model": weights(2)}
-    model = weights(1)
+    model = weights(FRESH if step == FRESH else 1)
     if step == NEAR:
         model[7] = 0.5
     return {"model": model, "step": step} if step == ALIKE else {"model": model}
@@ -137,6 +140,15 @@ def promote(session: Session) -> None:
     run.pool.promote(run.checkpoints()[0])
 
 
+def outlive(session: Session) -> Saved:
+    """Go on with a run after its newest slot was deleted from outside."""
+    run = session.open().run(OLD)
+    session.ready()
+    session.backend.delete(slot_key(OLD, run.manifest.next_slot - 1))
+    run.push(content(OLD, LATER), step=LATER)
+    return Saved(OLD, LATER)
+
+
 def read(session: Session) -> None:
     """Load the newest checkpoint of the old run."""
     session.ready()
@@ -193,6 +205,7 @@ def play(
     refused: Mapping[str, tuple[type[Exception], ...]] | None = None,
     mortal: tuple[str, ...] = (),
     page: int | None = None,
+    is_disk: bool = False,
 ) -> Scenario:
     """Return a scenario of these programs."""
     return Scenario(
@@ -202,6 +215,7 @@ def play(
         refused=refused or {},
         mortal=frozenset(mortal),
         page=page,
+        is_disk=is_disk,
     )
 
 
@@ -267,5 +281,34 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     ),
     "listings in pages": lambda: play(
         {"again": push_again(OTHER), "born": push_born, "evict": evict, "gc": gather}, page=2
+    ),
+}
+
+#: Somebody deletes from a log: what that may bring about is told, not proven.
+CUT: dict[str, Callable[[], Scenario]] = {
+    "a log that loses its newest slot": lambda: play(
+        {"outlive": outlive, "gc": gather},
+        refused={"outlive": (RolledBack,), "gc": (IntegrityError,)},
+    ),
+}
+
+#: On a disk, whose power may go at any step: somebody dies, and another one goes on.
+DISK: dict[str, Callable[[], Scenario]] = {
+    "the same in two runs": lambda: play(
+        {"old": push_again(OLD, FRESH), "other": push_again(OTHER, FRESH)},
+        mortal=("old", "other"),
+        is_disk=True,
+    ),
+    "the same again": lambda: play(
+        {"again": push_again(), "too": push_again()}, mortal=("again",), is_disk=True
+    ),
+    "a collector behind an eviction": lambda: play(
+        {"evict": evict, "gc": gather}, mortal=("evict",), is_disk=True
+    ),
+    "a collector behind another one": lambda: play(
+        {"gc": gather, "gc2": gather, "again": push_again(OTHER)},
+        before=prepare_evicted,
+        mortal=("gc",),
+        is_disk=True,
     ),
 }

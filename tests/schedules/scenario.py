@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.memory import MemoryBackend
+from registry.errors import RegistryError
 from registry.maintenance.gc import collect
 from registry.registry import Registry
 from registry.store import create_config
@@ -33,6 +34,7 @@ class Scenario:
         refused: Errors that a program may end with, by its name: the documented ones.
         mortal: Actors that may die at any call.
         page: Entries of one page of a listing.
+        is_disk: Whether the power may go, and takes every name that was not synced.
     """
 
     prepare: Callable[[Registry], object]
@@ -41,6 +43,7 @@ class Scenario:
     refused: Mapping[str, tuple[type[Exception], ...]] = field(default_factory=dict)
     mortal: frozenset[str] = frozenset()
     page: int | None = None
+    is_disk: bool = False
 
 
 class Stage:
@@ -61,8 +64,9 @@ class Stage:
                 scenario.prepare(registry)
         self.scenario = scenario
         self.world = World.of(backend)
+        self.world.unsynced = frozenset() if scenario.is_disk else None
         self.actors = [
-            Actor(name, program, self.config, scenario.page)
+            Actor(name, program, self.config, scenario.page, is_disk=scenario.is_disk)
             for name, program in scenario.programs.items()
         ]
         self.soundness = Soundness(scenario.content)
@@ -83,11 +87,11 @@ class Stage:
             elif end is not None and isinstance(end.value, Saved):
                 self._check_kept(world, actor.name, end.value)
         if world.mark not in self._quiet:
-            self._check_quiet(world.copy())
+            self._check_quiet(world.after_power_loss().copy())
             self._quiet.add(world.mark)
 
     def _check_kept(self, world: World, name: str, saved: Saved) -> None:
-        state = self.soundness.state(world, saved.run)
+        state = self.soundness.state(world.after_power_loss(), saved.run)
         kept = [one for one in state.checkpoints if one.step == saved.step and not one.evicted]
         if not kept:
             raise Violation(f"{name} was told that step {saved.step} is saved, and it is lost")
@@ -97,7 +101,10 @@ class Stage:
         backend = world.backend()
         with opened(backend) as registry:
             for _ in range(2):
-                collect(registry.store, grace_s=0.0)
+                try:
+                    collect(registry.store, grace_s=0.0)
+                except RegistryError as error:
+                    raise Violation(f"a quiet collection stops: {error}") from error
         after = World.of(backend)
         self.soundness.check(after)
         left = objects_of(after) - self.soundness.live_objects(after)

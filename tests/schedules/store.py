@@ -2,11 +2,13 @@
 
 A call is a `Request`, what it returns an answer that can be compared and kept. Deletes may land
 when they are asked for, later, or twice: those under way are kept here until they are delivered.
+On a disk a put is two calls, the name and the sync of its folder; until the second a loss of power
+takes the name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +16,7 @@ from backends import ObjectNotFound
 from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into
 from backends.memory import MemoryBackend
 
-Method = Literal["get", "put", "put_if_absent", "stat", "list", "delete", "ready"]
+Method = Literal["get", "put", "put_if_absent", "stat", "list", "delete", "sync", "ready"]
 #: When a delete lands: at once; at any later step; at once, and at any later step again.
 Fate = Literal["now", "late", "twice"]
 
@@ -50,26 +52,45 @@ class World:
         objects: By key, as the memory backend keeps them.
         late: Keys of the deletes that were answered and may land yet, oldest first.
         mark: Equal for equal objects.
+        unsynced: Keys that a loss of power takes; `None` on a store that has no such.
     """
 
-    __slots__ = ("late", "mark", "objects")
+    __slots__ = ("late", "mark", "objects", "unsynced")
 
-    def __init__(self, objects: dict, late: tuple[str, ...] = (), mark: int = 0) -> None:
+    def __init__(
+        self,
+        objects: dict,
+        late: tuple[str, ...] = (),
+        mark: int = 0,
+        unsynced: frozenset[str] | None = None,
+    ) -> None:
         self.objects = objects
         self.late = late
         self.mark = mark
+        self.unsynced = unsynced
 
     @classmethod
     def of(cls, backend: MemoryBackend) -> World:
         """Return what a backend holds."""
-        world = cls(dict(backend._store.objects))
-        for item in world.objects.items():
+        return cls._of(dict(backend._store.objects))
+
+    @classmethod
+    def _of(cls, objects: dict) -> World:
+        world = cls(objects)
+        for item in objects.items():
             world.mark ^= hash(item)
         return world
 
     def copy(self) -> World:
         """Return another world that begins as this one."""
-        return World(self.objects.copy(), self.late, self.mark)
+        return World(self.objects.copy(), self.late, self.mark, self.unsynced)
+
+    def after_power_loss(self) -> World:
+        """Return what is left when the power goes now."""
+        lost = self.unsynced
+        if not lost:
+            return self
+        return self._of({key: found for key, found in self.objects.items() if key not in lost})
 
     @property
     def state(self) -> tuple[int, tuple[str, ...]]:
@@ -114,6 +135,9 @@ class World:
                 return tuple(backend.list(key, start_after=after, limit=limit, delimiter=folded))
             case "ready":
                 return None
+            case "sync":
+                self._set_unsynced({one for one in self.unsynced or () if _folder(one) != key})
+                return None
         before = self.objects.get(key)
         assert request.method == "delete" or request.body is not None
         answer = (
@@ -125,7 +149,18 @@ class World:
         if now is not before:
             self.mark ^= hash((key, now)) if now is not None else 0
             self.mark ^= hash((key, before)) if before is not None else 0
+            if self.unsynced is not None:
+                self._set_unsynced({key, *self.unsynced} if now else {*self.unsynced} - {key})
         return answer
+
+    def _set_unsynced(self, keys: set[str]) -> None:
+        self.mark ^= hash(self.unsynced or None)
+        self.unsynced = frozenset(keys)
+        self.mark ^= hash(self.unsynced or None)
+
+
+def _folder(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 class Asking(Backend):
@@ -134,11 +169,15 @@ class Asking(Backend):
     Args:
         name: Of the registry, for messages.
         page: Entries of one page of a listing, each page a call of its own; `None` for whole ones.
+        is_disk: Whether a name is durable only once its folder is synced.
     """
 
-    def __init__(self, name: str = "schedule", page: int | None = None) -> None:
+    def __init__(
+        self, name: str = "schedule", page: int | None = None, *, is_disk: bool = False
+    ) -> None:
         self._name = name
         self._page = page
+        self._is_disk = is_disk
 
     def ask(self, request: Request) -> Answer:
         """Return the answer to a call."""
@@ -168,9 +207,17 @@ class Asking(Backend):
 
     def put(self, key: str, body: Body) -> None:
         self.ask(Request("put", key, b"".join(as_buffers(body))))
+        self.make_durable([key])
 
     def put_if_absent(self, key: str, body: Body) -> bool:
-        return bool(self.ask(Request("put_if_absent", key, b"".join(as_buffers(body)))))
+        created = self.ask(Request("put_if_absent", key, b"".join(as_buffers(body))))
+        self.make_durable([key])
+        return bool(created)
+
+    def make_durable(self, keys: Iterable[str]) -> None:
+        if self._is_disk:
+            for folder in dict.fromkeys(map(_folder, keys)):
+                self.ask(Request("sync", folder))
 
     def stat(self, key: str) -> ObjectInfo:
         found = self._found(Request("stat", key))

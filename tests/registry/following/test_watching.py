@@ -353,14 +353,14 @@ def test_an_idle_poll_is_one_request(run: Run, open_registry: Open, clock: Clock
     assert metered.snapshot().requests - before == polls + 1
 
 
-def test_a_claim_costs_one_request_beside_the_poll(run: Run, open_registry: Open) -> None:
+def test_a_claim_costs_two_requests_beside_the_poll(run: Run, open_registry: Open) -> None:
     save(run, 1, 2)
     metered = Metered(run._store.backend)
     watch = open_registry(metered).run(run.id).watch()
     next(watch)
     before = metered.snapshot().requests
     assert next(watch).step == 2  # acknowledges the first as well
-    assert metered.snapshot().requests - before == 2
+    assert metered.snapshot().requests - before == 3
 
 
 def test_a_timeout_ends_the_loop(run: Run, clock: Clock) -> None:

@@ -776,7 +776,7 @@ def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, ba
     assert {call.method for call in calls} <= {"get", "list", "clear_unfinished", "keeps_versions"}
 
 
-def test_marking_an_idle_run_costs_one_request(thinned, backend, reg):
+def test_marking_an_idle_run_costs_two_requests(thinned, backend, reg):
     calls = []
     with open_on(Metered(backend, calls)) as opened:
         collector = Collector(opened.store, grace_s=0)
@@ -784,10 +784,45 @@ def test_marking_an_idle_run_costs_one_request(thinned, backend, reg):
         collector.condemn()
         calls.clear()
         collector.mark()
+    marked = reg.run("run").manifest.next_slot - 1
     assert [(call.method, call.key) for call in calls] == [
         ("list", "runs/"),
-        ("put_if_absent", slot_key("run", reg.run("run").manifest.next_slot - 1)),
+        ("get", slot_key("run", marked - 1)),
+        ("put_if_absent", slot_key("run", marked)),
     ]
+
+
+def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(
+    thinned, backend, reg, monkeypatch
+):
+    noted = []
+
+    class Noting(Wrapper):
+        def make_durable(self, keys):
+            noted.extend(keys)
+
+        def delete(self, key):
+            noted.append(f"delete {key}")
+            super().delete(key)
+
+    with open_on(Noting(backend)) as opened:
+        collector = Collector(opened.store, grace_s=0)
+        collector.choose()
+        collector.condemn()
+        of = Needs.of
+
+        def overtaken(self, state):
+            """Find an object gone, as another collector would have it that is ahead."""
+            monkeypatch.setattr(Needs, "of", of)
+            thinned.refresh().set_status("completed")
+            raise MissingObject("gone", where="packs")
+
+        monkeypatch.setattr(Needs, "of", overtaken)
+        collector.mark()
+        newest = slot_key("run", reg.run("run").manifest.next_slot - 1)
+        assert noted[-2:] == [newest, epoch_key(1)]
+        assert collector.delete().deleted.objects > 0
+    assert noted.index(newest) < min(noted.index(one) for one in noted if one.startswith("delete"))
 
 
 # What others see of it

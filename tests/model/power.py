@@ -1,0 +1,247 @@
+"""Names that a loss of power takes: W5, and what a collector makes durable, ready to be explored.
+
+One run, one file of a state (a pack, say), at most one sweep. Every name is given in one step and
+synced with its folder in another; whoever gave it may stop for ever in between. The power may go
+after any step: names that were not synced are lost then, each or not. Of the rules of `protocol`
+all are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tests.model.explorer import Step
+
+#: How a name stands.
+ABSENT, NAMED, DURABLE = 0, 1, 2
+#: What a slot says: the state is saved under generation 0 or 1, or let go; or it is a mark.
+SAVED, EVICT, MARK = ("saves 0", "saves 1"), "evicts", "marks"
+STOPPED = -1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Each says what is synced that somebody else named, and when.
+
+    Attributes:
+        objects: What a writer found and names, before its slot.
+        slots: The slots that were read, before the next one is put.
+        told: ... and before anybody is told that there is nothing left to do, collectors included.
+        epochs: The epoch that was observed, before anything is put or marked under it.
+        reread: The slots that a collector took the needs from, before it deletes.
+    """
+
+    objects: bool = True
+    slots: bool = True
+    told: bool = True
+    epochs: bool = True
+    reread: bool = True
+
+
+class Memory(NamedTuple):
+    """What an actor knows.
+
+    Attributes:
+        step: What it does next.
+        u: Its observed epoch.
+        own: Whether it gave the name that it is about to use.
+        read: Slots that it has read.
+    """
+
+    step: int = 0
+    u: int = 0
+    own: bool = False
+    read: int = 0
+
+
+class State(NamedTuple):
+    """Everything that is somewhere.
+
+    Attributes:
+        file: How the file stands under generation 0 and 1.
+        epoch: How epoch 1 stands.
+        log: What each slot says.
+        synced: Slots that are durable.
+        acked: Slots that somebody was told of.
+        doomed: Whether a DELETE was sent of the file of generation 0.
+        memory: What each actor knows.
+    """
+
+    file: tuple[int, int] = (ABSENT, ABSENT)
+    epoch: int = ABSENT
+    log: tuple[str, ...] = ()
+    synced: int = 0
+    acked: int = 0
+    doomed: bool = False
+    memory: tuple[Memory, ...] = ()
+
+
+def held(log: tuple[str, ...]) -> int | None:
+    """Return the generation under which the state is held, if it is."""
+    for slot in reversed(log):
+        if slot in SAVED:
+            return SAVED.index(slot)
+        if slot == EVICT:
+            return None
+    return None
+
+
+class Power:
+    """A model for `explorer.explore`.
+
+    Args:
+        actors: Each is a `writer`, an `evictor` or a `collector`.
+        rules: Those that are kept.
+        saved: Whether the state is saved already, for good.
+    """
+
+    def __init__(
+        self, actors: tuple[str, ...], rules: Rules | None = None, *, saved: bool = False
+    ) -> None:
+        self._actors = actors
+        self._rules = rules or Rules()
+        self._saved = saved
+
+    def initial(self) -> State:
+        """Return the first state."""
+        memory = tuple(Memory() for _ in self._actors)
+        if not self._saved:
+            return State(memory=memory)
+        return State((DURABLE, ABSENT), log=(SAVED[0],), synced=1, acked=1, memory=memory)
+
+    def wrong(self, state: State) -> str | None:
+        """Say what a loss of power could leave."""
+        if len(state.log) - state.synced > 1:
+            return "A slot may be lost, and a later one stay: the log has a gap."
+        if state.acked > state.synced:
+            return "A slot that somebody was told of may be lost."
+        if state.doomed and state.epoch != DURABLE:
+            return "An epoch by which something is deleted may be lost."
+        if state.file[1] == DURABLE and state.epoch != DURABLE:
+            return "The epoch of a file may be lost."
+        for left in {state.log, state.log[: state.synced]}:
+            generation = held(left)
+            if generation is not None and state.file[generation] != DURABLE:
+                return "A state that is held may have lost its file."
+            if MARK in left and state.epoch != DURABLE:
+                return "An epoch that is marked may be lost."
+        return None
+
+    def successors(self, state: State) -> Iterator[tuple[Step, State]]:
+        """Yield every step that somebody may take next, and the state after it."""
+        for number, actor in enumerate(self._actors):
+            me = state.memory[number]
+            if me.step == STOPPED:
+                continue
+            words, after, then = getattr(self, f"_{actor}")(state, me)
+            memory = (*state.memory[:number], then, *state.memory[number + 1 :])
+            yield (f"{actor} {number}", words), after._replace(memory=memory)
+
+    def _writer(self, state: State, me: Memory) -> tuple[str, State, Memory]:
+        following = me._replace(step=me.step + 1)
+        match me.step:
+            case 0:
+                u = int(state.epoch != ABSENT)
+                return "observes an epoch", state, following._replace(u=u)
+            case 1:
+                if me.u and self._rules.epochs:
+                    return "syncs the epochs", state._replace(epoch=DURABLE), following
+                return "goes on", state, following
+            case 2:
+                if state.file[me.u] != ABSENT:
+                    return "finds the file", state, following
+                named = self._with_file(state, me.u, NAMED)
+                return "names the file", named, following._replace(own=True)
+            case 3:
+                # What a collector has deleted meanwhile is not there to be synced.
+                if (me.own or self._rules.objects) and state.file[me.u] != ABSENT:
+                    return "syncs the file", self._with_file(state, me.u, DURABLE), following
+                return "goes on", state, following
+            case 4:
+                if held(state.log) is not None:
+                    return "finds it saved", state, me._replace(step=7, read=len(state.log))
+                if MARK in state.log and me.u == 0:
+                    return "may not name it", state, Memory(STOPPED)
+                return "reads the log", state, following._replace(read=len(state.log))
+            case 5:
+                return self._put(state, me, SAVED[me.u], back=4)
+            case 6:
+                return self._sync_and_tell(state)
+            case _:
+                return self._tell(state, me)
+
+    def _evictor(self, state: State, me: Memory) -> tuple[str, State, Memory]:
+        match me.step:
+            case 0:
+                if held(state.log) is None:
+                    return "finds nothing", state, Memory(STOPPED)
+                return "reads the log", state, Memory(1, read=len(state.log))
+            case 1:
+                return self._put(state, me, EVICT, back=0)
+            case _:
+                return self._sync_and_tell(state)
+
+    def _collector(self, state: State, me: Memory) -> tuple[str, State, Memory]:
+        match me.step:
+            case 0:
+                if state.epoch == ABSENT:
+                    return "names the epoch", state._replace(epoch=NAMED), Memory(1, own=True)
+                return "joins the sweep", state, Memory(1)
+            case 1:
+                if me.own or self._rules.epochs:
+                    return "syncs the epochs", state._replace(epoch=DURABLE), Memory(2)
+                return "goes on", state, Memory(2)
+            case 2:
+                read = len(state.log)
+                return "reads the log", state, Memory(4 if MARK in state.log else 3, read=read)
+            case 3:
+                return self._put(state, me, MARK, back=2, then=5)
+            case 4:
+                if self._rules.told:
+                    return "syncs the log", self._synced(state, me.read), Memory(6)
+                return "finds the mark", state, Memory(6)
+            case 5:
+                return "syncs the log", self._synced(state, len(state.log)), Memory(6)
+            case 6:
+                if held(state.log) == 0:
+                    return "finds it held", state, Memory(STOPPED)
+                return "finds it dead", state, Memory(7, read=len(state.log))
+            case 7:
+                if self._rules.reread:
+                    return "syncs the log", self._synced(state, me.read), Memory(8)
+                return "goes on", state, Memory(8)
+            case _:
+                gone = self._with_file(state, 0, ABSENT)._replace(doomed=True)
+                return "deletes the file", gone, Memory(STOPPED)
+
+    def _put(
+        self, state: State, me: Memory, slot: str, *, back: int, then: int | None = None
+    ) -> tuple[str, State, Memory]:
+        if self._rules.slots and state.synced < me.read:
+            return "syncs the log", self._synced(state, me.read), me
+        if len(state.log) != me.read:
+            return "loses the slot", state, me._replace(step=back)
+        after = state._replace(log=(*state.log, slot))
+        return slot, after, me._replace(step=me.step + 1 if then is None else then)
+
+    def _sync_and_tell(self, state: State) -> tuple[str, State, Memory]:
+        after = self._synced(state, len(state.log))
+        return "syncs and tells", after._replace(acked=len(state.log)), Memory(STOPPED)
+
+    def _tell(self, state: State, me: Memory) -> tuple[str, State, Memory]:
+        if self._rules.told and state.synced < me.read:
+            return "syncs the log", self._synced(state, me.read), me
+        acked = max(state.acked, me.read)
+        return "tells that it is saved", state._replace(acked=acked), Memory(STOPPED)
+
+    @staticmethod
+    def _synced(state: State, slots: int) -> State:
+        return state._replace(synced=max(state.synced, slots))
+
+    @staticmethod
+    def _with_file(state: State, generation: int, stands: int) -> State:
+        file = list(state.file)
+        file[generation] = stands
+        return state._replace(file=(file[0], file[1]))

@@ -1,0 +1,80 @@
+"""What outlives the power, and what a handle that outlives its log may say: each rule is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+
+from tests.model import outliving, power
+from tests.model.explorer import explore, tell
+from tests.model.outliving import Outliving
+from tests.model.power import Power
+
+#: Actors, whether the state is saved before, and how many states there are.
+SAFE = {
+    "two writers": (("writer", "writer"), False, 98),
+    "three writers": (("writer", "writer", "writer"), False, 1_228),
+    "a writer and two collectors": (("writer", "collector", "collector"), False, 2_347),
+    "an eviction and two collectors": (("evictor", "collector", "collector"), True, 1_003),
+    "everybody": (("writer", "writer", "evictor", "collector"), True, 30_762),
+    "everybody, from nothing": (("writer", "writer", "evictor", "collector"), False, 31_532),
+}
+#: Where breaking a rule shows, and in how many steps.
+UNSAFE = {
+    "objects": ("two writers", 9),
+    "slots": ("an eviction and two collectors", 6),
+    "told": ("two writers", 12),
+    "epochs": ("an eviction and two collectors", 5),
+    "reread": ("an eviction and two collectors", 10),
+}
+
+
+def _power(name: str, rules: power.Rules | None = None) -> Power:
+    actors, saved, _ = SAFE[name]
+    return Power(actors, rules, saved=saved)
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_nothing_that_was_told_is_lost_with_the_power(name: str) -> None:
+    outcome = explore(_power(name))
+    print(f"{name}: {outcome.states} states")
+    assert outcome.safe, tell(outcome)
+    assert outcome.states == SAFE[name][2]
+
+
+@pytest.mark.parametrize("rule", UNSAFE)
+def test_without_a_sync_something_is_lost_with_the_power(rule: str) -> None:
+    name, steps = UNSAFE[rule]
+    outcome = explore(_power(name, replace(power.Rules(), **{rule: False})))
+    print(f"{rule}: {outcome.states} states\n{tell(outcome)}")
+    assert not outcome.safe
+    assert len(outcome.trace) == steps
+
+
+def test_a_handle_acknowledges_nothing_that_its_log_lacks() -> None:
+    outcome = explore(Outliving())
+    print(f"{outcome.states} states")
+    assert outcome.safe, tell(outcome)
+    assert {
+        ("the handle", "refuses to commit"),
+        ("the handle", "refuses to tell"),
+        ("the handle", "refuses to read on"),
+        ("the handle", "puts a slot"),
+        ("the handle", "reads on"),
+    } <= outcome.kinds
+
+
+@pytest.mark.parametrize("rule", ["commit", "told", "refresh"])
+def test_without_a_look_it_acknowledges_what_its_log_lacks(rule: str) -> None:
+    outcome = explore(Outliving(replace(outliving.Rules(), **{rule: False})))
+    print(f"{rule}:\n{tell(outcome)}")
+    assert not outcome.safe
+
+
+def test_every_rule_is_broken_once() -> None:
+    assert set(UNSAFE) == {field.name for field in dataclasses.fields(power.Rules)}
+    assert {"commit", "told", "refresh"} == {
+        field.name for field in dataclasses.fields(outliving.Rules)
+    }
