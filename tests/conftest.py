@@ -20,12 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def states_are_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def states_are_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Never touch the user's own state folder; processes that tests start inherit this."""
     folder = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(folder))
-        yield folder
+    os.environ["XDG_STATE_HOME"] = str(folder)  # for good: some things are written at the very end
+    return folder
 
 
 @pytest.fixture(autouse=True)

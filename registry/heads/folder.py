@@ -28,17 +28,15 @@ _STAGED = ".new-"
 _ABANDONED_S = 3600.0
 
 
-def state_folder() -> str:
+def state_folder() -> str | None:
     """Return the folder: `holdfast/heads` where the platform keeps what programs remember.
 
-    Raises:
-        FileNotFoundError: The user has no home folder.
+    Returns:
+        The folder, which need not be there; `None` where the user has no home folder.
     """
     said = os.environ.get("XDG_STATE_HOME", "")
     base = said if os.path.isabs(said) else os.path.expanduser("~/.local/state")
-    if not os.path.isabs(base):
-        raise FileNotFoundError("no home folder to keep heads in")
-    return os.path.join(base, "holdfast", "heads")
+    return os.path.join(base, "holdfast", "heads") if os.path.isabs(base) else None
 
 
 def file_name(location: Location) -> str:
@@ -55,14 +53,14 @@ def file_name(location: Location) -> str:
     return hashlib.sha256(os.fsencode(place)).hexdigest()[:40] + _SUFFIX
 
 
-def read(name: str) -> bytes | None:
-    """Return a file's bytes; `None` if there is none.
+def read(path: str, name: str) -> bytes | None:
+    """Return the bytes of a file in the folder at `path`; `None` if there is none.
 
     Raises:
         OSError: It cannot be read, or is no file of this user's.
     """
     try:
-        folder = open_folder(state_folder())
+        folder = open_folder(path)
     except FileNotFoundError:
         return None
     try:
@@ -87,13 +85,13 @@ def read_in(folder: int, name: str) -> bytes | None:
 
 
 @contextmanager
-def locked() -> Iterator[int]:
-    """Open the folder, made if it is not there, and hold its lock.
+def locked(path: str) -> Iterator[int]:
+    """Open the folder at `path`, made if it is not there, and hold its lock.
 
     Raises:
         OSError: It cannot be made or is another user's, or the lock was not to be had.
     """
-    folder = open_folder(state_folder(), make=True)
+    folder = open_folder(path, make=True)
     try:
         with lock_folder(folder):
             yield folder

@@ -36,13 +36,15 @@ class Heads:
 
     Args:
         location: Where the registry is.
+        path: The folder of the user's files.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, path: str) -> None:
         self.url = location.url
+        self._path = path
         self._name = folder.file_name(location)
         self._registry = ""
-        self._kept = self._read(folder.read)
+        self._kept = self._read(partial(folder.read, path))
         self._epoch = self._kept.epoch if self._kept else 0
         self._noted: dict[str, Head] = {}
         self._unwritten: set[str] = set()
@@ -73,7 +75,7 @@ class Heads:
             )
         self._kept, self._epoch = None, 0
         with suppress(InvalidInput):  # then nothing is remembered at all
-            forget(self._name)
+            _forget(self._path, self._name)
 
     def seen(self, run_id: str) -> Head | None:
         """Return how far the log of a run went when it was seen last."""
@@ -159,7 +161,7 @@ class Heads:
             self._written_s = time.monotonic()
             noted, self._unwritten = [self._noted[name] for name in self._unwritten], set()
             try:
-                with folder.locked() as opened:
+                with folder.locked(self._path) as opened:
                     kept = self._read(partial(folder.read_in, opened))
                     if kept is None or kept.registry == self._registry:
                         folder.replace(opened, self._name, self._merged(kept, noted).encode())
@@ -213,9 +215,10 @@ def recall(location: Location, *, wanted: bool = True) -> Heads | None:
     said = os.environ.get(MEMORY) or "1"
     if said not in ("0", "1"):
         raise InvalidInput("neither yes nor no", where=MEMORY, expected="0 or 1", found=repr(said))
-    if not wanted or said == "0" or location.scheme == "memory":
+    path = folder.state_folder()
+    if not wanted or said == "0" or location.scheme == "memory" or path is None:
         return None
-    return Heads(location)
+    return Heads(location, path)
 
 
 def trust(url: str | os.PathLike[str]) -> bool:
@@ -231,24 +234,18 @@ def trust(url: str | os.PathLike[str]) -> bool:
         InvalidLocation: The URL names no place.
         InvalidInput: What is remembered cannot be removed.
     """
-    return forget(folder.file_name(parse(url)))
+    name, path = folder.file_name(parse(url)), folder.state_folder()
+    return path is not None and _forget(path, name)
 
 
-def forget(name: str) -> bool:
-    """Remove a registry's file; return whether there was one.
-
-    Raises:
-        InvalidInput: It cannot be removed.
-    """
+def _forget(path: str, name: str) -> bool:
     try:
-        with folder.locked() as opened:
+        with folder.locked(path) as opened:
             return folder.remove(opened, name)
-    except FileNotFoundError:
-        return False  # there is no place for it
     except OSError as error:
         raise InvalidInput(
             "the heads that were seen cannot be removed",
-            where=f"{folder.state_folder()}/{name}",
+            where=f"{path}/{name}",
             found=error.strerror or error,
         ) from error
 

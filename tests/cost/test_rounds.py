@@ -10,7 +10,7 @@ import pytest
 from backends import parse
 from registry.actions import AddCheckpoint, CreateRun, ReportMetrics, line_digest
 from registry.digest import Digest
-from registry.heads import Heads
+from registry.heads import Heads, recall
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
 from registry.objects.keys import slot_key
 from registry.registry import Registry, open_on
@@ -75,7 +75,7 @@ def test_a_head_that_was_seen_before_is_proved_within_these_rounds(seen: int) ->
     store = long_run(1000)
     key = slot_key("long", seen - 1)
     ((line, _),) = Slot.decode(seen - 1, store.get(key), where=key).commits
-    heads = Heads(parse("s3://bucket/long"))
+    heads = recall(parse("s3://bucket/long"))
     heads.note("long", seen, seen, line_digest(line), seen - 1)
     assert _rounds(store, lambda registry: registry.run("long"), heads) <= 3
     assert heads.all()["long"].commits == 1000

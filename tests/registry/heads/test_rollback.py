@@ -15,7 +15,7 @@ from backends.wrappers import Metered, Wrapper
 from registry import log as log_module
 from registry.epochs import Epochs
 from registry.errors import Conflict, Damaged, RolledBack
-from registry.heads import Heads
+from registry.heads import recall
 from registry.registry import Registry, open_on
 from tests.registry.conftest import Hooked, Once, flip, new_backend, small_state
 
@@ -196,7 +196,7 @@ def test_an_epoch_that_is_lost_stops_whoever_writes(place):
 
 def remembering(backend) -> Registry:
     """Open a registry in memory with a memory of its own."""
-    return open_on(backend, heads=Heads(parse("s3://bucket/registry")))
+    return open_on(backend, heads=recall(parse("s3://bucket/registry")))
 
 
 def filled(commits: int):
@@ -253,14 +253,14 @@ def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after()
 
     backend = filled(3)
     mark(backend, 13)
-    with open_on(backend, heads=(heads := Heads(parse("s3://bucket/other")))) as reg:
+    with open_on(backend, heads=(heads := recall(parse("s3://bucket/other")))) as reg:
         reg.run("run")
     assert heads.seen("run").slot is None
     mark(backend, 3)
     with open_on(backend) as reg:
         for n in range(8):
             reg.run("run").tag(f"more{n}", reg.run("run").latest())
-    with open_on(backend, heads=Heads(parse("s3://bucket/other"))) as reg:
+    with open_on(backend, heads=recall(parse("s3://bucket/other"))) as reg:
         assert reg.run("run").manifest.commits == 11
 
 
