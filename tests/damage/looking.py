@@ -50,22 +50,29 @@ class Looks:
     """Looks at forged registries.
 
     Attributes:
+        is_brief: Whether all commands but listings print text and JSON by turns, and not both.
         faults: What was said otherwise than it should be: a call, and what came of it.
         refused: Calls that ended with a typed error.
         answered: Calls that gave an answer.
     """
 
+    is_brief: bool = False
     faults: list[str] = field(default_factory=list)
     refused: int = 0
     answered: int = 0
+    _turns: int = 0
 
     def at(self, files: dict[str, bytes], case: str) -> None:
         """Look at a registry of these files in every way."""
         backend = store(files)
         for name, call in _CALLS.items():
             self._call(f"{case}: {name}", call, may_forbid=name in _BY_SPECIFICATION)
-        for arguments in _COMMANDS:
-            for more in ((), ("--json",)):
+        self._turns += 1
+        for number, arguments in enumerate(_COMMANDS):
+            both: tuple[tuple[str, ...], ...] = ((), ("--json",))
+            if self.is_brief and arguments not in _LISTINGS:
+                both = both[(number + self._turns) % 2 :][:1]
+            for more in both:
                 self._command(case, (*arguments, *more))
         if _contents(backend) != files:
             self.faults.append(f"{case}: something was written")

@@ -19,7 +19,7 @@ from registry.epochs import Epochs
 from registry.errors import Malformed, RegistryError, StoreUnavailable
 from registry.log import RunLog, list_runs
 from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry
+from registry.objects.pack import PackEntry, PackTable
 from registry.objects.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest
@@ -93,7 +93,7 @@ class Survey:
             except RegistryError as error:
                 self._failed[run_id] = error
                 raise
-        tables = in_batches(self._store.pools.small, self._read_table, self.packs.values())
+        tables = in_batches(self._store.pools.small, self._by_offset, self.packs.values())
         for key, table in zip(self.packs, tables, strict=True):
             self.tables[key] = table
         epochs = Epochs(self._store)
@@ -135,9 +135,13 @@ class Survey:
                 own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
         return frozenset(pack.key for pack in placement.packs)
 
-    def _read_table(self, pack: PackRef) -> dict[int, PackEntry]:
+    def _read_table(self, pack: PackRef) -> PackTable:
+        return self._store.read_table(pack)
+
+    def _by_offset(self, pack: PackRef) -> dict[int, PackEntry]:
+        """Return a table by offset; what is wrong with it is noted of every run that needs it."""
         try:
-            table = {entry.offset: entry for entry in self._store.read_table(pack)}
+            table = {entry.offset: entry for entry in self._read_table(pack)}
             if not self.ranks[pack.key].keys() <= table.keys():
                 raise Malformed(
                     "a placement names a chunk where its pack has another",
