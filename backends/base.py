@@ -118,7 +118,8 @@ class Backend(ABC):
 
         Args:
             key: The object's key.
-            body: The bytes, or buffers that are stored one after another without joining them.
+            body: The bytes, or buffers that are stored one after another without joining them. They
+                are not read after this returns or raises: their memory is used again.
         """
 
     @abstractmethod

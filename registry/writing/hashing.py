@@ -2,8 +2,8 @@
 
 A program may write to its tensors while they are saved. So the bytes of a chunk are read from its
 memory once, into a block of ours (`registry.blocks`), and everything else is done with the copy:
-hashing, the search for NaN, encoding, sending and sending again. What is stored under a digest then
-hashes to it, whatever the program does; which moment each part of it is of is the program's affair.
+hashing, the search for NaN, encoding, sending and sending again. So what is stored under a digest
+hashes to it, whatever the program does; its parts may be of different moments.
 
 Groups of chunks are hashed in the thread pool, a few ahead of the one that is packed, as far as
 there are blocks.

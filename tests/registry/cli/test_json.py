@@ -89,7 +89,8 @@ def test_verify_and_doctor(call_json: CallJson) -> None:
     }
     assert report["ok"] is True
     assert set(report["data"]) == {
-        *("packs", "packs_read", "packs_noted", "pack_bytes", "bytes_read", "bytes_noted")
+        *("packs", "packs_read", "packs_noted", "pack_bytes", "bytes_read", "bytes_noted"),
+        "chunks_decoded",
     }
     assert call_json("verify")["data"] is None
     found = call_json("doctor")
