@@ -14,12 +14,16 @@ import re
 import struct
 from typing import Any, NoReturn
 
+from registry.bursts import allocation_burst
 from registry.errors import InvalidInput, Malformed
+from registry.limits import check_json
 
 Json = None | bool | int | str | list[Any] | dict[str, Any]
 
 #: Beyond this, other readers' doubles round an integer.
 MAX_INTEGER = 2**53
+#: Without so many digits in a row no integer is beyond 2^53, and Python's own parser will do.
+_LONG = re.compile(rb"[0-9]{16}")
 _DOUBLE = re.compile(r"[0-9a-f]{16}")
 
 
@@ -47,6 +51,7 @@ def decode(data: bytes, *, where: str) -> Any:
 
     Raises:
         Malformed: They are not the canonical bytes of any value.
+        BeyondLimit: Their value would take too much memory; nothing was parsed.
     """
     value = parse(data, where=where)
     try:
@@ -61,14 +66,17 @@ def parse(data: bytes, *, where: str) -> Any:
 
     Raises:
         Malformed: They are not JSON, or hold a float or an integer beyond 2^53.
+        BeyondLimit: Their value would take too much memory; nothing was parsed.
     """
+    check_json(data, where=where)
     try:
-        return json.loads(
-            data.decode("utf-8"),
-            parse_float=_no_float,
-            parse_constant=_no_float,
-            parse_int=_integer,
-        )
+        with allocation_burst():
+            return json.loads(
+                data.decode("utf-8"),
+                parse_float=_no_float,
+                parse_constant=_no_float,
+                parse_int=_integer if _LONG.search(data) else None,
+            )
     except (ValueError, RecursionError) as error:
         raise Malformed("not canonical JSON", where=where, found=error) from error
 

@@ -22,6 +22,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 ├── IntegrityError                bytes are not what was committed: verify, repair     exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
 │   ├── Malformed                 a file breaks a rule of its format
+│   ├── BeyondLimit               reading a file would take more memory than allowed
 │   └── MissingObject             a file that a live checkpoint needs is gone
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
@@ -47,6 +48,7 @@ from backends.errors import (
 __all__ = [
     "AccessDenied",
     "AmbiguousRef",
+    "BeyondLimit",
     "Conflict",
     "Damaged",
     "Diverged",
@@ -127,6 +129,10 @@ class Damaged(IntegrityError):
 
 class Malformed(IntegrityError):
     """A file breaks a rule of its format."""
+
+
+class BeyondLimit(IntegrityError):
+    """Reading a file would take more memory than allowed; the message says how to allow more."""
 
 
 class MissingObject(IntegrityError):

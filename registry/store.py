@@ -39,6 +39,8 @@ REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 WRITER_VERSION = 1
 #: Manifests and placements kept parsed in a handle, each.
 _KEPT = 32
+#: Their content is kept up to so many bytes, beside the newest one; as objects it takes more.
+_KEPT_BYTES = 32 * 2**20
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256
 
@@ -99,7 +101,7 @@ class Store:
         kept = self._recall(self._manifests, key)
         if kept is None:
             kept = Manifest.decode(self.read(key), key.digest, where=str(key))
-            self._keep(self._manifests, key, kept)
+            self.remember(key, kept)
         return kept
 
     def placement(self, key: ObjectKey) -> Placement:
@@ -112,7 +114,7 @@ class Store:
         kept = self._recall(self._placements, key)
         if kept is None:
             kept = Placement.decode(self.read(key), key.digest, where=str(key))
-            self._keep(self._placements, key, kept)
+            self.remember(key, kept)
         return kept
 
     def table(self, pack: PackRef, after: int = 0) -> PackTable:
@@ -161,11 +163,13 @@ class Store:
             ) from error
 
     def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
-        """Keep what was just written, so that it need not be read back."""
+        """Keep what was just read or written, so that it need not be read again."""
         if isinstance(value, Manifest):
             self._keep(self._manifests, key, value)
+            self._lighten(self._manifests)
         else:
             self._keep(self._placements, key, value)
+            self._lighten(self._placements)
 
     def read(self, key: ObjectKey) -> bytes:
         """Return the bytes of an object that something live names.
@@ -196,6 +200,15 @@ class Store:
             kept[key] = value
             if len(kept) > most:
                 kept.popitem(last=False)
+
+    def _lighten(
+        self, kept: OrderedDict[ObjectKey, Manifest] | OrderedDict[ObjectKey, Placement]
+    ) -> None:
+        """Drop the oldest until the others are short enough; the newest stays."""
+        with self._lock:
+            held = sum(value.content_bytes for value in kept.values())
+            while held > _KEPT_BYTES and len(kept) > 1:
+                held -= kept.popitem(last=False)[1].content_bytes
 
 
 def gaps(

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 import zstandard
 
 from registry.errors import Damaged, Malformed
+from registry.limits import check_bytes
 
 _DIGEST_BYTES = 32
 _DIGEST_LINE = 65
-
-#: No manifest or placement unpacks to more; checked before memory is taken.
-MAX_FRAME_CONTENT = 2**30
 
 
 def join_lines(lines: Sequence[bytes]) -> bytes:
@@ -52,12 +50,22 @@ def wrap_frame(content: bytes) -> bytes:
     return frame + hashlib.sha256(frame).digest()
 
 
+def content_bytes(data: bytes) -> int:
+    """Return how long the content of a frame file says that it is; 0 where that cannot be told."""
+    try:
+        size: int = zstandard.get_frame_parameters(data).content_size
+    except zstandard.ZstdError:
+        return 0
+    return size
+
+
 def unwrap_frame(data: bytes, *, where: str) -> bytes:
     """Verify a frame file and return its content.
 
     Raises:
         Damaged: The closing digest does not match.
-        Malformed: The frame is not one that `wrap_frame` writes, or unpacks to too much.
+        Malformed: The frame is not one that `wrap_frame` writes.
+        BeyondLimit: It unpacks to too much; no memory was taken.
     """
     frame, closing = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     found = hashlib.sha256(frame).digest()
@@ -71,13 +79,9 @@ def unwrap_frame(data: bytes, *, where: str) -> bytes:
         )
     try:
         size = zstandard.get_frame_parameters(frame).content_size
-        if size > MAX_FRAME_CONTENT:
-            raise Malformed(
-                "content too large",
-                where=where,
-                expected=f"at most {MAX_FRAME_CONTENT}",
-                found=size,
-            )
+        if size == zstandard.CONTENTSIZE_UNKNOWN:
+            raise Malformed("a zstd frame that does not state its size", where=where)
+        check_bytes(size, "unpacking it", where=where)
         # max_output_size bounds the allocation even where the header lies.
         return zstandard.ZstdDecompressor().decompress(
             frame, max_output_size=max(size, 1), allow_extra_data=False

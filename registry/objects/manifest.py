@@ -12,16 +12,18 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self
 
 from registry import canonical
+from registry.bursts import allocation_burst
 from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
-from registry.errors import Malformed, UnsupportedFormat
+from registry.errors import InvalidInput, Malformed, UnsupportedFormat
+from registry.limits import LISTED_BYTES, check_bytes, check_json, taking_turns
 from registry.objects.chunking import GRID, INLINE_BYTES, Grid, grid
-from registry.objects.framing import unwrap_frame, wrap_frame
+from registry.objects.framing import content_bytes, unwrap_frame, wrap_frame
 
 FORMAT = "holdfast.checkpoint/1"
 #: A tensor of more chunks names a stored list of their digests instead.
@@ -161,6 +163,11 @@ class Manifest:
         """Bytes of all tensors, equal ones counted each time."""
         return sum(component.nbytes for component in self.components.values())
 
+    @cached_property
+    def content_bytes(self) -> int:
+        """Length of its canonical JSON, but for names and braces."""
+        return sum(len(component.encoded) for component in self.components.values())
+
     def tensors(self) -> Iterator[TensorEntry]:
         """Yield every tensor in manifest order."""
         for component in self.components.values():
@@ -200,20 +207,24 @@ class Manifest:
         return lengths
 
     def encode(self) -> bytes:
-        """Return the file."""
-        return wrap_frame(self._content())
+        """Return the file.
 
-    def _content(self) -> bytes:
-        """Return the canonical JSON of all, of components that have theirs."""
-        components = b",".join(
-            b"[%b,%b]" % (canonical.encode(name), component.encoded)
-            for name, component in self.components.items()
-        )
-        return b'{"components":[%b],"format":%b,"kind":%b}' % (
-            components,
-            canonical.encode(FORMAT),
-            canonical.encode(self.kind),
-        )
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        content = b"".join(self._content())
+        check_json(content, where=f"manifest {self.digest.short}", kind=InvalidInput)
+        return wrap_frame(content)
+
+    def _content(self) -> Iterator[bytes]:
+        """Yield the canonical JSON of all by parts, of components that have theirs."""
+        before = b'{"components":[['
+        for name, component in self.components.items():
+            yield before + canonical.encode(name) + b","
+            yield component.encoded
+            before = b"],["
+        named = canonical.encode(FORMAT), canonical.encode(self.kind)
+        yield b'%b],"format":%b,"kind":%b}' % (b"]" if self.components else before[:-1], *named)
 
     @classmethod
     def decode(cls, data: bytes, expected: Digest, *, where: str) -> Manifest:
@@ -222,9 +233,25 @@ class Manifest:
         Raises:
             Damaged: Its bytes do not match its closing digest.
             Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
+            BeyondLimit: It would take too much memory.
             UnsupportedFormat: It was written in a format that this version does not know.
         """
-        content = unwrap_frame(data, where=where)
+        with taking_turns(content_bytes(data)), allocation_burst():
+            content = unwrap_frame(data, where=where)
+            manifest = cls._parse(content, where)
+            with _rules(where):
+                _check_canonical(content, manifest._content(), where)
+        if manifest.digest != expected:
+            raise Malformed(
+                "another checkpoint's manifest",
+                where=where,
+                expected=expected,
+                found=manifest.digest,
+            )
+        return manifest
+
+    @classmethod
+    def _parse(cls, content: bytes, where: str) -> Manifest:
         body = canonical.parse(content, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else type(body).__name__
@@ -240,16 +267,17 @@ class Manifest:
             components = {name: _component(part) for name, part in body["components"]}
             if len(components) != len(body["components"]):
                 raise ValueError("a component stands twice")
-            manifest = cls(body["kind"], components)
-            canonical.check(content, manifest._content(), where=where)
-        if manifest.digest != expected:
-            raise Malformed(
-                "another checkpoint's manifest",
-                where=where,
-                expected=expected,
-                found=manifest.digest,
-            )
-        return manifest
+            return cls(body["kind"], components)
+        raise AssertionError  # `_rules` lets no error pass
+
+
+def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None:
+    """Hold a content against what it should be, without joining that: it may be long."""
+    end = 0
+    for part in parts:
+        canonical.check(content[end : end + len(part)], part, where=where)
+        end += len(part)
+    canonical.check(content[end:], b"", where=where)
 
 
 def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
@@ -257,7 +285,9 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
 
     Raises:
         Malformed: It is not `32 * count` bytes long.
+        BeyondLimit: So many digests would take too much memory.
     """
+    check_bytes(count * LISTED_BYTES, "a digest list", where=where)
     if len(data) != count * _DIGEST_BYTES:
         raise Malformed(
             "digest list does not cover its tensor",
@@ -287,9 +317,13 @@ def _component(body: Any) -> Component:
         raise ValueError(f"a component has keys {sorted(body)}")
     if body["grid"] != GRID:
         raise ValueError(f"unknown grid {body['grid']!r}")
-    tensors = tuple(_tensor(entry) for entry in body["tensors"])
     encoded = canonical.encode(body)
-    return Component(body["skeleton"], tensors, Digest.of(encoded), encoded)
+    entries = body["tensors"]
+    if type(entries) is not list:
+        raise ValueError("tensors are no list")
+    for index, entry in enumerate(entries):
+        entries[index] = _tensor(entry)  # in its place: what was parsed takes as much once more
+    return Component(body["skeleton"], tuple(entries), Digest.of(encoded), encoded)
 
 
 def _tensor(entry: Any) -> TensorEntry:
@@ -298,6 +332,7 @@ def _tensor(entry: Any) -> TensorEntry:
         raise ValueError(f"unknown dtype {dtype!r}")
     if len(shape) > _MAX_AXES or any(type(axis) is not int or axis < 0 for axis in shape):
         raise ValueError(f"not a shape: {shape[:8]}")
+    dtype, shape = _one_of_equal(dtype, shape)
     cut = grid(dtype, shape)
     if cut.nbytes >= 2**63:
         raise ValueError(f"shape {shape} is beyond 2^63 bytes")
@@ -321,6 +356,13 @@ def _tensor(entry: Any) -> TensorEntry:
     return TensorEntry(dtype, shape, chunks=chunks, original=original)
 
 
+# A model has thousands of tensors and a few dozen shapes.
+@lru_cache(maxsize=4096)
+def _one_of_equal(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Return the same objects for all tensors of one type and shape."""
+    return dtype, shape
+
+
 def _original(entry: Any, nbytes: int) -> str:
     """Return the element type that a tensor was given in; room for it must be thinkable."""
     original, dtype = entry["original"], entry["dtype"]
@@ -333,9 +375,9 @@ def _original(entry: Any, nbytes: int) -> str:
 
 def _inline(text: str) -> bytes:
     try:
-        data = base64.b64decode(text, validate=True)
+        data = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
         raise ValueError(f"inline data is not base64: {error}") from error
-    if base64.b64encode(data).decode("ascii") != text:
+    if binascii.b2a_base64(data, newline=False).decode("ascii") != text:
         raise ValueError("inline data has bits behind its end")
     return data

@@ -18,10 +18,12 @@ from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 from registry import canonical
+from registry.bursts import allocation_burst
 from registry.codecs import RAW, codec_name
 from registry.digest import Digest, Digests
-from registry.errors import Malformed, UnsupportedFormat
-from registry.objects.framing import unwrap_frame, wrap_frame
+from registry.errors import BeyondLimit, InvalidInput, Malformed, RegistryError, UnsupportedFormat
+from registry.limits import ROW_BYTES, check_bytes, check_json, taking_turns
+from registry.objects.framing import content_bytes, unwrap_frame, wrap_frame
 from registry.objects.keys import ObjectKey
 
 FORMAT = "holdfast.placement/1"
@@ -30,6 +32,8 @@ NO_BASE = 2**32 - 1
 MAX_DEPTH = 32
 _COLUMNS = "IQIBI"
 _ROW_BYTES = struct.calcsize("<" + _COLUMNS)
+#: A digest in the line of JSON.
+_EXTRA_BYTES = 67
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -163,8 +167,18 @@ class Placement:
         """What the file is named by."""
         return Digest.of(self.content)
 
+    @cached_property
+    def content_bytes(self) -> int:
+        """About the length of `content`, which takes as much memory if it is asked for."""
+        return len(self.rows) * _ROW_BYTES + len(self.extra) * _EXTRA_BYTES
+
     def encode(self) -> bytes:
-        """Return the file."""
+        """Return the file.
+
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        _check_memory(self.content, f"placement {self.digest.short}", InvalidInput)
         return wrap_frame(self.content)
 
     @cached_property
@@ -219,9 +233,15 @@ class Placement:
         Raises:
             Damaged: Its bytes do not match its closing digest.
             Malformed: A rule of the format is broken, or it is another placement.
+            BeyondLimit: It would take too much memory.
             UnsupportedFormat: It was written in a format that this version does not know.
         """
-        content = unwrap_frame(data, where=where)
+        with taking_turns(content_bytes(data)), allocation_burst():
+            return cls._decode(unwrap_frame(data, where=where), expected, where)
+
+    @classmethod
+    def _decode(cls, content: bytes, expected: Digest, where: str) -> Placement:
+        _check_memory(content, where, BeyondLimit)
         if (found := Digest.of(content)) != expected:
             raise Malformed("another placement", where=where, expected=expected, found=found)
         line, _, columns = content.partition(b"\n")
@@ -277,6 +297,14 @@ class Places:
                 hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
             )
         return extra[number]
+
+
+def _check_memory(content: bytes, where: str, kind: type[RegistryError]) -> None:
+    """Check that a content may be read: its line as JSON, its columns by their rows."""
+    line = content.find(b"\n") + 1
+    check_json(content[:line], where=where, kind=kind)
+    rows = (len(content) - line) // _ROW_BYTES
+    check_bytes(rows * (_ROW_BYTES + ROW_BYTES), f"reading {rows} rows", where=where, kind=kind)
 
 
 def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:

@@ -1,0 +1,120 @@
+"""How much memory reading a record may take, reckoned from its bytes before it is parsed.
+
+A few kilobytes on a store can stand for gigabytes of values. How well they were compressed proves
+nothing, since honest values can be as regular as hostile ones. So the bound is on the memory that
+parsing would take. A record is held against it before it is written, too: what could not be read is
+not saved. Who needs more raises the bound with an environment variable, on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from registry.errors import BeyondLimit, InvalidInput, RegistryError
+
+VARIABLE = "HOLDFAST_MAX_RECORD_BYTES"
+#: A manifest of a million tensors. Those of the largest published models have 100,000, and three
+#: times as many with their optimizer.
+DEFAULT_BYTES = 1536 * 2**20
+
+#: Bytes that Python takes for a value, by characters of JSON that each value of its kind has: an
+#: object, a list, an item behind a comma, half a string; less for a key, of which one is kept, and
+#: as much more for a quote that ends no string, so that none can be had for nothing.
+_WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
+#: The bytes, their text, and the bytes that it is encoded to again.
+COPIES = 3
+_HEAVIEST = max(_WEIGHTS.values()) + COPIES
+#: Bytes that are looked at before the sum is held against the bound.
+_PART_BYTES = 2**23
+#: A row of a placement, with the chunk in it by its digest.
+ROW_BYTES = 160
+#: A chunk that a digest list names.
+LISTED_BYTES = 160
+#: Records that unpack to more are read one after another, whatever threads there are.
+_LARGE_BYTES = 2**22
+_turn = Lock()
+
+
+def max_record_bytes() -> int:
+    """Return the bound.
+
+    Raises:
+        InvalidInput: The variable is not a positive number.
+    """
+    text = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
+        raise InvalidInput(
+            "not a number of bytes", where=VARIABLE, expected="such as 4294967296", found=text[:40]
+        )
+    return int(text)
+
+
+def check_json(data: bytes, *, where: object, kind: type[RegistryError] = BeyondLimit) -> None:
+    """Check that some JSON may be parsed.
+
+    Args:
+        data: The text. Characters of JSON within its strings count as well.
+        where: What it is, for the message.
+        kind: What is raised.
+
+    Raises:
+        BeyondLimit: It would take more memory than the bound.
+    """
+    if len(data) * _HEAVIEST <= max_record_bytes():
+        return  # as nearly always
+    wanted = len(data) * COPIES
+    for start in range(0, len(data), _PART_BYTES):
+        part = start, start + _PART_BYTES
+        wanted += sum(data.count(sign, *part) * each for sign, each in _WEIGHTS.items())
+        check_bytes(wanted, "parsing it", where=where, kind=kind)
+
+
+def check_bytes(
+    wanted: int, what: str, *, where: object, kind: type[RegistryError] = BeyondLimit
+) -> None:
+    """Hold some memory against the bound, before it is taken.
+
+    Args:
+        wanted: How many bytes it is.
+        what: What would take it, for the message.
+        where: What is to be read or written.
+        kind: What is raised.
+
+    Raises:
+        BeyondLimit: It is more than the bound.
+    """
+    most = max_record_bytes()
+    if wanted > most:
+        raise kind(
+            f"{what} would take too much memory",
+            where=where,
+            expected=f"at most {most} bytes",
+            found=f"about {wanted} bytes",
+            hint=f"Set {VARIABLE} to more in the environment of every program that writes or "
+            "reads it, if you trust who wrote it.",
+        )
+
+
+@contextmanager
+def taking_turns(size_bytes: int) -> Iterator[None]:
+    """Let a large record be unpacked and parsed while no other one is; small ones never wait.
+
+    Args:
+        size_bytes: How long it is once it is unpacked.
+    """
+    if size_bytes <= _LARGE_BYTES:
+        yield
+        return
+    with _turn:
+        yield
+
+
+def _renew_turn() -> None:
+    global _turn
+    _turn = Lock()  # the thread that holds the other one was not copied
+
+
+os.register_at_fork(after_in_child=_renew_turn)
