@@ -25,8 +25,9 @@ DEFAULT_BYTES = 1536 * 2**20
 #: as much more for a quote that ends no string, so that none can be had for nothing.
 _WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
 #: The bytes, their text, and the bytes that it is encoded to again.
-COPIES = 3
-_HEAVIEST = max(_WEIGHTS.values()) + COPIES
+_COPIES = 3
+#: What a byte of JSON takes at most: a text that is within the bound by this need not be looked at.
+HEAVIEST = max(_WEIGHTS.values()) + _COPIES
 #: Bytes that are looked at before the sum is held against the bound.
 _PART_BYTES = 2**23
 #: A row of a placement, with the chunk in it by its digest.
@@ -52,7 +53,9 @@ def max_record_bytes() -> int:
     return int(text)
 
 
-def check_json(data: bytes, *, where: object, kind: type[RegistryError] = BeyondLimit) -> None:
+def check_json(
+    data: bytes | bytearray, *, where: object, kind: type[RegistryError] = BeyondLimit
+) -> None:
     """Check that some JSON may be parsed.
 
     Args:
@@ -63,13 +66,24 @@ def check_json(data: bytes, *, where: object, kind: type[RegistryError] = Beyond
     Raises:
         BeyondLimit: It would take more memory than the bound.
     """
-    if len(data) * _HEAVIEST <= max_record_bytes():
+    if len(data) * HEAVIEST <= max_record_bytes():
         return  # as nearly always
-    wanted = len(data) * COPIES
+    for wanted in _sums(data):
+        check_bytes(wanted, "parsing it", where=where, kind=kind)
+
+
+def json_bytes(data: bytes) -> int:
+    """Return about how much memory parsing some JSON takes."""
+    return max(_sums(data), default=0)
+
+
+def _sums(data: bytes | bytearray) -> Iterator[int]:
+    """Yield how much the first parts take, one part more each time."""
+    wanted = len(data) * _COPIES
     for start in range(0, len(data), _PART_BYTES):
         part = start, start + _PART_BYTES
         wanted += sum(data.count(sign, *part) * each for sign, each in _WEIGHTS.items())
-        check_bytes(wanted, "parsing it", where=where, kind=kind)
+        yield wanted
 
 
 def check_bytes(

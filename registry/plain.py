@@ -12,6 +12,7 @@ from typing import Any
 from registry import canonical, pytree
 from registry.digest import Digest
 from registry.errors import InvalidInput, UnsupportedValue
+from registry.limits import check_json
 
 MAX_STEP = 2**53
 #: Levels of JSON in a value of the log; readers of JSON commonly stop at 200.
@@ -27,7 +28,8 @@ def encode_plain(value: object, what: str) -> canonical.Json:
     """Return a plain value as it stands in the log; every type and bit survives.
 
     Raises:
-        UnsupportedValue: It holds a tensor, an array, or something that cannot be stored.
+        UnsupportedValue: It holds a tensor, an array, or something that cannot be stored, or it
+            would take too much memory to read.
     """
     (component,) = pytree.flatten({what: value}).components
     if component.leaves:
@@ -55,6 +57,7 @@ def _shallow(skeleton: canonical.Json, what: str) -> canonical.Json:
             expected=f"at most {MAX_DEPTH} levels of JSON, three for each dict",
             hint="Keep it in the state.",
         )
+    check_json(canonical.encode(skeleton), where=what, kind=UnsupportedValue)
     return skeleton
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO, NoReturn
 from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput
 from registry.formats.source import read_exactly
+from registry.limits import check_json
 from registry.pytree import ArrayLeaf
 
 #: The library's own bound on the header, in bytes.
@@ -45,7 +47,8 @@ def read_header(file: BinaryIO, size: int, path: Path) -> dict[str, str] | None:
     """Check the header of a file of `size` bytes; return the file's own metadata, if any.
 
     Raises:
-        InvalidInput: It breaks a rule of the format; the message names the rule.
+        InvalidInput: It breaks a rule of the format, which the message names, or its header would
+            take too much memory.
     """
     header, data_bytes = _parse(file, size, path)
     metadata: dict[str, str] | None = header.pop("__metadata__", None)
@@ -66,6 +69,7 @@ def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
         broken(path, "the header is longer than the file", f"at most {size - 8} bytes", length)
     text = bytearray(length)
     read_exactly(file, memoryview(text), path)
+    check_json(text, where=path, kind=InvalidInput)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -78,8 +82,9 @@ def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"{twice[:80]!r} stands twice")
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
+from registry import canonical
 from registry.content.chunkwise import Piece, reduce_pieces
 from registry.digest import Digest
 from registry.dtypes import FLOATING
@@ -22,6 +23,7 @@ from registry.store import Store
 from registry.stored import Stored
 from registry.writer import Writer, placed_keys
 from registry.writing.placing import Base, Spot, Written, spots_of
+from registry.writing.readable import check_readable
 from registry.writing.saving import Chunk, chunked_entry, cut_groups, group_name, write_stream
 
 if TYPE_CHECKING:
@@ -121,9 +123,12 @@ class Mixing:
 
         Raises:
             IntegrityError: A material is damaged or gone.
+            InvalidInput: Reading the result would take more memory than allowed.
             UnsupportedValue: An average of finite numbers is none. What was stored before it was
                 met is garbage, as of any save that was broken off.
         """
+        skeletons = [canonical.encode(part.skeleton) for part in self._state.components]
+        check_readable(self._state, skeletons)
         sound = [base for base in bases if not self._is_distrusted(base)]
         self._cut()
         self._spots = self._find(sound)

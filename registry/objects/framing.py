@@ -17,6 +17,8 @@ from registry.limits import check_bytes
 
 _DIGEST_BYTES = 32
 _DIGEST_LINE = 65
+#: What a line takes beside its bytes.
+_LINE_BYTES = 64
 
 
 def join_lines(lines: Sequence[bytes]) -> bytes:
@@ -30,7 +32,10 @@ def split_lines(data: bytes, *, where: str) -> list[bytes]:
 
     Raises:
         Damaged: The closing digest is missing or does not match.
+        BeyondLimit: The lines would take too much memory.
     """
+    lines = data.count(b"\n") * _LINE_BYTES
+    check_bytes(2 * len(data) + lines, "reading its lines", where=where)
     body, closing = data[:-_DIGEST_LINE], data[-_DIGEST_LINE:]
     found = hashlib.sha256(body).hexdigest().encode() + b"\n"
     if closing != found or not body.endswith(b"\n"):

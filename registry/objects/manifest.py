@@ -126,10 +126,24 @@ class Component:
     encoded: bytes
 
     @classmethod
-    def build(cls, skeleton: canonical.Json, tensors: Sequence[TensorEntry]) -> Component:
-        """Assemble a component and hash it."""
-        body = {"grid": GRID, "skeleton": skeleton, "tensors": [t.to_json() for t in tensors]}
-        encoded = canonical.encode(body)
+    def build(
+        cls,
+        skeleton: canonical.Json,
+        tensors: Sequence[TensorEntry],
+        encoded_skeleton: bytes | None = None,
+    ) -> Component:
+        """Assemble a component and hash it.
+
+        Args:
+            skeleton: Its skeleton.
+            tensors: Its tensors.
+            encoded_skeleton: The canonical JSON of the skeleton, where the caller has it.
+        """
+        encoded = b'{"grid":%b,"skeleton":%b,"tensors":%b}' % (
+            canonical.encode(GRID),
+            encoded_skeleton or canonical.encode(skeleton),
+            canonical.encode([tensor.to_json() for tensor in tensors]),
+        )
         return cls(skeleton, tuple(tensors), Digest.of(encoded), encoded)
 
     @property

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from backends import Buffer
+from registry import canonical
 from registry.bursts import allocation_burst
 from registry.codecs import RAW, codec_number
 from registry.digest import Digest
@@ -40,6 +41,7 @@ from registry.writer import Choice, Writer, placed_keys
 from registry.writing.deltas import Predecessors, Trials
 from registry.writing.encoding import Encoded, Encoding, chain_entries
 from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
+from registry.writing.readable import check_readable
 
 #: Bytes that one hashing job takes: enough to outweigh the hand-over, small enough to share fairly.
 _HASH_JOB_BYTES = 4 * 2**20
@@ -163,12 +165,17 @@ class _StateWriter:
         self._lists: dict[Digest, bytes] = {}
         self._components: dict[str, Component] = {}
         self._cut_until: list[int] = []
+        self._skeletons: list[bytes] = []
 
     def write(self, state: FlatState) -> Written:
         _ = self._writer.epoch  # observed once, before any key is chosen
         try:
             packed = 0
-            for group in self._hashed(cut_groups(self._cut(state))):
+            groups = self._hashed(cut_groups(self._cut(state)))
+            first = next(groups, None)  # by now further ones are being hashed
+            self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
+            check_readable(state, self._skeletons)
+            for group in groups if first is None else chain([first], groups):
                 self._pack(
                     Chunk(p.digest, p.view, p.leaf, p.number) for p in group if p.digest and p.view
                 )
@@ -292,11 +299,12 @@ class _StateWriter:
                 position = len(self._components)
                 if position >= len(self._cut_until) or self._cut_until[position] > packed:
                     return
-                self._components[part.name] = self._component(part)
+                self._components[part.name] = self._component(part, self._skeletons[position])
 
-    def _component(self, part: FlatComponent) -> Component:
+    def _component(self, part: FlatComponent, skeleton: bytes) -> Component:
         known = len(self._lists)
-        component = Component.build(part.skeleton, [self._entry(leaf) for leaf in part.leaves])
+        entries = [self._entry(leaf) for leaf in part.leaves]
+        component = Component.build(part.skeleton, entries, skeleton)
         lists = islice(self._lists.items(), known, None)
         self._pack(Chunk(digest, memoryview(data)) for digest, data in lists)
         return component

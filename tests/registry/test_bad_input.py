@@ -24,11 +24,12 @@ from backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsu
 from backends.memory import MemoryBackend
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly, Wrapper
-from registry import canonical, log, sync
+from registry import canonical, limits, log, sync
 from registry.actions import SetStatus
 from registry.digest import Digest
 from registry.errors import (
     AmbiguousRef,
+    BeyondLimit,
     Conflict,
     Damaged,
     Diverged,
@@ -404,9 +405,9 @@ def test_bad_input_37_state_too_deep(run, backend):
 
 def test_bad_input_37_manifest_too_large(monkeypatch, backend):
     data = wrap_frame(b"x" * 1000)
-    monkeypatch.setattr(framing, "MAX_FRAME_CONTENT", 999)
-    said = ("the/key", "expected at most 999", "found 1000")
-    with refused(backend, Malformed, *said, exit_code=6):
+    monkeypatch.setenv(limits.VARIABLE, "999")
+    said = ("the/key", "expected at most 999", "found about 1000", limits.VARIABLE)
+    with refused(backend, BeyondLimit, *said, exit_code=6):
         Manifest.decode(data, Digest.of(b""), where="the/key")
 
 
@@ -478,8 +479,8 @@ def test_bad_input_43_codec(backend):
 def test_bad_input_44_45_size_and_ratio(backend, monkeypatch):
     bomb = wrap_frame(bytes(10**6))
     assert len(bomb) < 1000
-    monkeypatch.setattr(framing, "MAX_FRAME_CONTENT", 10**5)
-    with refused(backend, Malformed, "content too large", "found 1000000", exit_code=6):
+    monkeypatch.setenv(limits.VARIABLE, "100000")
+    with refused(backend, BeyondLimit, "too much memory", "found about 1000000", exit_code=6):
         framing.unwrap_frame(bomb, where="x")
 
 

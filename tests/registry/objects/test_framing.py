@@ -9,8 +9,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import Damaged, Malformed
-from registry.objects import framing
+from registry import limits
+from registry.errors import BeyondLimit, Damaged, Malformed
 from registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
 from tests.strategies import quick
 
@@ -85,14 +85,14 @@ def test_what_is_no_frame_is_malformed(frame):
 
 def test_a_frame_that_unpacks_to_too_much_is_refused_before_memory_is_taken(monkeypatch):
     data = wrap_frame(bytes(1001))
-    monkeypatch.setattr(framing, "MAX_FRAME_CONTENT", 1000)
-    with pytest.raises(Malformed, match="content too large; expected at most 1000; found 1001"):
+    monkeypatch.setenv(limits.VARIABLE, "1000")
+    with pytest.raises(BeyondLimit, match="expected at most 1000 bytes; found about 1001 bytes"):
         unwrap_frame(data, where="x")
 
 
 def test_a_frame_that_does_not_say_its_size_is_refused():
     frame = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 100)
-    with pytest.raises(Malformed, match="content too large"):
+    with pytest.raises(Malformed, match="does not state its size"):
         unwrap_frame(_closed(frame), where="x")
 
 

@@ -1,0 +1,70 @@
+"""Whether a state can be read again, told before any of it is stored.
+
+What a manifest says of a tensor is as long as its type and shape make it, whatever the digests are.
+So a state whose manifest would be beyond the bound of `registry.limits` is refused while nothing is
+written yet. The manifest itself is held against the bound once more when it is encoded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from registry import canonical
+from registry.digest import Digest
+from registry.errors import InvalidInput
+from registry.limits import HEAVIEST, check_bytes, json_bytes, max_record_bytes
+from registry.objects.chunking import CHUNK_BYTES, INLINE_BYTES, grid
+from registry.objects.manifest import LIST_THRESHOLD, TensorEntry
+from registry.pytree import ArrayLeaf, FlatState
+
+_ANY = Digest(bytes(32))
+#: What an entry of a tensor takes at most, 64 axes and all, but for its chunks.
+_MOST_BYTES = 8192
+#: What is around components and between tensors, each.
+_AROUND_BYTES = 1024
+_BETWEEN_BYTES = 36
+
+
+def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
+    """Check that what a state is to be stored as can be read.
+
+    Args:
+        state: The state.
+        skeletons: The canonical JSON of each component's skeleton, in their order.
+
+    Raises:
+        InvalidInput: It has too many tensors, chunks or plain values; the message says how more can
+            be allowed.
+    """
+    plain = sum(map(len, skeletons)) * HEAVIEST
+    leaves = [leaf for part in state.components for leaf in part.leaves]
+    tensors = len(leaves) * _MOST_BYTES + sum(leaf.nbytes for leaf in leaves) // CHUNK_BYTES * 1024
+    around = len(skeletons) * _AROUND_BYTES
+    if plain + tensors + around <= max_record_bytes():
+        return  # as nearly always
+    check_bytes(
+        sum(map(json_bytes, skeletons)) + _entries_bytes(leaves) + around,
+        f"reading {len(leaves)} tensors and the plain values beside them",
+        where="state",
+        kind=InvalidInput,
+    )
+
+
+def _entries_bytes(leaves: Iterable[ArrayLeaf]) -> int:
+    """Return how much memory reading the entries of tensors takes."""
+    forms = Counter(
+        (leaf.dtype, getattr(leaf.dtype, "original", ""), leaf.shape) for leaf in leaves
+    )
+    total = 0
+    for (dtype, _, shape), number in forms.items():
+        cut = grid(dtype, shape)
+        if cut.nbytes <= INLINE_BYTES:
+            entry = TensorEntry(dtype, shape, inline=bytes(cut.nbytes))
+        elif cut.count <= LIST_THRESHOLD:
+            entry = TensorEntry(dtype, shape, chunks=(_ANY,) * cut.count)
+        else:
+            entry = TensorEntry(dtype, shape, chunk_list=_ANY)
+        encoded = json_bytes(canonical.encode(entry.to_json()))
+        total += number * (encoded + _BETWEEN_BYTES)
+    return total
