@@ -26,7 +26,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
-from registry.integrations.zarr_expansion import check_expansion
+from registry.integrations.zarr_expansion import can_expand, check_expansion
 from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import ArrayLayout, Layout
 from registry.integrations.zarr_nodes import ArrayNode, shorten
@@ -138,6 +138,7 @@ class _ArrayStore(Store):
         super().__init__(read_only=True)
         self._node = node
         self._read = read
+        self._checked: set[str] = set()
 
     def __str__(self) -> str:
         return self._node.where
@@ -161,9 +162,13 @@ class _ArrayStore(Store):
         return None if data is None else prototype.buffer.from_bytes(data)
 
     def _bounded(self, key: str, part: slice) -> bytes | None:
-        if self._node.compressor is None or (data := self._read(key, slice(None))) is None:
+        if key in self._checked or not can_expand(self._node.chunks):
             return self._read(key, part)
+        data = self._read(key, slice(None))
+        if data is None:
+            return None
         check_expansion(self._node, key, data)
+        self._checked.add(key)  # zarr reads a shard by parts
         return data[part]
 
     async def get_partial_values(

@@ -2,8 +2,9 @@
 
 Some bytes can stand for gigabytes, and codecs take memory for all that a chunk expands to before
 anybody compares it with the shape. So each chunk file is decompressed here first, by parts that are
-let go at once, until it is whole or longer than its array allows. Chunks within shards are not
-looked at: codecs alone bound what they expand to. Nothing here needs zarr.
+let go at once, until it is whole or longer than its array allows. Of a shard that is done with each
+chunk that its index names, so often as it is named, within one bound for them all. Nothing here
+needs zarr.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import zstandard
 
 from registry.errors import InvalidInput
-from registry.integrations.zarr_nodes import ArrayNode
+from registry.integrations.zarr_nodes import ArrayNode, Chunks, Shard
 
 #: Bytes that an element may have on its way through filters, at most: complex128 has.
 _WIDEST = 16
 #: Checksums, and the headers of codecs within.
 _SLACK_BYTES = 2**16
-#: Decompressed at once.
+#: The same for each chunk within a shard.
+_INNER_SLACK_BYTES = 2**8
+#: What the index of a shard says of a chunk that is not there.
+_ABSENT = 2**64 - 1
+#: Decompressed at once, and handed to a decompressor at once.
 _PART_BYTES = 2**20
+_FED_BYTES = 2**14
+#: Streams of bzip2 in a chunk, at most.
+_MOST_STREAMS = 1024
+_TOO_MUCH = 2**63
 
 
 def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
@@ -40,26 +50,57 @@ def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
     Raises:
         InvalidInput: It expands to more.
     """
-    if node.compressor is None:
-        return
-    limit = math.prod(node.chunk_shape) * _WIDEST + _SLACK_BYTES
-    data = data[: len(data) - node.trailer_bytes]
+    limit = _limit(node.chunks)
     size = 0
-    try:
-        for length in _LENGTHS[node.compressor](data):
-            size += length
-            if size > limit:
-                break
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError, struct.error):
+    for length in _expanded(node.chunks, data):
+        size += length
+        if size > limit:
+            raise InvalidInput(
+                "a chunk of an array expands to more than the array can hold",
+                where=f"{node.where}/{key}",
+                expected=f"{node.chunk_bytes} bytes of {node.dtype}",
+                found=f"more than {limit} bytes, out of {len(data)}",
+                hint="Nothing was stored. The file is damaged, or was made to fill the memory.",
+            )
+
+
+def can_expand(chunks: Chunks) -> bool:
+    """Return whether chunks can be longer when they are decoded than their files are."""
+    return chunks.compressor is not None or chunks.shard is not None
+
+
+def _limit(chunks: Chunks) -> int:
+    """Return what one of the chunks may expand to."""
+    limit = math.prod(chunks.shape) * _WIDEST + _SLACK_BYTES
+    count = 1
+    while chunks.shard is not None:
+        count *= chunks.shard.count
+        chunks = chunks.shard.inner
+        limit += count * _INNER_SLACK_BYTES
+    return limit
+
+
+def _expanded(chunks: Chunks, data: bytes) -> Iterator[int]:
+    """Yield what a chunk expands to, part by part; nothing more once it turns out to be broken."""
+    data = data[: len(data) - chunks.trailer_bytes]
+    if chunks.shard is not None:
+        yield from _expanded_shard(chunks.shard, data)
+    elif chunks.compressor is not None:
+        try:
+            yield from _LENGTHS[chunks.compressor](data)
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError, struct.error):
+            return
+
+
+def _expanded_shard(shard: Shard, data: bytes) -> Iterator[int]:
+    numbers = struct.Struct(f"{shard.byte_order}{2 * shard.count}Q")
+    length = numbers.size + shard.index_trailer_bytes
+    if len(data) < length:
         return
-    if size > limit:
-        raise InvalidInput(
-            "a chunk of an array expands to more than the array can hold",
-            where=f"{node.where}/{key}",
-            expected=f"{node.chunk_bytes} bytes of {node.dtype}",
-            found=f"more than {limit} bytes, out of {len(data)} of {node.compressor}",
-            hint="Nothing was stored. The file is damaged, or was made to fill the memory.",
-        )
+    places = iter(numbers.unpack_from(data, len(data) - length if shard.is_index_last else 0))
+    for start, size in zip(places, places, strict=True):
+        if start != _ABSENT:
+            yield from _expanded(shard.inner, data[start : start + size])
 
 
 def _declared(place: int) -> Callable[[bytes], Iterator[int]]:
@@ -72,27 +113,42 @@ def _declared(place: int) -> Callable[[bytes], Iterator[int]]:
 
 
 def _bz2(data: bytes) -> Iterator[int]:
-    while data:  # several streams can stand one behind the other
-        stream = bz2.BZ2Decompressor()
-        while not stream.eof:
-            part = stream.decompress(data, _PART_BYTES)
-            data = b""
-            if not part and stream.needs_input:
-                return  # cut short
-            yield len(part)
-        data = stream.unused_data
+    stream, streams = bz2.BZ2Decompressor(), 1
+    for part in _fed(data):
+        rest = part
+        while rest or not stream.needs_input:
+            if stream.eof:  # several streams can stand one behind the other
+                stream, streams = bz2.BZ2Decompressor(), streams + 1
+                if streams > _MOST_STREAMS:
+                    yield _TOO_MUCH  # the codec copies all that follows at each
+            yield len(stream.decompress(rest, _PART_BYTES))
+            rest = stream.unused_data if stream.eof else b""
+            if stream.eof and not rest:
+                break
 
 
 def _deflated(data: bytes) -> Iterator[int]:
-    while data:
-        stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # zlib's header or gzip's
-        while not stream.eof:
-            part = stream.decompress(data, _PART_BYTES)
-            data = stream.unconsumed_tail
-            if not part and not data and not stream.eof:
-                return  # cut short
-            yield len(part)
-        data = stream.unused_data.lstrip(b"\0")  # padding, which gzip passes over
+    stream = _inflating()
+    for part in _fed(data):
+        rest = part
+        while rest:
+            if stream.eof:
+                rest = rest.lstrip(b"\0")  # padding, which gzip passes over
+                if not rest:
+                    break
+                stream = _inflating()
+            yield len(stream.decompress(rest, _PART_BYTES))
+            rest = stream.unused_data if stream.eof else stream.unconsumed_tail
+
+
+def _inflating() -> Any:
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # zlib's header or gzip's
+
+
+def _fed(data: bytes) -> Iterator[bytes]:
+    """Yield the bytes by short parts: what a decompressor leaves of one is copied each time."""
+    for start in range(0, len(data), _FED_BYTES):
+        yield data[start : start + _FED_BYTES]
 
 
 def _zstd(data: bytes) -> Iterator[int]:

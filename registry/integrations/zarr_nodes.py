@@ -65,6 +65,42 @@ _HINT = "Nothing was stored. Convert the array, or leave it out of the folder."
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks:
+    """How chunks are encoded: those of an array, or those within a shard.
+
+    Attributes:
+        shape: Axis lengths; every one at least 1.
+        compressor: What decodes the bytes of one, if it can make much of little.
+        trailer_bytes: Length of checksums behind what the compressor, or the shard, made.
+        shard: How one is divided, if it is a shard.
+    """
+
+    shape: tuple[int, ...]
+    compressor: str | None
+    trailer_bytes: int
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A chunk that is divided into others, with an index of where each of them lies.
+
+    Attributes:
+        count: How many they are.
+        inner: How they are encoded.
+        is_index_last: Whether the index stands behind them, and not before.
+        byte_order: Of the numbers in it, as `struct` spells it.
+        index_trailer_bytes: Length of checksums behind them.
+    """
+
+    count: int
+    inner: Chunks
+    is_index_last: bool
+    byte_order: str
+    index_trailer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ArrayNode:
     """A foreign array.
 
@@ -75,11 +111,8 @@ class ArrayNode:
         dtype: What its elements are.
         shown: What zarr takes them for: unsigned integers where it has no name for them.
         shape: Axis lengths.
-        chunk_shape: Axis lengths of a chunk, or of a shard; every one at least 1.
+        chunks: How its chunks are encoded, and their shape.
         naming: What keys of chunks begin with, `c` or nothing, and what stands between positions.
-        compressor: What decodes the file of a chunk, if it can make much of little; None for shards
-            too, whose chunks have their own.
-        trailer_bytes: Length of checksums behind what the compressor made.
         original: The wider element type that it was saved from with less precision, or None.
     """
 
@@ -89,11 +122,14 @@ class ArrayNode:
     dtype: str
     shown: str
     shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
+    chunks: Chunks
     naming: tuple[str, str]
-    compressor: str | None
-    trailer_bytes: int
     original: str | None
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Axis lengths of a chunk, or of a shard; every one at least 1."""
+        return self.chunks.shape
 
     @property
     def nbytes(self) -> int:
@@ -142,9 +178,8 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
         _refuse_dtype(where, name)
     shown = BITS.get(name, name)
     codecs: Any = document.get("codecs")
-    inner = _check_codecs(where, codecs, chunk)
-    compressed = _compressor(where, [codec["name"] for codec in codecs])
-    _check_chunks(where, shape, chunk, inner)
+    chunks = _chunks(where, codecs, chunk)
+    _check_count(where, shape, chunks)
     fill = document.get("fill_value")
     if shown != name:
         fill = _fill_bits(where, name, fill)
@@ -154,7 +189,7 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
     attributes = document.get("attributes")
     dtype = _true_dtype(where, name, shown, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 3, documents, dtype, shown, shape, chunk, naming, *compressed, original)
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunks, naming, original)
 
 
 def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
@@ -184,12 +219,12 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
     codecs = [codec for codec in (*filters, document.get("compressor")) if codec is not None]
     for codec in codecs:
         _check_codec(where, codec, "id", _NUMCODECS)
-    compressed = _compressor(where, [codec["id"] for codec in codecs])
-    _check_chunks(where, shape, chunk, (1,) * len(chunk))
+    chunks = Chunks(chunk, *_compressor(where, [codec["id"] for codec in codecs]))
+    _check_count(where, shape, chunks)
     documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
     dtype = _true_dtype(where, name, name, attributes)
     original = _original(where, dtype, attributes)
-    return ArrayNode(where, 2, documents, dtype, name, shape, chunk, naming, *compressed, original)
+    return ArrayNode(where, 2, documents, dtype, name, shape, chunks, naming, original)
 
 
 def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
@@ -251,27 +286,44 @@ def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, 
     return tuple(value)
 
 
-def _check_codecs(
-    where: str, codecs: object, chunk: tuple[int, ...], depth: int = 0
-) -> tuple[int, ...]:
-    """Check a chain of codecs; return how many chunks a shard has along each axis."""
+def _chunks(where: str, codecs: object, shape: tuple[int, ...], depth: int = 0) -> Chunks:
+    """Check a chain of codecs; return how chunks of a shape are encoded by it."""
     if not isinstance(codecs, list) or depth > _MAX_SHARDS:
         _broken(where, "codecs are no list, or nest too deeply", "a list", codecs)
-    inner = (1,) * len(chunk)
-    for codec in codecs:
-        name, configuration = _check_codec(where, codec, "name", _CODECS)
-        if name != _SHARDING:
-            continue
-        part = _lengths(where, "shape within a shard", configuration.get("chunk_shape"), least=1)
-        if len(part) != len(chunk):
-            _broken(where, "another number of axes within a shard", len(chunk), len(part))
-        _check_codecs(where, configuration.get("index_codecs", []), (), depth + 1)
-        within: Any = configuration.get("codecs")
-        below = _check_codecs(where, within, part, depth + 1)
-        _compressor(where, [one["name"] for one in within])
-        counts = zip(chunk, part, below, strict=True)
-        inner = tuple(-(-whole // size) * more for whole, size, more in counts)
-    return inner
+    checked = [_check_codec(where, codec, "name", _CODECS) for codec in codecs]
+    names = [name for name, _ in checked]
+    shards = [_shard(where, found, shape, depth) for name, found in checked if name == _SHARDING]
+    if not shards:
+        return Chunks(shape, *_compressor(where, names))
+    if names[0] != _SHARDING or any(name != "crc32c" for name in names[1:]):
+        _broken(where, "codecs around shards", "crc32c or none", ", ".join(names))
+    return Chunks(shape, None, _CRC_BYTES * (len(names) - 1), shards[0])
+
+
+def _shard(
+    where: str, configuration: Mapping[str, Any], shape: tuple[int, ...], depth: int
+) -> Shard:
+    """Check how shards of a shape are divided."""
+    part = _lengths(where, "shape within a shard", configuration.get("chunk_shape"), least=1)
+    if len(part) != len(shape):
+        _broken(where, "another number of axes within a shard", len(shape), len(part))
+    index = configuration.get("index_codecs", [{"name": "bytes"}, {"name": "crc32c"}])
+    _chunks(where, index, (), depth + 1)
+    inner = _chunks(where, configuration.get("codecs"), part, depth + 1)
+    if any(whole % size for whole, size in zip(shape, part, strict=True)):
+        _broken(where, "a shard that is no whole number of chunks", list(shape), list(part))
+    names = [codec["name"] for codec in index]
+    if names.count("bytes") > 1 or not {*names} <= {"bytes", "crc32c"}:
+        # Whatever else there is could make much of little, or is of no use for an index.
+        _broken(where, "another encoding of a shard's index", "bytes, crc32c", ", ".join(names))
+    endian = [codec.get("configuration") or {} for codec in index if codec["name"] == "bytes"]
+    return Shard(
+        count=math.prod(whole // size for whole, size in zip(shape, part, strict=True)),
+        inner=inner,
+        is_index_last=configuration.get("index_location") != "start",
+        byte_order=">" if endian and endian[0].get("endian") == "big" else "<",
+        index_trailer_bytes=_CRC_BYTES * names.count("crc32c"),
+    )
 
 
 def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
@@ -281,7 +333,7 @@ def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
     if not found:
         return None, 0
     around = names[found[0] + 1 :]
-    if any(name != "crc32c" for name in around) or _SHARDING in plain:
+    if any(name != "crc32c" for name in around):
         _broken(where, "codecs around a compressor", "crc32c or none", ", ".join(names))
     return plain[found[0]], _CRC_BYTES * len(around)
 
@@ -310,12 +362,14 @@ def _check_codec(
     return name, configuration
 
 
-def _check_chunks(
-    where: str, shape: tuple[int, ...], chunk: tuple[int, ...], inner: tuple[int, ...]
-) -> None:
-    if len(shape) != len(chunk):
-        _broken(where, "chunks have another number of axes", len(shape), len(chunk))
-    count = math.prod(-(-n // m) * k for n, m, k in zip(shape, chunk, inner, strict=True))
+def _check_count(where: str, shape: tuple[int, ...], chunks: Chunks) -> None:
+    if len(shape) != len(chunks.shape):
+        _broken(where, "chunks have another number of axes", len(shape), len(chunks.shape))
+    count = math.prod(-(-n // m) for n, m in zip(shape, chunks.shape, strict=True))
+    shard = chunks.shard
+    while shard is not None:
+        count *= shard.count
+        shard = shard.inner.shard
     if count > MAX_CHUNKS:
         _broken(where, "too many chunks in one array", f"at most {MAX_CHUNKS}", count)
 
