@@ -106,7 +106,8 @@ class Backend(ABC):
         Raises:
             ObjectNotFound: The key is absent.
             ObjectTruncated: The object ends before the range does.
-            StorageError: Any other failure.
+            StorageError: Any other failure, or the whole of an object that is longer than
+                `backends.limits` allows.
         """
 
     @abstractmethod

@@ -25,6 +25,7 @@ from typing import NoReturn, TypeVar
 from backends import disk
 from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
 from backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
+from backends.limits import check_whole
 from backends.location import Location
 from backends.mounts import check_file_system
 from backends.walk import TEMPORARY, Walk
@@ -74,6 +75,8 @@ class LocalBackend(Backend):
         try:
             fd, size = disk.open_file(path, key)
             try:
+                if byte_range is None:
+                    check_whole(size, key)
                 wanted = byte_range or _Whole(size)
                 disk.check_size(size, wanted.stop, key)
                 if into is None:

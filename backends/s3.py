@@ -38,6 +38,7 @@ from backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
+from backends.limits import check_whole
 from backends.location import Location
 from backends.s3_body import SendBody, fill
 from backends.s3_errors import error_code, no_such_bucket, translated
@@ -330,7 +331,10 @@ def _config(endpoint: str | None) -> Config:
 
 def _check_length(answer: GetObjectOutputTypeDef, byte_range: ByteRange | None, where: str) -> None:
     found = answer["ContentLength"]
-    if byte_range is None or found == len(byte_range):
+    if byte_range is None:
+        check_whole(found, where)
+        return
+    if found == len(byte_range):
         return
     if found < len(byte_range):
         raise ObjectTruncated(

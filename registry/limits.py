@@ -13,12 +13,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from registry.errors import BeyondLimit, InvalidInput, RegistryError
+from backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
+from registry.errors import BeyondLimit, RegistryError
 
-VARIABLE = "HOLDFAST_MAX_RECORD_BYTES"
-#: A manifest of a million tensors. Those of the largest published models have 100,000, and three
-#: times as many with their optimizer.
-DEFAULT_BYTES = 1536 * 2**20
+__all__ = [
+    "DEFAULT_BYTES",
+    "HEAVIEST",
+    "LISTED_BYTES",
+    "ROW_BYTES",
+    "VARIABLE",
+    "check_bytes",
+    "check_json",
+    "json_bytes",
+    "max_record_bytes",
+    "taking_turns",
+]
 
 #: Bytes that Python takes for a value, by characters of JSON that each value of its kind has: an
 #: object, a list, an item behind a comma, half a string; less for a key, of which one is kept, and
@@ -37,20 +46,6 @@ LISTED_BYTES = 160
 #: Records that unpack to more are read one after another, whatever threads there are.
 _LARGE_BYTES = 2**22
 _turn = Lock()
-
-
-def max_record_bytes() -> int:
-    """Return the bound.
-
-    Raises:
-        InvalidInput: The variable is not a positive number.
-    """
-    text = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
-    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
-        raise InvalidInput(
-            "not a number of bytes", where=VARIABLE, expected="such as 4294967296", found=text[:40]
-        )
-    return int(text)
 
 
 def check_json(

@@ -13,7 +13,7 @@ from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
-from registry.errors import Conflict, IntegrityError, InvalidInput, NotFound
+from registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, NotFound
 from registry.plain import check_name
 from registry.state import CheckpointRecord, Pin, RunManifest
 from registry.stored import Stored
@@ -227,6 +227,8 @@ def _damaged(committer: Committer, gate: Pin) -> Digest:
     stored = Stored(committer.store, committer.log, gate.manifest, gate.ref)
     try:
         stored.load()
+    except BeyondLimit:
+        raise  # it may well be sound
     except IntegrityError:
         return gate.manifest
     raise _taken(committer.log.state, gate.name, gate)

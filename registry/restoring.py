@@ -8,7 +8,7 @@ from typing import Any
 
 from registry.checkpoint import Checkpoint
 from registry.digest import Digest
-from registry.errors import Conflict, IntegrityError, InvalidInput, RestoreFailed
+from registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, RestoreFailed
 from registry.resuming import load_to_train
 from registry.trainer.trainer import Trainer
 
@@ -108,6 +108,8 @@ def _first_whole(
             continue
         try:
             state = load_to_train(checkpoint, map_location)
+        except BeyondLimit:
+            raise  # it may well be whole: an older one is not to take its place unasked
         except IntegrityError as error:
             if checkpoint.record.evicted is not None:
                 raise _LetGo from error

@@ -20,9 +20,15 @@ from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from registry.formats.source import stable
 from registry.formats.state_file import FileState, WrittenFile
 from registry.formats.target import new_file
+from registry.limits import check_bytes
 
 #: Values that a file may unfold to when each shared list is counted wherever it is used.
 MAX_VALUES = 20_000_000
+#: Bytes of memory that a byte of a pickle makes, and more that one makes of which a list, a dict or
+#: a set comes.
+_PICKLED_BYTES = 8
+_CONTAINER_BYTES = 64
+_CONTAINERS = (b"]", b"}", b"\x8f")
 #: Views that tensors may be of the bytes in the file, in multiples of its size.
 _MAX_SHARING = 16
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)")
@@ -82,7 +88,19 @@ def _check_archive(file: BinaryIO, path: Path) -> int:
     total = sum(entry.file_size for entry in entries)
     if total > size or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         _broken(path, "the archive is compressed or overlaps itself", f"{size} bytes", total)
+    with zipfile.ZipFile(file) as archive:
+        pickles = [archive.read(entry) for entry in entries if entry.filename.endswith("/data.pkl")]
+    _check_objects(pickles, path)
     return size
+
+
+def _check_objects(pickles: Iterable[bytes], path: Path) -> None:
+    """Refuse what would make more objects than there is memory for: a byte can make a list."""
+    wanted = sum(
+        len(data) * _PICKLED_BYTES + sum(map(data.count, _CONTAINERS)) * _CONTAINER_BYTES
+        for data in pickles
+    )
+    check_bytes(wanted, "unpickling it", where=path, kind=InvalidInput)
 
 
 def _refuse_legacy(head: bytes, path: Path) -> NoReturn:

@@ -23,6 +23,7 @@ from registry.formats.state_file import FileState
 from registry.integrations import read_zarr_array
 from registry.integrations.zarr_layout import BITS, DOCUMENT, STATE_ATTRIBUTE
 from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3, check_version
+from registry.limits import check_json
 from registry.objects.manifest import NarrowedDtype
 from registry.pytree import FlatState
 
@@ -67,6 +68,8 @@ class _Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = dict(_files(path))
+        #: Positions of the chunks that are there, by the path of their array.
+        self.chunks: dict[str, list[tuple[int, ...]]] = {}
         #: What tensors were before they were saved with less precision, by the value's `id`.
         self.narrowed: dict[int, str] = {}
 
@@ -104,7 +107,9 @@ class _Folder:
         return arrays, groups, root
 
     def check_strays(self, arrays: Mapping[str, ArrayNode]) -> None:
-        """Refuse files that would be passed over: they may be of an array that lost its metadata.
+        """Note which chunks are there, and refuse files that would be passed over.
+
+        Those may be of an array that lost its metadata.
 
         Metadata of version 2 beside that of version 3 is known to be passed over.
         """
@@ -128,7 +133,12 @@ class _Folder:
         if last in _BESIDE:
             return any(f"{above}/{other}" in self for other in _BESIDE[last])
         array = next((outer for outer in _above(name) if outer in arrays), None)
-        return array is not None and arrays[array].has_chunk(name[len(array) :].lstrip("/"))
+        if array is None:
+            return False
+        position = arrays[array].position(name[len(array) :].lstrip("/"))
+        if position is not None:
+            self.chunks.setdefault(array, []).append(position)
+        return position is not None
 
     def __contains__(self, name: str) -> bool:
         return name.lstrip("/") in self.files
@@ -157,8 +167,10 @@ class _Folder:
                 expected=f"at most {_MAX_DOCUMENT_BYTES} bytes",
                 found=self.files[name][0],
             )
+        data = self.read(name, slice(None))
+        check_json(data, where=self.where(name), kind=InvalidInput)
         try:
-            document = json.loads(self.read(name, slice(None)))
+            document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise InvalidInput(
                 "metadata of a Zarr node is no JSON", where=self.where(name), found=error
@@ -185,7 +197,7 @@ class _Folder:
             return self.read(name, part) if name in self.files else None
 
         if node.nbytes:
-            read_zarr_array(node, read, into)
+            read_zarr_array(node, read, self.chunks.get(path, ()), into)
 
     def where(self, path: str) -> str:
         """Name a place in the folder, for a message."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from registry.digest import Digest
@@ -35,13 +35,17 @@ def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, Te
 
 
 def read_zarr_array(
-    node: ArrayNode, read: Callable[[str, slice], bytes | None], into: memoryview
+    node: ArrayNode,
+    read: Callable[[str, slice], bytes | None],
+    there: Sequence[tuple[int, ...]],
+    into: memoryview,
 ) -> None:
     """Fill memory with a foreign array of Zarr.
 
     Args:
         node: Its metadata, checked.
         read: Returns a part of one of its chunks by key, or None where there is no such chunk.
+        there: Positions in the grid of the chunks that are there.
         into: Flat writable bytes of its size; C order, little-endian.
 
     Raises:
@@ -51,7 +55,7 @@ def read_zarr_array(
         from registry.integrations.zarr import read_array
     except ImportError as error:
         raise _not_installed(error) from error
-    read_array(node, read, into)
+    read_array(node, read, there, into)
 
 
 def _not_installed(error: ImportError) -> InvalidInput:

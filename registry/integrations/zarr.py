@@ -9,6 +9,7 @@ through another store, which shows it nothing but one array's checked metadata a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any
@@ -35,6 +36,10 @@ from registry.reading.lazy import Source
 
 #: Chunks kept decoded in a store, at most.
 _KEPT_BYTES = 64 * 2**20
+#: Chunks of a foreign array that zarr is asked for at once, at most.
+_CHUNKS_AT_ONCE = 4096
+#: First chunk and the one behind the last, along each axis of a grid.
+_Ranges = list[tuple[int, int]]
 #: Names of metadata, of either version.
 _DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 
@@ -58,13 +63,17 @@ def open_group(
 
 
 def read_array(
-    node: ArrayNode, read: Callable[[str, slice], bytes | None], into: memoryview
+    node: ArrayNode,
+    read: Callable[[str, slice], bytes | None],
+    there: Sequence[tuple[int, ...]],
+    into: memoryview,
 ) -> None:
     """Fill memory with a foreign array; a chunk that is not there is the fill value.
 
     Args:
         node: Its metadata, checked.
         read: Returns a part of one of its chunks by key, or None where there is no such chunk.
+        there: Positions in the grid of the chunks that are there.
         into: Flat writable bytes of its size; C order, little-endian.
 
     Raises:
@@ -84,7 +93,8 @@ def read_array(
             found=shorten(error),
             hint="Nothing was stored. Mend its metadata, or write the array anew with zarr.",
         ) from error
-    wrong = _fill(array, target, (slice(None),) * target.ndim)
+    grid = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
+    wrong = _fill_parts(array, target, grid, there, node.chunk_shape)
     if wrong is not None:
         key = node.chunk_key(_narrowed(array, target, node))
         raise InvalidInput(
@@ -94,6 +104,57 @@ def read_array(
             found=f"{len(read(key, slice(None)) or b'')} bytes of file: {shorten(wrong)}",
             hint="Nothing was stored. The file may be cut short or damaged: copy it anew.",
         ) from wrong
+
+
+def _fill_parts(
+    array: Any,
+    target: Any,
+    ranges: _Ranges,
+    there: Sequence[tuple[int, ...]],
+    chunk_shape: Sequence[int],
+) -> Exception | None:
+    """Read chunks within ranges of the grid; return what was wrong with them, if anything was.
+
+    zarr takes its time and memory for each chunk, also for those that are not there. So many are
+    read by halves, and of a half without any chunk only one is asked for.
+    """
+    count = math.prod(stop - start for start, stop in ranges)
+    part = _slices(ranges, chunk_shape)
+    if count <= _CHUNKS_AT_ONCE:
+        return _fill(array, target, part)
+    if not there:
+        first = _slices([(start, start + 1) for start, _ in ranges], chunk_shape)
+        wrong = _fill(array, target, first)
+        if wrong is None:
+            element = tuple(slice(one.start, one.start + 1) for one in first)
+            target[part] = target[element].copy()
+        return wrong
+    for half in _halves(ranges):
+        inside = [at for at in there if _is_within(at, half)]
+        wrong = _fill_parts(array, target, half, inside, chunk_shape)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _slices(ranges: _Ranges, chunk_shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return the part of an array that ranges of its grid make up."""
+    return tuple(
+        slice(a * size, b * size) for (a, b), size in zip(ranges, chunk_shape, strict=True)
+    )
+
+
+def _halves(ranges: _Ranges) -> tuple[_Ranges, _Ranges]:
+    """Cut ranges of a grid across the longest of them."""
+    axis = max(range(len(ranges)), key=lambda axis: ranges[axis][1] - ranges[axis][0])
+    start, stop = ranges[axis]
+    middle = (start + stop) // 2
+    before, after = ranges[:axis], ranges[axis + 1 :]
+    return [*before, (start, middle), *after], [*before, (middle, stop), *after]
+
+
+def _is_within(position: tuple[int, ...], ranges: _Ranges) -> bool:
+    return all(start <= at < stop for at, (start, stop) in zip(position, ranges, strict=True))
 
 
 def _fill(array: Any, target: Any, part: tuple[slice, ...]) -> Exception | None:
@@ -115,15 +176,11 @@ def _fill(array: Any, target: Any, part: tuple[slice, ...]) -> Exception | None:
 
 def _narrowed(array: Any, target: Any, node: ArrayNode) -> tuple[int, ...]:
     """Return the position of a chunk that cannot be read, by halves of the array that cannot."""
-    ranges = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
+    ranges: _Ranges = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
     while any(stop - start > 1 for start, stop in ranges):
-        axis = max(range(len(ranges)), key=lambda axis: ranges[axis][1] - ranges[axis][0])
-        start, stop = ranges[axis]
-        middle = (start + stop) // 2
-        ranges[axis] = (start, middle)
-        sizes = zip(ranges, node.chunk_shape, strict=True)
-        if _fill(array, target, tuple(slice(a * size, b * size) for (a, b), size in sizes)) is None:
-            ranges[axis] = (middle, stop)
+        first, second = _halves(ranges)
+        is_sound = _fill(array, target, _slices(first, node.chunk_shape)) is None
+        ranges = second if is_sound else first
     return tuple(start for start, _ in ranges)
 
 

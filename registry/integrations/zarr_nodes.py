@@ -146,18 +146,19 @@ class ArrayNode:
         first, separator = self.naming
         return separator.join([first] * bool(first) + [str(n) for n in position]) or "0"
 
-    def has_chunk(self, key: str) -> bool:
-        """Return whether a key is one of a chunk within the grid."""
+    def position(self, key: str) -> tuple[int, ...] | None:
+        """Return the position in the grid of a chunk by its key; None if it is none of a chunk."""
         first, separator = self.naming
         steps = key.split(separator)
         if first and steps.pop(0) != first:
-            return False
+            return None
         if not self.shape:
-            return steps == ([] if first else ["0"])
-        grid = zip(steps, self.shape, self.chunk_shape, strict=False)
-        return len(steps) == len(self.shape) and all(
-            is_position(step) and int(step) * size < length for step, length, size in grid
-        )
+            return () if steps == ([] if first else ["0"]) else None
+        if len(steps) != len(self.shape) or not all(map(is_position, steps)):
+            return None
+        found = tuple(map(int, steps))
+        grid = zip(found, self.shape, self.chunk_shape, strict=True)
+        return found if all(at * size < length for at, length, size in grid) else None
 
 
 def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Protocol, TypeVar
 
 from registry.actions import Place
@@ -17,10 +19,14 @@ from registry.errors import (
 )
 from registry.maintenance.data import fault_of
 from registry.maintenance.objects import Tables, check_rows
+from registry.objects.framing import content_bytes
 from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Manifest
 from registry.objects.placement import PackRef, Placement
 from registry.store import Store, missing
+
+#: A manifest that unpacks to more is checked while no other such is.
+_LARGE_BYTES = 2**20
 
 _T = TypeVar("_T", covariant=True)
 
@@ -88,11 +94,22 @@ class PlaceCheck:
         self._size_of = size_of
         self._may_check_rows = may_check_rows
         self._tables = tables
+        self._turn = Lock()
 
     def check(self, places: Sequence[Place]) -> Checked:
         """Check placed states of one manifest, which is read once for all of them."""
         checked = Checked()
-        manifest = self._read(Manifest, places[0].manifest_key, checked)
+        key = places[0].manifest_key
+        data = self._get(key, checked)
+        if data is None:
+            return self._check(places, None, checked)
+        # A large one stays in memory until it is checked: no two of them at once.
+        with self._turn if content_bytes(data) > _LARGE_BYTES else nullcontext():
+            return self._check(places, self._decode(Manifest, data, key, checked), checked)
+
+    def _check(
+        self, places: Sequence[Place], manifest: Manifest | None, checked: Checked
+    ) -> Checked:
         for place in places:
             placement = self._read(Placement, place.placement_key, checked)
             if placement is None:
@@ -105,13 +122,25 @@ class PlaceCheck:
         return checked
 
     def _read(self, form: _Form[_T], key: ObjectKey, checked: Checked) -> _T | None:
+        data = self._get(key, checked)
+        return None if data is None else self._decode(form, data, key, checked)
+
+    def _get(self, key: ObjectKey, checked: Checked) -> bytes | None:
         # Read past the handle's cache: what counts is what lies on the store.
         try:
             data = self._store.backend.get(str(key))
-            checked.size_bytes += len(data)
-            return form.decode(data, key.digest, where=str(key))
         except ObjectNotFound:
             checked.blame(key, Fault(missing(key).summary, is_gone=True))
+        except RegistryError as error:
+            checked.blame(key, Fault(fault_of(error) or ""))
+        else:
+            checked.size_bytes += len(data)
+            return data
+        return None
+
+    def _decode(self, form: _Form[_T], data: bytes, key: ObjectKey, checked: Checked) -> _T | None:
+        try:
+            return form.decode(data, key.digest, where=str(key))
         except RegistryError as error:
             checked.blame(key, Fault(fault_of(error) or ""))
         return None

@@ -21,7 +21,7 @@ from registry.bursts import allocation_burst
 from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput, Malformed, UnsupportedFormat
-from registry.limits import LISTED_BYTES, check_bytes, check_json, taking_turns
+from registry.limits import check_json, taking_turns
 from registry.objects.chunking import GRID, INLINE_BYTES, Grid, grid
 from registry.objects.framing import content_bytes, unwrap_frame, wrap_frame
 
@@ -299,9 +299,7 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
 
     Raises:
         Malformed: It is not `32 * count` bytes long.
-        BeyondLimit: So many digests would take too much memory.
     """
-    check_bytes(count * LISTED_BYTES, "a digest list", where=where)
     if len(data) != count * _DIGEST_BYTES:
         raise Malformed(
             "digest list does not cover its tensor",

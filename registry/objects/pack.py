@@ -19,6 +19,7 @@ from registry import canonical
 from registry.codecs import RAW, codec_name, codec_number
 from registry.digest import Digest
 from registry.errors import Damaged, Malformed, UnsupportedFormat
+from registry.limits import check_bytes
 
 FORMAT = "holdfast.pack/1"
 #: A pack takes further chunks up to so many raw bytes.
@@ -199,6 +200,7 @@ def read_table(
 
     Raises:
         Damaged: The table does not hash to `name`.
+        BeyondLimit: The table would take too much memory.
     """
     begin = min(max(after, file_bytes - TAIL_GUESS_BYTES), file_bytes - TRAILER_BYTES)
     if file_bytes < TRAILER_BYTES:
@@ -206,6 +208,7 @@ def read_table(
     tail = read(begin, file_bytes)
     table_bytes, digest = parse_trailer(tail[-TRAILER_BYTES:], file_bytes, where=where)
     start = file_bytes - TRAILER_BYTES - table_bytes
+    check_bytes(table_bytes, "reading its table", where=where)
     if start < begin:
         tail = read(start, begin) + tail
         begin = start

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from registry.digest import Digest
 from registry.errors import Malformed
+from registry.limits import LISTED_BYTES, check_bytes
 from registry.objects.manifest import Manifest, TensorEntry, parse_list
 from registry.objects.placement import Placement, Places
 from registry.reading.fetching import Fetch, check_length
@@ -98,6 +99,8 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
             found=len(placement.rows),
         )
     places = Places(placement, manifest.direct_chunks)
+    counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
+    check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     buffers = {}
     for digest in manifest.chunk_lists:
         # Before memory is taken: a manifest can claim any shape, a pack only what it holds.

@@ -1,0 +1,45 @@
+"""How many bytes an object may have that is read as a whole, and so has to fit into memory.
+
+Everything but the chunks of tensors is read like that. A file can say that it is longer than any
+memory and take no space on a disk; nothing that Holdfast writes is nearly as long as the bound.
+"""
+
+from __future__ import annotations
+
+import os
+
+from backends.errors import RegistryError, StorageError
+
+VARIABLE = "HOLDFAST_MAX_RECORD_BYTES"
+DEFAULT_BYTES = 1536 * 2**20
+
+
+def max_record_bytes() -> int:
+    """Return the bound: what the variable says, or the default.
+
+    Raises:
+        RegistryError: The variable is not a positive number.
+    """
+    text = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
+    if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
+        raise RegistryError(
+            "not a number of bytes", where=VARIABLE, expected="such as 4294967296", found=text[:40]
+        )
+    return int(text)
+
+
+def check_whole(size_bytes: int, where: str) -> None:
+    """Check the size of an object before memory is taken for all of it.
+
+    Raises:
+        StorageError: It is beyond the bound.
+    """
+    most = max_record_bytes()
+    if size_bytes > most:
+        raise StorageError(
+            "the object is too long to be read as a whole",
+            where=where,
+            expected=f"at most {most} bytes",
+            found=f"{size_bytes} bytes",
+            hint=f"Nothing was read. It is damaged or hostile, or {VARIABLE} is too small.",
+        )
