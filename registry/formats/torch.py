@@ -20,7 +20,7 @@ from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from registry.formats.source import stable
 from registry.formats.state_file import FileState, WrittenFile
 from registry.formats.target import new_file
-from registry.limits import check_bytes
+from registry.limits import check_bytes, max_record_bytes
 
 #: Values that a file may unfold to when each shared list is counted wherever it is used.
 MAX_VALUES = 20_000_000
@@ -29,7 +29,8 @@ MAX_VALUES = 20_000_000
 _PICKLED_BYTES = 8
 _CONTAINER_BYTES = 64
 _CONTAINERS = (b"]", b"}", b"\x8f")
-#: Views that tensors may be of the bytes in the file, in multiples of its size.
+#: Views that tensors may be of the bytes in the file, in multiples of its size, where they are more
+#: than a record may take.
 _MAX_SHARING = 16
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)")
 _KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
@@ -155,11 +156,12 @@ def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
         _broken(path, "nested too deeply, or within itself", None, error)
     if values > MAX_VALUES:
         _broken(path, "it unfolds to too many values", f"at most {MAX_VALUES}", values)
-    if nbytes > size * _MAX_SHARING:
+    most = max(size * _MAX_SHARING, max_record_bytes())
+    if nbytes > most:
         raise InvalidInput(
             "its tensors are views that are far larger than the file",
             where=path,
-            expected=f"at most {size * _MAX_SHARING} bytes",
+            expected=f"at most {most} bytes",
             found=f"{nbytes} bytes",
             hint="Expanded tensors are stored element by element: save what they expand instead.",
         )

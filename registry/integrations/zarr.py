@@ -38,6 +38,8 @@ from registry.reading.lazy import Source
 _KEPT_BYTES = 64 * 2**20
 #: Chunks of a foreign array that zarr is asked for at once, at most.
 _CHUNKS_AT_ONCE = 4096
+#: The same for each that is there, since the others cost as much.
+_ABSENT_AT_ONCE = 64
 #: First chunk and the one behind the last, along each axis of a grid.
 _Ranges = list[tuple[int, int]]
 #: Names of metadata, of either version.
@@ -120,7 +122,7 @@ def _fill_parts(
     """
     count = math.prod(stop - start for start, stop in ranges)
     part = _slices(ranges, chunk_shape)
-    if count <= _CHUNKS_AT_ONCE:
+    if count <= min(_CHUNKS_AT_ONCE, _ABSENT_AT_ONCE * max(1, len(there))):
         return _fill(array, target, part)
     if not there:
         first = _slices([(start, start + 1) for start, _ in ranges], chunk_shape)

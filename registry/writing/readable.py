@@ -21,7 +21,7 @@ from registry.pytree import ArrayLeaf, FlatState
 _ANY = Digest(bytes(32))
 #: What an entry of a tensor takes at most, 64 axes and all, but for its chunks.
 _MOST_BYTES = 8192
-#: What is around components and between tensors, each.
+#: What is around all components and around each, and what is between tensors.
 _AROUND_BYTES = 1024
 _BETWEEN_BYTES = 36
 
@@ -40,7 +40,7 @@ def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
     plain = sum(map(len, skeletons)) * HEAVIEST
     leaves = [leaf for part in state.components for leaf in part.leaves]
     tensors = len(leaves) * _MOST_BYTES + sum(leaf.nbytes for leaf in leaves) // CHUNK_BYTES * 1024
-    around = len(skeletons) * _AROUND_BYTES
+    around = (len(skeletons) + 1) * _AROUND_BYTES
     if plain + tensors + around <= max_record_bytes():
         return  # as nearly always
     check_bytes(

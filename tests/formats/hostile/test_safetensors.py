@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from registry import limits
 from tests.formats.hostile.conftest import Refuse
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -78,3 +79,23 @@ def test_the_sound_one_passes(tmp_path: Path) -> None:
 
     (tmp_path / "x.safetensors").write_bytes(build(entry(), bytes(8)))
     assert formats.read(tmp_path / "x.safetensors").state["model"]["w"].tolist() == [0, 0]
+
+
+def metadata(pairs: list[bytes]) -> bytes:
+    return build(b'{"__metadata__":{%b}}' % b",".join(pairs))
+
+
+def test_a_key_that_stands_twice_among_many_is_found(tmp_path: Path, refuse: Refuse) -> None:
+    """Each key is looked at once: by pairs this would take hours."""
+    pairs = [b'"%d":""' % number for number in range(400_000)]
+    (tmp_path / "x.safetensors").write_bytes(metadata([*pairs, pairs[-1]]))
+    refuse(tmp_path / "x.safetensors", "'399999' stands twice")
+
+
+def test_a_header_that_would_fill_the_memory_is_not_parsed(
+    tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.safetensors").write_bytes(build(b"[%b]" % b",".join([b"[]"] * 100_000)))
+    refuse(tmp_path / "x.safetensors", "the header is no object")
+    monkeypatch.setenv(limits.VARIABLE, "1000000")
+    refuse(tmp_path / "x.safetensors", "parsing it would take too much memory.*" + limits.VARIABLE)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from registry import formats, limits
 from registry.errors import UnsupportedValue
 from tests.formats.hostile.conftest import Refuse
 
@@ -151,6 +152,22 @@ def test_an_entry_twice(tmp_path: Path, refuse: Refuse) -> None:
 def test_a_vast_view_of_few_bytes(tmp_path: Path, refuse: Refuse) -> None:
     torch.save({"w": torch.ones(1).expand(10**6, 10**6)}, tmp_path / "x.pt")
     refuse(tmp_path / "x.pt", "far larger than the file")
+
+
+def test_a_wide_view_that_fits_is_read(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(1).expand(1000, 1000)}, tmp_path / "x.pt")
+    assert formats.read(tmp_path / "x.pt").state["w"].sum() == 10**6
+
+
+def test_a_pickle_of_more_objects_than_memory(
+    tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"x": [[]]}, tmp_path / "x.pt")
+    lists = b"\x80\x02}X\x01\0\0\0x](" + b"]" * 100_000 + b"es."
+    repack(tmp_path / "x.pt", replace={"data.pkl": lists})
+    assert len(formats.read(tmp_path / "x.pt").state["x"]) == 100_000
+    monkeypatch.setenv(limits.VARIABLE, "1000000")
+    refuse(tmp_path / "x.pt", "unpickling it would take too much memory")
 
 
 def test_lists_of_lists_that_unfold(tmp_path: Path, refuse: Refuse) -> None:

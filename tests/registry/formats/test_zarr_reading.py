@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import shutil
+import struct
+import tracemalloc
 import warnings
 import zlib
 from collections import OrderedDict
@@ -36,6 +38,9 @@ import registry
 from registry import Run, formats
 from registry.cli.app import app
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
+from registry.integrations import zarr as zarr_view
+from registry.integrations.zarr_expansion import check_expansion
+from registry.integrations.zarr_nodes import array_v2
 from tests.registry.conftest import same, small_grid
 
 STATE: dict[Any, Any] = {
@@ -502,6 +507,134 @@ def test_a_chunk_that_expands_too_far_is_never_decoded(
     (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
     with pytest.raises(InvalidInput, match="around a compressor"):
         formats.read(tmp_path / "x.zarr")
+
+
+def sharded_file(inner: list[tuple[int, int]], data: bytes, order: str, first: bool) -> bytes:
+    """Return a shard: chunks by start and length, which lie in `data`; its index first or last."""
+    index = b"".join(struct.pack(f"{order}2Q", *place) for place in inner)
+    return index + data if first else data + index
+
+
+BLOSC = {"typesize": 4, "cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}
+INNER = {
+    "gzip": (gzip.compress(ZEROS), {"level": 5}),
+    "zstd": (numcodecs.Zstd().encode(ZEROS), {"level": 0, "checksum": False}),
+    "blosc": (numcodecs.Blosc().encode(ZEROS), BLOSC),
+}
+
+
+@pytest.mark.parametrize("codec", INNER)
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(("order", "first"), [("<", False), (">", True)])
+def test_a_chunk_in_a_shard_that_expands_too_far_is_never_decoded(
+    codec: str, is_nested: bool, order: str, first: bool, one: Path
+) -> None:
+    data, configuration = INNER[codec]
+    skipped = 32 if first else 0
+    places = [(2**64 - 1, 2**64 - 1), (skipped, len(data))]
+    index = [{"name": "bytes", "configuration": {"endian": "big" if order == ">" else "little"}}]
+    codecs: list[Any] = [{"name": "bytes"}, {"name": codec, "configuration": configuration}]
+    document: dict[str, Any] = sharded(codecs, [5, 100])
+    document["configuration"] |= {
+        "index_codecs": index,
+        "index_location": "start" if first else "end",
+    }
+    shard = sharded_file(places, data, order, first)
+    if is_nested:
+        shard = sharded_file([(16 if first else 0, len(shard))], shard, order, first)
+        document = sharded([document], [10, 100])
+        document["configuration"] |= {
+            "index_codecs": index,
+            "index_location": "start" if first else "end",
+        }
+    shutil.rmtree(one / "g" / "a" / "c")
+    edit(
+        one / "g" / "a" / "zarr.json",
+        codecs=[document],
+        chunk_grid={"name": "regular", "configuration": {"chunk_shape": [10, 100]}},
+    )
+    (one / "g" / "a" / "c" / "0").mkdir(parents=True)
+    (one / "g" / "a" / "c" / "0" / "0").write_bytes(shard)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="expands to more") as caught:
+            formats.read(one)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+    assert "g/a/c/0/0: " in str(caught.value)
+
+
+def test_one_chunk_cannot_stand_for_many_in_a_shard(one: Path) -> None:
+    """It may be named by each place of the index, and is decoded as often."""
+    data = gzip.compress(bytes(60_000))
+    places = [(0, len(data))] * 1000
+    shutil.rmtree(one / "g" / "a" / "c")
+    document = sharded([{"name": "bytes"}, {"name": "gzip", "configuration": {}}], [1, 1])
+    document["configuration"]["index_codecs"] = [{"name": "bytes"}]
+    edit(
+        one / "g" / "a" / "zarr.json",
+        codecs=[document],
+        chunk_grid={"name": "regular", "configuration": {"chunk_shape": [10, 100]}},
+    )
+    (one / "g" / "a" / "c" / "0").mkdir(parents=True)
+    (one / "g" / "a" / "c" / "0" / "0").write_bytes(sharded_file(places, data, "<", False))
+    with pytest.raises(InvalidInput, match="expands to more"):
+        formats.read(one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"index_codecs": [{"name": "bytes"}, {"name": "gzip"}]}, "another encoding of a shard"),
+        ({"chunk_shape": [3, 1]}, "no whole number of chunks"),
+    ],
+)
+def test_shards_that_zarr_does_not_write_are_refused(changes: Any, match: str, one: Path) -> None:
+    document = sharded([{"name": "bytes"}], [1, 1])
+    document["configuration"] |= changes
+    grid = {"name": "regular", "configuration": {"chunk_shape": [10, 100]}}
+    edit(one / "g" / "a" / "zarr.json", codecs=[document], chunk_grid=grid)
+    with pytest.raises(InvalidInput, match=match):
+        formats.read(one)
+    around = [{"name": "gzip"}, {"name": "transpose"}]
+    for codecs in ([document, around[0]], [around[1], document]):
+        edit(one / "g" / "a" / "zarr.json", codecs=codecs)
+        with pytest.raises(InvalidInput):
+            formats.read(one)
+
+
+def test_chunks_that_are_not_there_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zarr takes its time for each; an array of a million is said in 200 bytes."""
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    made = group.create_array("a", shape=(1024, 1024), chunks=(1, 1), dtype="f4", fill_value=np.nan)
+    places = [(0, 0), (511, 512), (1023, 1023), (512, 3)]
+    for number, place in enumerate(places):
+        made[place] = number
+    asked: list[str] = []
+    reading = zarr_view._ArrayStore._bounded
+
+    def counted(self: Any, key: str, part: slice) -> bytes | None:
+        asked.append(key)
+        return reading(self, key, part)
+
+    monkeypatch.setattr(zarr_view._ArrayStore, "_bounded", counted)
+    array = formats.read(tmp_path / "x.zarr").state["a"]
+    assert len(asked) < 1000
+    assert [array[place] for place in places] == [0, 1, 2, 3]
+    array[tuple(zip(*places, strict=True))] = np.nan
+    assert np.isnan(array).all()
+
+
+def test_many_short_streams_are_looked_at_in_linear_time(tmp_path: Path) -> None:
+    """What follows a stream is copied at its end: 2 MiB of them must not copy 2 MiB each."""
+    node = array_v2("x", {**ONE_V2, "order": "C", "compressor": {"id": "gzip"}}, None)
+    check_expansion(node, "0", gzip.compress(b"") * 200_000)
+    node = array_v2("x", {**ONE_V2, "order": "C", "compressor": {"id": "bz2"}}, None)
+    with pytest.raises(InvalidInput, match="expands to more"):
+        check_expansion(node, "0", bz2.compress(b"") * 200_000)
 
 
 def test_only_files_are_read(one: Path, tmp_path: Path) -> None:
