@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from backends import Backend, Location, ReadOnlyStore, StorageError, open_backend, parse
+from backends.limits import VARIABLE as MAX_RECORD
 from backends.mounts import ALLOW, file_system
 from backends.probe import probe_put_if_absent
 from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
@@ -29,7 +30,7 @@ Status = Literal["ok", "warn", "fail"]
 
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = (
-    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW),
+    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, MAX_RECORD, ALLOW),
     *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
 )
 #: S3 refuses requests that are off by a quarter of an hour.
