@@ -3,8 +3,8 @@
 Some bytes can stand for gigabytes, and codecs take memory for all that a chunk expands to before
 anybody compares it with the shape. So each chunk file is decompressed here first, by parts that are
 let go at once, until it is whole or longer than its array allows. Of a shard that is done with each
-chunk that its index names, so often as it is named, within one bound for them all. Nothing here
-needs zarr.
+chunk that its index names, as often as it is named, within a bound for each and one for them all.
+Nothing here needs zarr.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _PART_BYTES = 2**20
 _FED_BYTES = 2**14
 #: Streams of bzip2 in a chunk, at most.
 _MOST_STREAMS = 1024
-_TOO_MUCH = 2**63
+#: More than any chunk may expand to.
+_TOO_MUCH = 2**80
 
 
 def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
@@ -99,8 +100,12 @@ def _expanded_shard(shard: Shard, data: bytes) -> Iterator[int]:
         return
     places = iter(numbers.unpack_from(data, len(data) - length if shard.is_index_last else 0))
     for start, size in zip(places, places, strict=True):
-        if start != _ABSENT:
-            yield from _expanded(shard.inner, data[start : start + size])
+        if start == _ABSENT:
+            continue
+        rest = _limit(shard.inner)
+        for part in _expanded(shard.inner, data[start : start + size]):
+            rest -= part
+            yield part if rest >= 0 else _TOO_MUCH
 
 
 def _declared(place: int) -> Callable[[bytes], Iterator[int]]:

@@ -565,10 +565,11 @@ def test_a_chunk_in_a_shard_that_expands_too_far_is_never_decoded(
     assert "g/a/c/0/0: " in str(caught.value)
 
 
-def test_one_chunk_cannot_stand_for_many_in_a_shard(one: Path) -> None:
-    """It may be named by each place of the index, and is decoded as often."""
-    data = gzip.compress(bytes(60_000))
-    places = [(0, len(data))] * 1000
+@pytest.mark.parametrize(("length", "times"), [(60_000, 1000), (100_000, 1)])
+def test_no_chunk_of_a_shard_takes_what_is_for_others(length: int, times: int, one: Path) -> None:
+    """One may be named by each place of the index, and is decoded as often."""
+    data = gzip.compress(bytes(length))
+    places = [(0, len(data))] * times + [(2**64 - 1, 2**64 - 1)] * (1000 - times)
     shutil.rmtree(one / "g" / "a" / "c")
     document = sharded([{"name": "bytes"}, {"name": "gzip", "configuration": {}}], [1, 1])
     document["configuration"]["index_codecs"] = [{"name": "bytes"}]
