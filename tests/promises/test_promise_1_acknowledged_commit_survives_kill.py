@@ -38,14 +38,15 @@ def test_promise_1_every_file_is_synced_before_it_gets_its_name(
         sync(fd)
         synced.append(os.fstat(fd).st_ino)
 
-    def noted_link(source: str, target: str) -> None:
+    def noted_link(source: str, name: str, *, dst_dir_fd: int) -> None:
+        target = Path(f"/proc/self/fd/{dst_dir_fd}").readlink() / name
         assert Path(source).stat().st_ino in synced  # before it can be seen
-        if "/log/" in target:
+        if target.parent.name == "log":
             # What a commit names is there for good, names and bytes, before the commit is.
             assert all(path.stat().st_ino in synced for path in named)
             assert all(path.parent.stat().st_ino in synced for path in named)
-        link(source, target)
-        named.append(Path(target))
+        link(source, name, dst_dir_fd=dst_dir_fd)
+        named.append(target)
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "link", noted_link)
