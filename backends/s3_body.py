@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 # Big enough that the cost of a call vanishes, small enough to stay in the processor's cache.
 _PIECE_BYTES = 256 * 1024
+# What a slow line moves at a time, so that its progress is seen; and what a request begins with.
+_SMALL_PIECE_BYTES = 16 * 1024
+_FIRST_PIECE_BYTES = 64 * 1024
 
 
 class Readable(Protocol):
@@ -17,15 +21,38 @@ class Readable(Protocol):
         """Return at most `amt` bytes, none at the end."""
 
 
+class _Pace:
+    """How large the next piece is: large while pieces pass quickly, small on a slow line."""
+
+    def __init__(self) -> None:
+        self._size = _FIRST_PIECE_BYTES // 2
+        self._began_s = time.monotonic()
+
+    def next(self) -> int:
+        """Return a size; called once for each piece, when the one before has passed."""
+        now_s = time.monotonic()
+        if now_s - self._began_s < 1:
+            self._size = min(2 * self._size, _PIECE_BYTES)
+        else:
+            self._size = max(self._size // 4, _SMALL_PIECE_BYTES)
+        self._began_s = now_s
+        return self._size
+
+
 class SendBody(io.RawIOBase):
     """Buffers as one seekable file that hands out views of them.
 
     `read` returns up to 256 KiB even when asked for less, as urllib3 does with 16 KiB at a time: it
     and the SDK take whatever comes, and small sends cost a third of the rate.
+
+    Args:
+        buffers: The bytes.
+        moved: Told how many bytes were handed out.
     """
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, buffers: Sequence[memoryview], moved: Callable[[int], None]) -> None:
         self._buffers = buffers
+        self._moved = moved
         self._size = sum(map(len, buffers))
         self._rewind()
 
@@ -64,14 +91,15 @@ class SendBody(io.RawIOBase):
         self._next = 0
         self._offset = 0
         self._position = 0
+        self._pace = _Pace()
 
     def _piece(self) -> bytes | memoryview:
         """Return a view of the current buffer, or a few small buffers joined."""
         parts: list[memoryview] = []
-        size = 0
-        while self._next < len(self._buffers) and size < _PIECE_BYTES:
+        size, most = 0, self._pace.next()
+        while self._next < len(self._buffers) and size < most:
             left = self._buffers[self._next][self._offset :]
-            taken = left[: _PIECE_BYTES - size]
+            taken = left[: most - size]
             parts.append(taken)
             size += len(taken)
             if len(taken) == len(left):
@@ -79,19 +107,19 @@ class SendBody(io.RawIOBase):
             else:
                 self._offset += len(taken)
         self._position += size
+        self._moved(size)
         if len(parts) == 1:
             return parts[0]
         return b"".join(parts)
 
 
-def fill(stream: Readable, views: Sequence[memoryview]) -> None:
+def fill(stream: Readable, views: Sequence[memoryview], moved: Callable[[int], None]) -> None:
     """Fill buffers one after another from a stream of exactly their length.
 
     The pieces pass through one small allocation that the processor's cache holds: reading right
     into the buffers would go around the SDK's stream to save a copy that cannot be measured.
     """
-    wanted = sum(map(len, views))
-    pieces = _Pieces(stream, wanted)
+    pieces = _Pieces(stream, sum(map(len, views)), moved)
     for view in views:
         filled = 0
         while filled < len(view):
@@ -100,21 +128,34 @@ def fill(stream: Readable, views: Sequence[memoryview]) -> None:
             filled += len(piece)
 
 
+def read(stream: Readable, size: int, moved: Callable[[int], None]) -> bytes:
+    """Read a stream of exactly `size` bytes."""
+    pieces = _Pieces(stream, size, moved)
+    # It hands its memory over without copying it.
+    whole = io.BytesIO()
+    while whole.tell() < size:
+        whole.write(pieces.take(_PIECE_BYTES))
+    return whole.getvalue()
+
+
 class _Pieces:
     """A stream cut as its reader wants it."""
 
-    def __init__(self, stream: Readable, size: int) -> None:
+    def __init__(self, stream: Readable, size: int, moved: Callable[[int], None]) -> None:
         self._stream = stream
         self._left = size
+        self._moved = moved
+        self._pace = _Pace()
         self._piece = memoryview(b"")
 
     def take(self, most: int) -> memoryview:
         """Return 1 to `most` bytes."""
         if not self._piece:
-            piece = self._stream.read(min(self._left, _PIECE_BYTES))
+            piece = self._stream.read(min(self._left, self._pace.next()))
             if not piece:
                 raise EOFError(f"the answer broke off {self._left} bytes before its end")
             self._left -= len(piece)
+            self._moved(len(piece))
             self._piece = memoryview(piece)
         taken, self._piece = self._piece[:most], self._piece[most:]
         return taken
