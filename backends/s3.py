@@ -35,7 +35,7 @@ from backends.location import Location
 from backends.patience import Attempts, Patience
 from backends.s3_body import SendBody, fill, read
 from backends.s3_client import TIMEOUT, make_client, patience_of_environment
-from backends.s3_errors import error_code, translated
+from backends.s3_errors import error_code, is_absent, translated
 from backends.s3_proof import (
     NotProven,
     check_deleted,
@@ -201,7 +201,7 @@ class S3Backend(Backend):
             try:
                 answer = self._client().delete_object(**self._object(key))
             except ClientError as error:
-                if error_code(error) != "NoSuchKey":
+                if not is_absent(error):
                     raise
             else:
                 check_deleted(*_head(answer))

@@ -115,6 +115,12 @@ def error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
+def is_absent(error: ClientError) -> bool:
+    """Tell whether the server said that there is no such object."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return error_code(error) == "NoSuchKey" and status == 404
+
+
 def no_such_bucket(where: str) -> InvalidLocation:
     """Return the error for a bucket that is absent."""
     return InvalidLocation(
@@ -129,7 +135,7 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
     said = f"{code}: {details.get('Message') or 'no message'} (HTTP {status})"
     if code == "NoSuchBucket":
         return no_such_bucket(where)
-    if code == "NoSuchKey":
+    if is_absent(error):
         return ObjectNotFound("no such object", where=where)
     if code in _PLACES:
         return InvalidLocation(

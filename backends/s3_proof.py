@@ -57,17 +57,20 @@ def check_raw(operation: str, status: int, headers: Headers, body: object) -> No
         NotProven: It is not one that the store gives.
     """
     text = body if isinstance(body, bytes) else b""
+    is_error = bool(_ERROR.match(text))
     if status in (301, 302, 303, 307, 308):
         _check_redirect(status, headers, text)
+    elif status >= 500 or status == 429:
+        # No news of any object, whoever says it. The SDK makes a 500 of a 200 that it cannot parse.
+        if text.strip() and not is_error:
+            raise NotProven(f"no answer of S3, or one cut off: {_page(headers, text)}")
     elif status >= 300:
-        # The answer to HEAD has no body; 429 and 5xx are no news of any object.
-        told = operation.startswith("Head") or status == 429 or status >= 500
-        if not (told or _ERROR.match(text)):
+        # The answer to HEAD has no body.
+        if not (is_error or operation.startswith("Head")):
             raise NotProven(_described(status, headers, text))
-    elif operation in _SILENT:
-        if text.strip():
-            raise NotProven(_described(status, headers, text))
-    elif operation in _ROOTS and not _ROOTS[operation].match(text):
+    elif (operation in _SILENT and text.strip()) or (
+        operation in _ROOTS and not _ROOTS[operation].match(text)
+    ):
         raise NotProven(_described(status, headers, text))
 
 
@@ -198,13 +201,16 @@ def _same(echoed: str, asked: str) -> bool:
 
 
 def _described(status: int, headers: Headers, text: bytes = b"") -> str:
-    kind = headers.get("content-type", "").partition(";")[0].strip() or "no content type"
+    return f"HTTP {status} {_page(headers, text)}"
+
+
+def _page(headers: Headers, text: bytes) -> str:
+    kind = headers.get("content-type", "").partition(";")[0].strip() or "of no type"
     encoding = headers.get("content-encoding", "")
-    words = [f"HTTP {status}", _shown(kind), *([_shown(encoding)] if encoding else [])]
     page = text[:4000].decode("utf-8", "replace")
     title = _TITLE.search(page)
     said = _shown(title[1] if title else page)
-    return " ".join(words) + (f": {said}" if said else "")
+    return " ".join(filter(None, [_shown(kind), _shown(encoding)])) + (f": {said}" if said else "")
 
 
 def _shown(text: str) -> str:

@@ -138,7 +138,7 @@ class Script:
 def served() -> Iterator[tuple[Script, S3Backend]]:
     script = Script()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backends.patience.time.sleep", lambda _: None)
+        patch.setattr("backends.patience.Patience.pause_s", lambda *_: 0.0)
         S3Server(script.url, "key", "secret").set_environment(patch)
         patch.delenv("AWS_ENDPOINT_URL")
         opened = open_backend(f"s3://bucket/pre/fix?endpoint_url={script.url}")
