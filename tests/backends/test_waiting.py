@@ -9,10 +9,14 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
@@ -38,12 +42,14 @@ Serve = Callable[[socket.socket, "Trickler"], None]
 class Trickler:
     """A server that takes every connection to one function, and counts those that ended."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, tls: ssl.SSLContext | None = None) -> None:
         self.stopped = threading.Event()
         self.ended = threading.Semaphore(0)
         self._serve = serve
+        self._tls = tls
         self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -54,7 +60,11 @@ class Trickler:
 
     def _take(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            self._serve(connection, self)
+            if self._tls is None:
+                self._serve(connection, self)
+            else:
+                with self._tls.wrap_socket(connection, server_side=True) as covered:
+                    self._serve(covered, self)
         self.ended.release()
 
     def trickle(self, connection: socket.socket) -> None:
@@ -165,6 +175,53 @@ def test_slow_server_is_given_up(
     assert ("write was done" in told) == ("put" in name or name == "delete") or "HOLDFAST" in told
     server.stopped.set()
     assert server.ended.acquire(timeout=60), "the server sees the end of the connection"
+
+
+def test_slow_server_behind_tls_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    server = Trickler(slow_body, certified(tmp_path))
+    S3Server(server.url, "key", "secret").set_environment(monkeypatch)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "pem"))
+    backend = S3Backend(parse("s3://bucket/x"), PATIENCE)
+    try:
+        for name in ("get", "get into", "list"):
+            with pytest.raises(StoreUnavailable, match="does not answer, or too slowly"):
+                CALLS[name](backend)
+            assert server.ended.acquire(timeout=60)
+    finally:
+        backend.close()
+        server.stop()
+
+
+def certified(folder: Path) -> ssl.SSLContext:
+    """Return the server side of TLS for this machine; its certificate is in `folder`."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ip_address("127.0.0.1"))
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    certificate = (
+        builder.not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    (folder / "pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "pem")
+    return context
 
 
 def test_answer_that_ends_within_continue_is_no_endless_loop(
