@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backends.errors import StoreUnavailable
+from backends.errors import InvalidLocation, StoreUnavailable
+
+TIMEOUT = "HOLDFAST_S3_TIMEOUT"
+LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,33 @@ class Patience:
     def allowing(self, size_bytes: int) -> Patience:
         """Return what leaves time for so many bytes at the least rate."""
         return replace(self, deadline_s=self.deadline_s + size_bytes / self.least_bytes_per_s)
+
+
+def patience_of_environment() -> Patience:
+    """Return how long to wait for a store, as the environment has it.
+
+    Raises:
+        InvalidLocation: A variable is no positive number.
+    """
+    usual = Patience()
+    return Patience(
+        deadline_s=_positive(TIMEOUT, usual.deadline_s),
+        least_bytes_per_s=_positive(LEAST_RATE, usual.least_bytes_per_s),
+    )
+
+
+def _positive(name: str, usual: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return usual
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    # Also refuses what is not a number; a day is more than anybody waits.
+    if not 0 < found <= 2**40:
+        raise InvalidLocation("not a positive number", where=name, found=repr(text))
+    return found
 
 
 class Attempts:

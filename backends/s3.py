@@ -32,9 +32,9 @@ from backends.errors import (
     StoreUnsuitable,
 )
 from backends.location import Location
-from backends.patience import Attempts, Patience
+from backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
 from backends.s3_body import SendBody, fill, read
-from backends.s3_client import TIMEOUT, make_client, patience_of_environment
+from backends.s3_client import make_client
 from backends.s3_errors import error_code, is_absent, translated
 from backends.s3_proof import (
     NotProven,
@@ -303,6 +303,17 @@ class S3Backend(Backend):
         asked = {"Bucket": self._bucket, **query}
         page = self._client().list_objects_v2(**asked, **self._owner)
         check_page(page, asked)
+        for keys in (
+            [entry["Key"] for entry in page.get("Contents", ())],
+            [folder["Prefix"] for folder in page.get("CommonPrefixes", ())],
+        ):
+            # To go on after the last one would leave out what such a store lists later.
+            if keys != sorted(keys):
+                raise StoreUnsuitable(
+                    "the store does not list its keys in order",
+                    where=self._where(""),
+                    hint="Use a bucket of the usual kind: directory buckets list as they please.",
+                )
         return page
 
     def _entries(self, page: ListObjectsV2OutputTypeDef) -> Sequence[ObjectInfo]:

@@ -31,37 +31,7 @@ from backends.waiting import Wait, current
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-TIMEOUT = "HOLDFAST_S3_TIMEOUT"
-LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"
-
 _CONNECT_S = 10.0
-
-
-def patience_of_environment() -> Patience:
-    """Return how long to wait for a store, as the environment has it.
-
-    Raises:
-        InvalidLocation: A variable is no positive number.
-    """
-    usual = Patience()
-    return Patience(
-        deadline_s=_positive(TIMEOUT, usual.deadline_s),
-        least_bytes_per_s=_positive(LEAST_RATE, usual.least_bytes_per_s),
-    )
-
-
-def _positive(name: str, usual: float) -> float:
-    text = os.environ.get(name)
-    if not text:
-        return usual
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    # Also refuses what is not a number; a day is more than anybody waits.
-    if not 0 < found <= 2**40:
-        raise InvalidLocation("not a positive number", where=name, found=repr(text))
-    return found
 
 
 def make_client(location: Location, patience: Patience, connections: int) -> S3Client:

@@ -33,7 +33,7 @@ _SILENT = ("PutObject", "DeleteObject")
 # Every S3 server gives the MD5 or something of its form; web servers build ETags otherwise. A
 # proxy may have marked it as weak.
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Fa-f]{32}(?:-[0-9]+)?"?')
-# Where an ETag has another form (directory buckets, encryption), one of these stands beside it.
+# Where an ETag has another form (directory buckets, encryption), one of these comes with it.
 _NAMES = ("x-amz-request-id", "x-amz-id-2", "x-amz-version-id", "x-goog-hash")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _LENGTH = re.compile(r"[0-9]{1,19}")

@@ -18,6 +18,7 @@ from typing import Literal
 
 from backends import Backend, Location, ReadOnlyStore, StorageError, open_backend, parse
 from backends.mounts import ALLOW, file_system
+from backends.patience import LEAST_RATE, TIMEOUT
 from backends.probe import probe_put_if_absent
 from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
 from registry.cli import output
@@ -29,7 +30,7 @@ Status = Literal["ok", "warn", "fail"]
 
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = (
-    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW),
+    *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, ALLOW, TIMEOUT, LEAST_RATE),
     *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
 )
 #: S3 refuses requests that are off by a quarter of an hour.

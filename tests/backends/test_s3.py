@@ -417,6 +417,12 @@ def test_listing_that_turns_in_a_circle_is_refused(backend: S3Backend, script: S
         keys_of(backend)
 
 
+def test_listing_out_of_order_is_refused(backend: S3Backend, script: Script) -> None:
+    script.answers = [page(["b", "a"])]
+    with pytest.raises(StoreUnsuitable, match="in order"):
+        keys_of(backend)
+
+
 def test_limit_asks_for_no_more(backend: S3Backend, script: Script) -> None:
     script.answers = [page(["xa", "xb"], "1")]
     assert keys_of(backend, "x", start_after="w", limit=2) == ["xa", "xb"]

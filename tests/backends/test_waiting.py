@@ -21,14 +21,13 @@ from pathlib import Path
 import pytest
 
 from backends import ByteRange, InvalidLocation, StoreUnavailable, parse, waiting
-from backends.patience import Patience
+from backends.patience import Patience, patience_of_environment
 from backends.s3 import S3Backend
-from backends.s3_client import patience_of_environment
 from backends.waiting import Wait
 from tests.servers.fixtures import S3Server
 
 # A sixth of the deadline while nothing was ever answered, and a third of that for each attempt.
-PATIENCE = Patience(attempts=2, deadline_s=3.6, first_s=0.001)
+PATIENCE = Patience(attempts=2, deadline_s=1.8, first_s=0.001)
 OBJECT = (
     b"HTTP/1.1 206 Partial Content\r\n"
     b'ETag: "0123456789abcdef0123456789abcdef"\r\nContent-Length: 1000000\r\n'
@@ -101,7 +100,7 @@ def slow_upload(connection: socket.socket, server: Trickler) -> None:
     connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     while connection.recv(1):
         if server.stopped.wait(0.01):
-            # The end stands behind what the kernel still holds.
+            # It sees the end only behind what the kernel still holds.
             silent(connection, server)
             return
 
