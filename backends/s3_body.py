@@ -130,6 +130,8 @@ def fill(stream: Readable, views: Sequence[memoryview], moved: Callable[[int], N
 
 def read(stream: Readable, size: int, moved: Callable[[int], None]) -> bytes:
     """Read a stream of exactly `size` bytes."""
+    if not size:
+        return stream.read()  # which tells the SDK that the connection is free
     pieces = _Pieces(stream, size, moved)
     # It hands its memory over without copying it.
     whole = io.BytesIO()

@@ -177,10 +177,11 @@ class _Watchdog:
         with self.lock:
             self._waits.add(wait)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, name="holdfast-waiting", daemon=True
-                )
-                self._thread.start()
+                started = threading.Thread(target=self._watch, name="holdfast-waiting", daemon=True)
+                # At the end of a process no thread can be started; the sockets' timeouts remain.
+                with suppress(RuntimeError):
+                    started.start()
+                    self._thread = started
 
     def remove(self, wait: Wait) -> None:
         with self.lock:

@@ -500,6 +500,8 @@ def test_connections_are_used_again(
     script.answers = [Answer(206, body=bytes(400_000))]
     for _ in range(3):
         backend.get("a", ByteRange(0, 400_000))
+        script.answers.insert(0, Answer(200))
+        backend.get("empty")
         backend.get("a", ByteRange(0, 400_000), into=[memoryview(target)])
     script.answers = [Answer(404, "NoSuchKey")]
     with pytest.raises(ObjectNotFound):
