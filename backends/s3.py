@@ -249,10 +249,12 @@ class S3Backend(Backend):
         where = self._where(key)
         patience = self._patience if self._answered else self._patience.opening()
         attempts = Attempts(patience.allowing(size))
-        with waiting(Wait(act, where, patience, limit=TIMEOUT, size_bytes=size)) as wait:
+        writes = act in _WRITES
+        made = Wait(act, where, patience, limit=TIMEOUT, writes=writes, size_bytes=size)
+        with waiting(made) as wait:
             while True:
                 try:
-                    with translated(where, writes=act in _WRITES), wait.attempt():
+                    with translated(where, writes=writes), wait.attempt():
                         found = ask(wait)
                 except StoreUnavailable as error:
                     attempts.failed(error)

@@ -51,7 +51,7 @@ class Redirected(NotProven):
 
 
 def check_raw(operation: str, status: int, headers: Headers, body: object) -> None:
-    """Check an answer before the SDK parses it; what it may be a stream or bytes.
+    """Check an answer before the SDK parses it; the body of an object is a stream, others bytes.
 
     Raises:
         NotProven: It is not one that the store gives.

@@ -46,11 +46,19 @@ class Wait:
         where: The URL of the object.
         patience: How long it may take.
         limit: How a user can give it more time, for messages.
+        writes: Whether it changes something.
         size_bytes: How many bytes are to move, as far as that is known.
     """
 
     def __init__(
-        self, what: str, where: str, patience: Patience, *, limit: str, size_bytes: int = 0
+        self,
+        what: str,
+        where: str,
+        patience: Patience,
+        *,
+        limit: str,
+        writes: bool = False,
+        size_bytes: int = 0,
     ) -> None:
         #: Bytes that went in or out so far, those of failed attempts included.
         self.moved_bytes = 0
@@ -58,6 +66,7 @@ class Wait:
         self._where = where
         self._patience = patience
         self._limit = limit
+        self._writes = writes
         self._began_s = time.monotonic()
         self._ends_s = self._began_s + patience.allowing(size_bytes).deadline_s
         self._line = _Span(TELL_AFTER_S, self._began_s)
@@ -141,7 +150,8 @@ class Wait:
             expected=f"{least:.0f} bytes a second over {self._patience.try_s:.3g} s, and an end"
             f" within {self._ends_s - self._began_s:.3g} s",
             found=f"{self.moved_bytes} bytes in {time.monotonic() - self._began_s:.1f} s",
-            hint=f"Try again later, or allow more time: {self._limit}.",
+            hint=f"Try again later, or allow more time ({self._limit})"
+            + ("; whether the write was done is not known." if self._writes else "."),
         )
 
 

@@ -417,6 +417,52 @@ def test_listing_that_turns_in_a_circle_is_refused(backend: S3Backend, script: S
         keys_of(backend)
 
 
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("<Prefix>pre/fix/</Prefix>", ""),
+        ("<EncodingType>url</EncodingType><Prefix>pre%2Ffix%2F</Prefix>", ""),
+        ("<Prefix>pre%2Ffix%2F</Prefix>", ""),
+        ("<Name>bucket</Name><Delimiter/><StartAfter/>", ""),
+        ("", "names no bucket"),
+        ("<Name/>", "names no bucket"),
+        ("<Name>bucke</Name><Prefix>pre/fix/</Prefix>", "another bucket, bucke"),
+        ("<Name>bucket</Name><Prefix>pre/fixe/</Prefix>", "another prefix, pre/fixe/"),
+        ("<Name>bucket</Name><Prefix/>", "another prefix, none"),
+        ("<Name>bucket</Name><Delimiter>/</Delimiter>", "delimiter /"),
+        ("<Name>bucket</Name><StartAfter>x</StartAfter>", "starts after x"),
+        ("<Name>bucket</Name><Contents><Key>pre/fix/b</Key></Contents>", "entries that lack"),
+        ("<Name>bucket</Name><CommonPrefixes/>", "folders that lack"),
+    ],
+)
+def test_listing_says_what_it_lists(
+    backend: S3Backend, script: Script, said: str, refused: str
+) -> None:
+    script.answers = [page(["a"], said=said)]
+    if not refused:
+        assert keys_of(backend) == ["a"]
+        return
+    with pytest.raises(StoreUnavailable, match=refused):
+        keys_of(backend)
+    assert len(script.requests) > 1
+
+
+def test_answer_that_cannot_be_read_is_asked_for_again(backend: S3Backend, script: Script) -> None:
+    script.answers = [page(["b"])]
+    script.answers[0].body = script.answers[0].body.replace(b"<Size>1", b"<Size>one")
+    script.answers.append(page(["a"]))
+    assert keys_of(backend) == ["a"]
+    script.answers = [Answer(200, headers={"Last-Modified": "yesterday"}), Answer(200)]
+    assert backend.stat("a").size_bytes == 0
+    assert len(script.requests) == 4
+
+
+def test_put_with_the_checksum_of_other_bytes(backend: S3Backend, script: Script) -> None:
+    script.answers = [Answer(200, headers={"x-amz-checksum-crc32": "AAAAAA=="})]
+    with pytest.raises(StoreUnavailable, match="checksum of other bytes"):
+        backend.put("a", b"x")
+
+
 def test_listing_out_of_order_is_refused(backend: S3Backend, script: Script) -> None:
     script.answers = [page(["b", "a"])]
     with pytest.raises(StoreUnsuitable, match="in order"):
