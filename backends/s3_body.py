@@ -9,7 +9,7 @@ from typing import Protocol
 
 # Big enough that the cost of a call vanishes, small enough to stay in the processor's cache.
 _PIECE_BYTES = 256 * 1024
-# What a slow line moves at a time, so that its progress is seen; and what a request begins with.
+# What a slow line sends at a time, so that its progress is seen; and what an upload begins with.
 _SMALL_PIECE_BYTES = 16 * 1024
 _FIRST_PIECE_BYTES = 64 * 1024
 
@@ -22,7 +22,7 @@ class Readable(Protocol):
 
 
 class _Pace:
-    """How large the next piece is: large while pieces pass quickly, small on a slow line."""
+    """How large the next piece to send is: large while they pass quickly, small on a slow line."""
 
     def __init__(self) -> None:
         self._size = _FIRST_PIECE_BYTES // 2
@@ -113,13 +113,14 @@ class SendBody(io.RawIOBase):
         return b"".join(parts)
 
 
-def fill(stream: Readable, views: Sequence[memoryview], moved: Callable[[int], None]) -> None:
+def fill(stream: Readable, views: Sequence[memoryview]) -> None:
     """Fill buffers one after another from a stream of exactly their length.
 
     The pieces pass through one small allocation that the processor's cache holds: reading right
     into the buffers would go around the SDK's stream to save a copy that cannot be measured.
     """
-    pieces = _Pieces(stream, sum(map(len, views)), moved)
+    wanted = sum(map(len, views))
+    pieces = _Pieces(stream, wanted)
     for view in views:
         filled = 0
         while filled < len(view):
@@ -128,36 +129,21 @@ def fill(stream: Readable, views: Sequence[memoryview], moved: Callable[[int], N
             filled += len(piece)
 
 
-def read(stream: Readable, size: int, moved: Callable[[int], None]) -> bytes:
-    """Read a stream of exactly `size` bytes."""
-    if not size:
-        return stream.read()  # which tells the SDK that the connection is free
-    pieces = _Pieces(stream, size, moved)
-    # It hands its memory over without copying it.
-    whole = io.BytesIO()
-    while whole.tell() < size:
-        whole.write(pieces.take(_PIECE_BYTES))
-    return whole.getvalue()
-
-
 class _Pieces:
     """A stream cut as its reader wants it."""
 
-    def __init__(self, stream: Readable, size: int, moved: Callable[[int], None]) -> None:
+    def __init__(self, stream: Readable, size: int) -> None:
         self._stream = stream
         self._left = size
-        self._moved = moved
-        self._pace = _Pace()
         self._piece = memoryview(b"")
 
     def take(self, most: int) -> memoryview:
         """Return 1 to `most` bytes."""
         if not self._piece:
-            piece = self._stream.read(min(self._left, self._pace.next()))
+            piece = self._stream.read(min(self._left, _PIECE_BYTES))
             if not piece:
                 raise EOFError(f"the answer broke off {self._left} bytes before its end")
             self._left -= len(piece)
-            self._moved(len(piece))
             self._piece = memoryview(piece)
         taken, self._piece = self._piece[:most], self._piece[most:]
         return taken

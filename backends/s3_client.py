@@ -6,8 +6,10 @@ on. Only the SDK's finding of a bucket's region stays, for answers that name the
 
 from __future__ import annotations
 
+import io
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -106,10 +108,42 @@ def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: obje
     )
 
 
+class _CountedSocket:
+    """What a response needs of a socket: a file of it, which counts what is read."""
+
+    def __init__(self, sock: Any, wait: Wait | None) -> None:
+        self._sock = sock
+        self._wait = wait
+
+    def makefile(self, mode: str) -> Any:
+        if self._wait is None:
+            return self._sock.makefile(mode)
+        return io.BufferedReader(_CountedFile(self._sock.makefile(mode, buffering=0), self._wait))
+
+
+class _CountedFile(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, wait: Wait) -> None:
+        self._raw = raw
+        self._wait = wait
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = self._raw.readinto(buffer)
+        self._wait.moved(count or 0)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 class _Connection:
     """What makes a connection of the SDK one that can be cut; it is mixed in before those."""
 
     sock: Any
+    response_class: Any
     _wait: Wait | None = None
     # The response goes on with a socket that the connection has dropped, after "Connection: close".
     _answering: Any = None
@@ -125,7 +159,17 @@ class _Connection:
 
     def getresponse(self, *args: Any, **options: Any) -> Any:
         self._answering = self.sock
-        return super().getresponse(*args, **options)  # type: ignore[misc]
+        # Chosen by the SDK for each request.
+        chosen: Callable[..., Any] = self.response_class
+
+        def counted(sock: Any, **told: Any) -> Any:
+            return chosen(_CountedSocket(sock, self._wait), **told)
+
+        self.response_class = counted
+        try:
+            return super().getresponse(*args, **options)  # type: ignore[misc]
+        finally:
+            self.response_class = chosen
 
     def cut(self, wait: Wait) -> None:
         """End what goes through it for `wait`, from another thread."""
