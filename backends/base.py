@@ -16,6 +16,10 @@ The five promises, each of which `backends.testing.BackendContract` tries to bre
    UTF-8 bytes of the keys.
 5. Durable on return: an acknowledged put survives the death of the process, and on a local disk
    the loss of power. So does the object that made `put_if_absent` return False.
+
+They hold for answers of the store, so a backend with a network in between believes an answer only
+if it proves that the store gave it: what does not is `StoreUnavailable`, never an acknowledgment,
+an absence or a listing. A folder and the memory of a process have nothing in between.
 """
 
 from __future__ import annotations

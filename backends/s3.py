@@ -1,7 +1,7 @@
 """The store in an S3 bucket, over the core of boto3 (why: `docs/design/s3-transport.md`).
 
-`put_if_absent` is a PUT with `If-None-Match: *`. The SDK repeats a PUT whose answer was lost, and
-the repeat of a PUT that did create the object is refused: a False may thus speak of the caller's
+`put_if_absent` is a PUT with `If-None-Match: *`. A PUT whose answer was lost is repeated, and the
+repeat of a PUT that did create the object is refused: a False may thus speak of the caller's
 own bytes. Whoever must know who created an object reads it back.
 
 Credentials, profile, region and endpoint come from the usual AWS environment, the last two also
@@ -14,25 +14,18 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import threading
-import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cache
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
-import botocore.session
-from botocore.config import Config
 from botocore.exceptions import ClientError
-from botocore.loaders import Loader, create_loader
 
 from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
 from backends.errors import (
     AccessDenied,
-    InvalidLocation,
     ObjectNotFound,
     ObjectTruncated,
     StoreUnavailable,
@@ -40,17 +33,29 @@ from backends.errors import (
 )
 from backends.limits import check_whole
 from backends.location import Location
+from backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
 from backends.s3_body import SendBody, fill
-from backends.s3_errors import error_code, no_such_bucket, translated
+from backends.s3_client import make_client
+from backends.s3_errors import error_code, is_absent, translated
+from backends.s3_proof import (
+    NotProven,
+    check_deleted,
+    check_found,
+    check_got,
+    check_page,
+    check_written,
+)
+from backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 BUCKET_OWNER = "HOLDFAST_S3_BUCKET_OWNER"
 
-_ATTEMPTS = 5
-_CONFLICTS = 8
+_T = TypeVar("_T")
+
+_WRITES = ("put", "delete")
 _PAGE = 1000
 # Below this a body is joined and leaves in one segment with its headers; above, the SDK asks first
 # whether it may send it (Expect: 100-continue), which spares a refused conditional put the upload.
@@ -68,17 +73,20 @@ class S3Backend(Backend):
 
     Args:
         location: The bucket, and options for the client.
+        patience: How long to wait; as the environment has it without one.
     """
 
     concurrency = 16
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, patience: Patience | None = None) -> None:
         self._location = location
         self._bucket = location.name
         self._base = f"{location.path}/" if location.path else ""
         owner = os.environ.get(BUCKET_OWNER)
         self._owner: dict[str, Any] = {"ExpectedBucketOwner": owner} if owner else {}
-        self._bucket_seen = False
+        self._patience = patience or patience_of_environment()
+        # Until then it is asked with less patience: a wrong address should be told of soon.
+        self._answered = False
         self._made: S3Client | None = None
         self._lock = threading.Lock()
         _open.add(self)
@@ -97,59 +105,69 @@ class S3Backend(Backend):
     ) -> bytes:
         """Read an object, or a range of it."""
         views = check_into(byte_range, into)
-        options: dict[str, Any] = {}
+        named = self._object(key)
         if byte_range is not None:
-            options["Range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
-        where = self._where(key)
-        with translated(where):
-            answer = self._client().get_object(**self._object(key), **options)
+            named["Range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
+
+        def ask(wait: Wait) -> bytes:
+            answer = self._client().get_object(**named)
             with closing(answer["Body"]) as stream:
-                _check_length(answer, byte_range, where)
+                size = check_got(*_head(answer), byte_range)
+                if byte_range is None:
+                    check_whole(size, self._where(key))
+                    wait.expects(size)
+                elif size < len(byte_range):
+                    raise _truncated(byte_range, size, self._where(key))
                 if into is None:
                     # The SDK's stream checks that as many bytes come as were announced.
                     return stream.read()
                 fill(stream, views)
-        return b""
+            return b""
+
+        return self._ask("get", key, ask, 0 if byte_range is None else len(byte_range))
 
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object, atomically and durably."""
-        with translated(self._where(key)):
-            self._put(key, as_buffers(body), {})
+        buffers = as_buffers(body)
+        self._ask("put", key, lambda wait: self._put(key, buffers, {}, wait), _size(buffers))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
         """Create an object unless it exists; False may mean one's own lost answer (see above)."""
         buffers = as_buffers(body)
-        with translated(self._where(key)):
-            for attempt in range(_CONFLICTS):
-                try:
-                    self._put(key, buffers, {"IfNoneMatch": "*"})
-                except ClientError as error:
-                    if error_code(error) in ("PreconditionFailed", "412"):
-                        return False
-                    if error_code(error) not in ("ConditionalRequestConflict", "409"):
-                        raise
-                    time.sleep(random.uniform(0, 0.05 * 2**attempt))
-                else:
-                    return True
-        raise StoreUnavailable(
-            f"another write of this key was under way at each of {_CONFLICTS} attempts",
-            where=self._where(key),
-            hint="Try again.",
-        )
+
+        def ask(wait: Wait) -> bool:
+            try:
+                self._put(key, buffers, {"IfNoneMatch": "*"}, wait)
+            except ClientError as error:
+                if error_code(error) == "PreconditionFailed":
+                    return False
+                raise
+            except NotProven:
+                # Only the store knows what became of it. Where it is absent it is sent again.
+                if self._listed(key):
+                    return False
+                raise
+            return True
+
+        return self._ask("put", key, ask, _size(buffers))
 
     def stat(self, key: str) -> ObjectInfo:
         """Tell size and time of an object."""
-        where = self._where(key)
-        with translated(where):
+
+        def ask(_: Wait) -> ObjectInfo:
             try:
                 found = self._client().head_object(**self._object(key))
             except ClientError as error:
                 if error_code(error) != "404":
                     raise
-                # The answer to HEAD has no body, so it does not say what is absent.
-                self._check_bucket()
-                raise ObjectNotFound("no such object", where=where) from error
-        return ObjectInfo(key, found["ContentLength"], found["LastModified"].timestamp())
+                # The answer to HEAD has no body: anybody could have given it, and about anything.
+                if self._listed(key):
+                    raise NotProven("HTTP 404 for what the store lists") from error
+                raise ObjectNotFound("no such object", where=self._where(key)) from error
+            check_found(*_head(found))
+            return ObjectInfo(key, found["ContentLength"], found["LastModified"].timestamp())
+
+        return self._ask("stat", key, ask)
 
     def list(
         self,
@@ -181,12 +199,17 @@ class S3Backend(Backend):
 
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error."""
-        with translated(self._where(key)):
+
+        def ask(_: Wait) -> None:
             try:
-                self._client().delete_object(**self._object(key))
+                answer = self._client().delete_object(**self._object(key))
             except ClientError as error:
-                if error_code(error) not in ("NoSuchKey", "404"):
+                if not is_absent(error):
                     raise
+            else:
+                check_deleted(*_head(answer))
+
+        self._ask("delete", key, ask)
 
     def keeps_versions(self) -> bool | None:
         """Tell whether the bucket keeps versions; None where it does not tell this role.
@@ -195,8 +218,11 @@ class S3Backend(Backend):
         it is deleted, one put since does not.
         """
         try:
-            with translated(self._where("")):
-                found = self._client().get_bucket_versioning(Bucket=self._bucket, **self._owner)
+            found = self._ask(
+                "versioning",
+                "",
+                lambda _: self._client().get_bucket_versioning(Bucket=self._bucket, **self._owner),
+            )
         except (AccessDenied, StoreUnsuitable):
             return None
         return _KEEPS.get(found.get("Status"))
@@ -216,8 +242,28 @@ class S3Backend(Backend):
         made = self._made
         if made is None:
             with self._lock:
-                made = self._made = self._made or _make_client(self._location)
+                made = self._made = self._made or make_client(
+                    self._location, self._patience, 64 + self.concurrency
+                )
         return made
+
+    def _ask(self, act: str, key: str, ask: Callable[[Wait], _T], size: int = 0) -> _T:
+        """Ask until an answer proves that it is the store's, or patience ends."""
+        where = self._where(key)
+        patience = self._patience if self._answered else self._patience.opening()
+        attempts = Attempts(patience.allowing(size))
+        writes = act in _WRITES
+        made = Wait(act, where, patience, limit=TIMEOUT, writes=writes, size_bytes=size)
+        with waiting(made) as wait:
+            while True:
+                try:
+                    with translated(where, writes=writes), wait.attempt():
+                        found = ask(wait)
+                except StoreUnavailable as error:
+                    attempts.failed(error)
+                else:
+                    self._answered = True
+                    return found
 
     def _where(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._base}{key}"
@@ -225,44 +271,55 @@ class S3Backend(Backend):
     def _object(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._base + check_key(key), **self._owner}
 
-    def _put(self, key: str, buffers: Sequence[memoryview], condition: dict[str, Any]) -> None:
-        size = sum(map(len, buffers))
+    def _put(
+        self, key: str, buffers: Sequence[memoryview], condition: dict[str, Any], wait: Wait
+    ) -> None:
+        size = _size(buffers)
         checksum = 0
         for view in buffers:
             checksum = zlib.crc32(view, checksum)
-        self._client().put_object(
+        # Given as a header because over TLS the SDK would send it behind a body that it cuts
+        # into pieces of its own, copying each many times.
+        header = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+        answer = self._client().put_object(
             **self._object(key),
             **condition,
             Body=b"".join(buffers)
             if size <= _SMALL_BYTES
-            else cast("IO[bytes]", SendBody(buffers)),
+            else cast("IO[bytes]", SendBody(buffers, wait.moved)),
             ContentLength=size,
-            # Given as a header because over TLS the SDK would send it behind a body that it cuts
-            # into pieces of its own, copying each many times.
-            ChecksumCRC32=base64.b64encode(checksum.to_bytes(4, "big")).decode(),
+            ChecksumCRC32=header,
         )
-        self._bucket_seen = True
+        check_written(*_head(answer), header)
 
-    def _check_bucket(self) -> None:
-        if self._bucket_seen:
-            return
-        try:
-            # Not HeadBucket: a role may list under the prefix alone.
-            self._client().list_objects_v2(
-                Bucket=self._bucket, Prefix=self._base, MaxKeys=1, **self._owner
-            )
-        except ClientError as error:
-            if error_code(error) in ("NoSuchBucket", "404"):
-                raise no_such_bucket(f"s3://{self._bucket}") from error
-            raise
-        self._bucket_seen = True
+    def _listed(self, key: str) -> bool:
+        """Tell whether the store lists exactly this key; within an attempt of `_ask`."""
+        name = self._base + key
+        page = self._list({"Prefix": name, "MaxKeys": 1})
+        # It is the first of all that begin with it.
+        return any(entry["Key"] == name for entry in page.get("Contents", ()))
 
     def _page(self, query: dict[str, Any], left: int | None) -> ListObjectsV2OutputTypeDef:
         size = _PAGE if left is None else min(left, _PAGE)
-        with translated(self._where("")):
-            return self._client().list_objects_v2(
-                Bucket=self._bucket, MaxKeys=size, **self._owner, **query
-            )
+        prefix = query["Prefix"][len(self._base) :]
+        return self._ask("list", prefix, lambda _: self._list({**query, "MaxKeys": size}))
+
+    def _list(self, query: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
+        asked = {"Bucket": self._bucket, **query}
+        page = self._client().list_objects_v2(**asked, **self._owner)
+        check_page(page, asked)
+        for keys in (
+            [entry["Key"] for entry in page.get("Contents", ())],
+            [folder["Prefix"] for folder in page.get("CommonPrefixes", ())],
+        ):
+            # To go on after the last one would leave out what such a store lists later.
+            if keys != sorted(keys):
+                raise StoreUnsuitable(
+                    "the store does not list its keys in order",
+                    where=self._where(""),
+                    hint="Use a bucket of the usual kind: directory buckets list as they please.",
+                )
+        return page
 
     def _entries(self, page: ListObjectsV2OutputTypeDef) -> Sequence[ObjectInfo]:
         cut = len(self._base)
@@ -281,73 +338,22 @@ class S3Backend(Backend):
         return token
 
 
-def _make_client(location: Location) -> S3Client:
-    endpoint = location.endpoint_url or _endpoint_of_environment()
-    with translated(location.url):
-        try:
-            session = botocore.session.get_session()
-            models = _models(session.get_config_variable("data_path"))
-            session.register_component("data_loader", models)
-            client = session.create_client(
-                "s3",
-                endpoint_url=location.endpoint_url,
-                region_name=location.region,
-                config=_config(endpoint),
-            )
-            return cast("S3Client", client)
-        except ValueError as error:
-            raise InvalidLocation(str(error), where=location.url) from error
+def _head(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str]]:
+    """Return status and headers of an answer; their names are in small letters."""
+    told = answer["ResponseMetadata"]
+    return told["HTTPStatusCode"], told["HTTPHeaders"]
 
 
-@cache
-def _models(search_path: str | None) -> Loader:
-    """Return the descriptions of AWS's services; to parse them is most of what a client takes."""
-    return create_loader(search_path)
+def _size(buffers: Sequence[memoryview]) -> int:
+    return sum(map(len, buffers))
 
 
-def _endpoint_of_environment() -> str | None:
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-
-
-def _config(endpoint: str | None) -> Config:
-    # Our checksum goes with each body, and TLS protects it; without TLS its SHA-256 is signed.
-    signed = endpoint is not None and endpoint.startswith("http://")
-    return Config(
-        # One for every thread that a registry may ask with, or urllib3 warns and reconnects.
-        max_pool_connections=64 + S3Backend.concurrency,
-        connect_timeout=10,
-        read_timeout=60,
-        tcp_keepalive=True,
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-        s3={
-            "addressing_style": "path" if endpoint else "auto",
-            "payload_signing_enabled": signed,
-        },
-        # Whatever is read is checked against a SHA-256 by those who asked for it.
-        response_checksum_validation="when_required",
-        user_agent_extra="holdfast",
-    )
-
-
-def _check_length(answer: GetObjectOutputTypeDef, byte_range: ByteRange | None, where: str) -> None:
-    found = answer["ContentLength"]
-    if byte_range is None:
-        check_whole(found, where)
-        return
-    if found == len(byte_range):
-        return
-    if found < len(byte_range):
-        raise ObjectTruncated(
-            "the object ends before the range does",
-            where=where,
-            expected=f"at least {byte_range.stop} bytes",
-            found=f"{byte_range.start + found} bytes",
-        )
-    raise StoreUnavailable(
-        "the store sent more than the range asked for",
+def _truncated(byte_range: ByteRange, size: int, where: str) -> ObjectTruncated:
+    return ObjectTruncated(
+        "the object ends before the range does",
         where=where,
-        expected=f"{len(byte_range)} bytes",
-        found=f"{found} bytes",
+        expected=f"at least {byte_range.stop} bytes",
+        found=f"{byte_range.start + size} bytes",
     )
 
 

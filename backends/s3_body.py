@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 # Big enough that the cost of a call vanishes, small enough to stay in the processor's cache.
 _PIECE_BYTES = 256 * 1024
+# What a slow line sends at a time, so that its progress is seen; and what an upload begins with.
+_SMALL_PIECE_BYTES = 16 * 1024
+_FIRST_PIECE_BYTES = 64 * 1024
 
 
 class Readable(Protocol):
@@ -17,15 +21,38 @@ class Readable(Protocol):
         """Return at most `amt` bytes, none at the end."""
 
 
+class _Pace:
+    """How large the next piece to send is: large while they pass quickly, small on a slow line."""
+
+    def __init__(self) -> None:
+        self._size = _FIRST_PIECE_BYTES // 2
+        self._began_s = time.monotonic()
+
+    def next(self) -> int:
+        """Return a size; called once for each piece, when the one before has passed."""
+        now_s = time.monotonic()
+        if now_s - self._began_s < 1:
+            self._size = min(2 * self._size, _PIECE_BYTES)
+        else:
+            self._size = max(self._size // 4, _SMALL_PIECE_BYTES)
+        self._began_s = now_s
+        return self._size
+
+
 class SendBody(io.RawIOBase):
     """Buffers as one seekable file that hands out views of them.
 
     `read` returns up to 256 KiB even when asked for less, as urllib3 does with 16 KiB at a time: it
     and the SDK take whatever comes, and small sends cost a third of the rate.
+
+    Args:
+        buffers: The bytes.
+        moved: Told how many bytes were handed out.
     """
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, buffers: Sequence[memoryview], moved: Callable[[int], None]) -> None:
         self._buffers = buffers
+        self._moved = moved
         self._size = sum(map(len, buffers))
         self._rewind()
 
@@ -64,14 +91,15 @@ class SendBody(io.RawIOBase):
         self._next = 0
         self._offset = 0
         self._position = 0
+        self._pace = _Pace()
 
     def _piece(self) -> bytes | memoryview:
         """Return a view of the current buffer, or a few small buffers joined."""
         parts: list[memoryview] = []
-        size = 0
-        while self._next < len(self._buffers) and size < _PIECE_BYTES:
+        size, most = 0, self._pace.next()
+        while self._next < len(self._buffers) and size < most:
             left = self._buffers[self._next][self._offset :]
-            taken = left[: _PIECE_BYTES - size]
+            taken = left[: most - size]
             parts.append(taken)
             size += len(taken)
             if len(taken) == len(left):
@@ -79,6 +107,7 @@ class SendBody(io.RawIOBase):
             else:
                 self._offset += len(taken)
         self._position += size
+        self._moved(size)
         if len(parts) == 1:
             return parts[0]
         return b"".join(parts)

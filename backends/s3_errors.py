@@ -3,12 +3,13 @@
 | said | error |
 |---|---|
 | NoSuchKey | ObjectNotFound |
-| NoSuchBucket, InvalidBucketName, wrong region | InvalidLocation |
+| NoSuchBucket, InvalidBucketName, wrong region, 301 | InvalidLocation |
 | InvalidRange | ObjectTruncated |
 | AccessDenied, 403, bad or missing credentials, KMS, clock skew | AccessDenied |
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
 | SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
+| what proves nothing (`backends.s3_proof`) | StoreUnavailable |
 | anything else | StorageError |
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from botocore import exceptions as sdk
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
 from backends.errors import (
@@ -35,6 +37,7 @@ from backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
+from backends.s3_proof import NotProven, Redirected
 
 _CREDENTIALS = {
     "ExpiredToken": "the credentials have expired",
@@ -49,6 +52,7 @@ _CREDENTIALS = {
 _PLACES = {
     "InvalidBucketName": "not a bucket name",
     "PermanentRedirect": "the bucket lies in another region",
+    "TemporaryRedirect": "the bucket lies in another region",
     "IllegalLocationConstraintException": "the bucket lies in another region",
     "AuthorizationHeaderMalformed": "the bucket lies in another region",
 }
@@ -80,23 +84,41 @@ _HOW_TO_LOG_IN = (
 
 
 @contextmanager
-def translated(where: str) -> Iterator[None]:
-    """Raise our errors for those of the SDK; `where` is the URL of the object or bucket."""
+def translated(where: str, *, writes: bool = False) -> Iterator[None]:
+    """Raise our errors for those of the SDK.
+
+    Args:
+        where: The URL of the object or bucket.
+        writes: Whether the store was asked to change something.
+    """
     try:
         yield
     except ClientError as error:
-        raise _of_server(error, where) from error
+        raise _of_server(error, where, writes) from error
     except BotoCoreError as error:
-        raise _of_sdk(error, where) from error
+        raise _of_sdk(error, where, writes) from error
     except StorageError:
         raise
+    except Redirected as error:
+        raise _elsewhere(str(error), where) from error
+    except NotProven as error:
+        raise _not_proven(str(error), where, writes) from error
+    except ValueError as error:
+        # The SDK's parser lets those of numbers and times through.
+        raise _not_proven(f"an answer that cannot be read: {error}", where, writes) from error
     except (HTTPError, EOFError, OSError) as error:
-        raise _no_answer(error, where) from error
+        raise _no_answer(error, where, writes) from error
 
 
 def error_code(error: ClientError) -> str:
     """Return the server's name of an error, or its HTTP status where the answer had no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def is_absent(error: ClientError) -> bool:
+    """Tell whether the server said that there is no such object."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return error_code(error) == "NoSuchKey" and status == 404
 
 
 def no_such_bucket(where: str) -> InvalidLocation:
@@ -106,20 +128,22 @@ def no_such_bucket(where: str) -> InvalidLocation:
     )
 
 
-def _of_server(error: ClientError, where: str) -> StorageError:
+def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
     code = error_code(error)
     details = error.response.get("Error", {})
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     said = f"{code}: {details.get('Message') or 'no message'} (HTTP {status})"
     if code == "NoSuchBucket":
         return no_such_bucket(where)
-    if code == "NoSuchKey" or (code == "404" and status == 404):
+    if is_absent(error):
         return ObjectNotFound("no such object", where=where)
     if code in _PLACES:
         return InvalidLocation(
             _PLACES[code], where=where, found=said, hint="Give ?region=NAME or set AWS_REGION."
         )
-    if code in ("InvalidRange", "416"):
+    if status in (301, 302, 303, 307, 308):
+        return _elsewhere(said, where)
+    if code == "InvalidRange":
         return ObjectTruncated("the object ends before the range begins", where=where, found=said)
     if code in _FULL or status == 507:
         return StoreFull(_FULL.get(code, "the store is full"), where=where, found=said)
@@ -127,8 +151,18 @@ def _of_server(error: ClientError, where: str) -> StorageError:
         return StoreUnsuitable(
             "the store does not know a condition that this needs", where=where, found=said
         )
+    if code == "ConditionalRequestConflict":
+        return StoreUnavailable(
+            "another write of this key was under way at each attempt",
+            where=where,
+            found=said,
+            hint="Try again.",
+        )
     if code in _BUSY or status == 429 or status >= 500:
-        return _unavailable(said, where)
+        return _unavailable(said, where, writes)
+    if (not code or code.isdigit()) and error.operation_name != "HeadObject":
+        # The SDK gives the status where there was no error to read.
+        return _not_proven(said, where, writes)
     return _denied(error, code, status, said, where) or StorageError(
         "the store refused the request", where=where, found=said
     )
@@ -200,24 +234,51 @@ def _apart_s(server_time: str | None, date: str | None) -> float | None:
         return None
 
 
-def _of_sdk(error: BotoCoreError, where: str) -> StorageError:
+def _of_sdk(error: BotoCoreError, where: str, writes: bool) -> StorageError:
     if isinstance(error, _NO_CREDENTIALS):
         return AccessDenied("no usable credentials", where=where, found=error, hint=_HOW_TO_LOG_IN)
     if isinstance(error, (sdk.NoRegionError, sdk.InvalidRegionError, sdk.ParamValidationError)):
         return InvalidLocation("not a location of S3", where=where, found=error)
+    if isinstance(error, ResponseParserError):
+        # The SDK repeats the whole answer behind the first line.
+        return _not_proven(str(error).partition("\n")[0], where, writes)
     if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError, sdk.IncompleteReadError)):
-        return _no_answer(error, where)
+        return _no_answer(error, where, writes)
     return StorageError("the S3 client failed", where=where, found=error)
 
 
-def _no_answer(error: Exception, where: str) -> StoreUnavailable:
-    return _unavailable(f"{type(error).__name__}: {error}", where)
+def _no_answer(error: Exception, where: str, writes: bool) -> StoreUnavailable:
+    return _unavailable(f"{type(error).__name__}: {error}", where, writes)
 
 
-def _unavailable(said: str, where: str) -> StoreUnavailable:
+def _unavailable(said: str, where: str, writes: bool) -> StoreUnavailable:
     return StoreUnavailable(
         "the store did not answer as it should, also when asked again",
         where=where,
         found=said,
-        hint="Try again later; whether a write was done is not known.",
+        hint=f"Try again later{_outcome(writes)}.",
+    )
+
+
+def _not_proven(said: str, where: str, writes: bool) -> StoreUnavailable:
+    return StoreUnavailable(
+        "something between here and the store answered in its place, also when asked again",
+        where=where,
+        expected="what only the store can say",
+        found=said,
+        hint="Look for a proxy, a login page of the network or a wrong endpoint_url, and try again"
+        f"{_outcome(writes)}.",
+    )
+
+
+def _outcome(writes: bool) -> str:
+    return "; whether the write was done is not known" if writes else ""
+
+
+def _elsewhere(said: str, where: str) -> InvalidLocation:
+    return InvalidLocation(
+        "the bucket is in another region or at another endpoint",
+        where=where,
+        found=said,
+        hint="Give ?region=NAME or ?endpoint_url=URL, or set AWS_REGION or AWS_ENDPOINT_URL.",
     )

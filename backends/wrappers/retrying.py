@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from backends.base import Backend, Body, ByteRange, ObjectInfo
 from backends.errors import StoreUnavailable
+from backends.patience import Attempts, Patience
 from backends.wrappers.base import Wrapper
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to keep trying.
-
-    Attributes:
-        attempts: Most calls in all, the first included.
-        deadline_s: No new attempt begins later than this after the first.
-        first_s: Upper bound of the first pause; it doubles from pause to pause.
-        longest_s: Upper bound of every pause.
-    """
-
-    attempts: int = 8
-    deadline_s: float = 120.0
-    first_s: float = 0.1
-    longest_s: float = 20.0
-
-    def pause_s(self, failures: int) -> float:
-        """Return a random pause after so many failures: all of it is jitter, so writers part."""
-        # The exponent is bounded because a float overflows beyond 2 ** 1023.
-        return random.uniform(0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32)))
 
 
 class Retrying(Wrapper):
@@ -95,7 +72,7 @@ class Retrying(Wrapper):
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
         """List objects in order, going on after the last one when the store broke off."""
-        attempt = _Attempts(self._patience, self._sleep, self._clock)
+        attempt = Attempts(self._patience, self._sleep, self._clock)
         while True:
             try:
                 for info in self.inner.list(
@@ -104,7 +81,7 @@ class Retrying(Wrapper):
                     yield info
                     start_after = info.key
                     limit = None if limit is None else limit - 1
-                    attempt = _Attempts(self._patience, self._sleep, self._clock)
+                    attempt = Attempts(self._patience, self._sleep, self._clock)
             except StoreUnavailable as error:
                 attempt.failed(error)
             else:
@@ -128,35 +105,9 @@ class Retrying(Wrapper):
         return self._retry(lambda: self.inner.clear_unfinished(older_than_s))
 
     def _retry(self, call: Callable[[], _T]) -> _T:
-        attempt = _Attempts(self._patience, self._sleep, self._clock)
+        attempt = Attempts(self._patience, self._sleep, self._clock)
         while True:
             try:
                 return call()
             except StoreUnavailable as error:
                 attempt.failed(error)
-
-
-class _Attempts:
-    """The failures of one call."""
-
-    def __init__(
-        self, patience: Patience, sleep: Callable[[float], None], clock: Callable[[], float]
-    ) -> None:
-        self._patience = patience
-        self._sleep = sleep
-        self._clock = clock
-        self._began_s = clock()
-        self._failures = 0
-
-    def failed(self, error: StoreUnavailable) -> None:
-        """Wait before the next attempt, or raise the error when there is to be none."""
-        self._failures += 1
-        passed_s = self._clock() - self._began_s
-        pause_s = self._patience.pause_s(self._failures)
-        if (
-            self._failures >= self._patience.attempts
-            or passed_s + pause_s > self._patience.deadline_s
-        ):
-            error.add_note(f"tried {self._failures} times in {passed_s:.1f} s")
-            raise error
-        self._sleep(pause_s)

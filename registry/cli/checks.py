@@ -27,6 +27,7 @@ from backends import (
 )
 from backends.limits import VARIABLE as MAX_RECORD
 from backends.mounts import ALLOW, file_system
+from backends.patience import LEAST_RATE, TIMEOUT
 from backends.probe import probe_put_if_absent
 from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
 from registry.cli import output
@@ -42,6 +43,7 @@ Status = Literal["ok", "warn", "fail"]
 _LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
 _VARIABLES = (
     *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, MAX_RECORD, ALLOW, EXIT_WAIT, MEMORY),
+    *(TIMEOUT, LEAST_RATE),
     *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION"),
 )
 #: S3 refuses requests that are off by a quarter of an hour.

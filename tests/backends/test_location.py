@@ -117,7 +117,8 @@ def test_import_is_light() -> None:
 
 def test_missing_sdk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
-    monkeypatch.delitem(sys.modules, "backends.s3", raising=False)
+    for name in ("backends.s3", "backends.s3_client"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(backends.StoreUnsuitable, match=r"boto3.*holdfast\[s3\]"):
         open_backend("s3://bucket")
 

@@ -1,0 +1,115 @@
+"""How long to wait for a store: tries, pauses and deadlines of one call."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from backends.errors import InvalidLocation, StoreUnavailable
+
+TIMEOUT = "HOLDFAST_S3_TIMEOUT"
+LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to keep trying.
+
+    Attributes:
+        attempts: Most calls in all, the first included.
+        deadline_s: No new attempt begins later than this after the first. A store that watches its
+            requests also ends the last one then, but for the time that the bytes may take.
+        first_s: Upper bound of the first pause; it doubles from pause to pause.
+        longest_s: Upper bound of every pause.
+        least_bytes_per_s: A request that moves fewer bytes than this for a third of the deadline
+            is given up and tried again; above 0.
+    """
+
+    attempts: int = 8
+    deadline_s: float = 120.0
+    first_s: float = 0.1
+    longest_s: float = 20.0
+    least_bytes_per_s: float = 4096.0
+
+    @property
+    def try_s(self) -> float:
+        """How long one attempt may go without moving enough bytes."""
+        return self.deadline_s / 3
+
+    def pause_s(self, failures: int) -> float:
+        """Return a random pause after so many failures: all of it is jitter, so writers part."""
+        # The exponent is bounded because a float overflows beyond 2 ** 1023.
+        return random.uniform(0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32)))
+
+    def opening(self) -> Patience:
+        """Return what is meant for a store that has never answered: a sixth of the time."""
+        return replace(self, attempts=min(self.attempts, 5), deadline_s=self.deadline_s / 6)
+
+    def allowing(self, size_bytes: int) -> Patience:
+        """Return what leaves time for so many bytes at the least rate."""
+        return replace(self, deadline_s=self.deadline_s + size_bytes / self.least_bytes_per_s)
+
+
+def patience_of_environment() -> Patience:
+    """Return how long to wait for a store, as the environment has it.
+
+    Raises:
+        InvalidLocation: A variable is no positive number.
+    """
+    usual = Patience()
+    return Patience(
+        deadline_s=_positive(TIMEOUT, usual.deadline_s),
+        least_bytes_per_s=_positive(LEAST_RATE, usual.least_bytes_per_s),
+    )
+
+
+def _positive(name: str, usual: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return usual
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    # Also refuses what is not a number; a day is more than anybody waits.
+    if not 0 < found <= 2**40:
+        raise InvalidLocation("not a positive number", where=name, found=repr(text))
+    return found
+
+
+class Attempts:
+    """The failures of one call.
+
+    Args:
+        patience: How long to keep trying.
+        sleep: Waits for so many seconds.
+        clock: Returns seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        patience: Patience,
+        sleep: Callable[[float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._patience = patience
+        self._sleep = sleep or time.sleep
+        self._clock = clock
+        self._began_s = clock()
+        self._failures = 0
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """Wait before the next attempt, or raise the error when there is to be none."""
+        self._failures += 1
+        passed_s = self._clock() - self._began_s
+        pause_s = self._patience.pause_s(self._failures)
+        if (
+            self._failures >= self._patience.attempts
+            or passed_s + pause_s > self._patience.deadline_s
+        ):
+            error.add_note(f"tried {self._failures} times in {passed_s:.1f} s")
+            raise error
+        self._sleep(pause_s)

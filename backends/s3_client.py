@@ -1,0 +1,210 @@
+"""The client of the SDK: how it is made, and connections that can be cut from another thread.
+
+The SDK asks once: `backends.s3` repeats, since it knows which answers to believe and how long to go
+on. Only the SDK's finding of a bucket's region stays, for answers that name the region.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+import botocore.session
+from botocore.awsrequest import (
+    AWSHTTPConnection,
+    AWSHTTPConnectionPool,
+    AWSHTTPSConnection,
+    AWSHTTPSConnectionPool,
+)
+from botocore.config import Config
+from botocore.loaders import Loader, create_loader
+
+from backends.errors import InvalidLocation
+from backends.location import Location
+from backends.patience import Patience
+from backends.s3_proof import check_raw
+from backends.waiting import Wait, current
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CONNECT_S = 10.0
+
+
+def make_client(location: Location, patience: Patience, connections: int) -> S3Client:
+    """Make a client for a bucket.
+
+    Args:
+        location: The bucket, and options for the client.
+        patience: How long to wait.
+        connections: How many are kept open.
+
+    Raises:
+        InvalidLocation: The SDK takes this for no place.
+    """
+    endpoint = location.endpoint_url or _endpoint_of_environment()
+    try:
+        session = botocore.session.get_session()
+        models = _models(session.get_config_variable("data_path"))
+        session.register_component("data_loader", models)
+        client = session.create_client(
+            "s3",
+            endpoint_url=location.endpoint_url,
+            region_name=location.region,
+            config=_config(endpoint, patience, connections),
+        )
+    except ValueError as error:
+        raise InvalidLocation(str(error), where=location.url) from error
+    client.meta.events.register("before-parse.s3", _before_parse)
+    # The SDK has no door for this. The table is the one from which it takes connections, through
+    # proxies too; a test that cuts a connection fails where a version of it has another.
+    session_of_http = cast("Any", client)._endpoint.http_session
+    session_of_http._pool_classes_by_scheme.update(http=_Pool, https=_TlsPool)
+    return cast("S3Client", client)
+
+
+@cache
+def _models(search_path: str | None) -> Loader:
+    """Return the descriptions of AWS's services; to parse them is most of what a client takes."""
+    return create_loader(search_path)
+
+
+def _endpoint_of_environment() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def _config(endpoint: str | None, patience: Patience, connections: int) -> Config:
+    # Our checksum goes with each body, and TLS protects it; without TLS its SHA-256 is signed.
+    signed = endpoint is not None and endpoint.startswith("http://")
+    return Config(
+        # One for every thread that a registry may ask with, or urllib3 warns and reconnects.
+        max_pool_connections=connections,
+        connect_timeout=min(_CONNECT_S, patience.try_s),
+        # Each wait for bytes; `backends.waiting` bounds their sum.
+        read_timeout=patience.try_s,
+        tcp_keepalive=True,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        s3={
+            "addressing_style": "path" if endpoint else "auto",
+            "payload_signing_enabled": signed,
+        },
+        # Whatever is read is checked against a SHA-256 by those who asked for it.
+        response_checksum_validation="when_required",
+        user_agent_extra="holdfast",
+    )
+
+
+def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: object) -> None:
+    check_raw(
+        operation_model.name,
+        response_dict["status_code"],
+        response_dict["headers"],
+        response_dict["body"],
+    )
+
+
+class _CountedSocket:
+    """What a response needs of a socket: a file of it, which counts what is read."""
+
+    def __init__(self, sock: Any, wait: Wait | None) -> None:
+        self._sock = sock
+        self._wait = wait
+
+    def makefile(self, mode: str) -> Any:
+        if self._wait is None:
+            return self._sock.makefile(mode)
+        return io.BufferedReader(_CountedFile(self._sock.makefile(mode, buffering=0), self._wait))
+
+
+class _CountedFile(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, wait: Wait) -> None:
+        self._raw = raw
+        self._wait = wait
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = self._raw.readinto(buffer)
+        self._wait.moved(count or 0)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Connection:
+    """What makes a connection of the SDK one that can be cut; it is mixed in before those."""
+
+    sock: Any
+    response_class: Any
+    _wait: Wait | None = None
+    # The response goes on with a socket that the connection has dropped, after "Connection: close".
+    _answering: Any = None
+
+    def connect(self) -> None:
+        self._held()
+        super().connect()  # type: ignore[misc]
+
+    def request(self, *args: Any, **options: Any) -> Any:
+        self._answering = None
+        self._held()
+        return super().request(*args, **options)  # type: ignore[misc]
+
+    def getresponse(self, *args: Any, **options: Any) -> Any:
+        self._answering = self.sock
+        # Chosen by the SDK for each request.
+        chosen: Callable[..., Any] = self.response_class
+
+        def counted(sock: Any, **told: Any) -> Any:
+            return chosen(_CountedSocket(sock, self._wait), **told)
+
+        self.response_class = counted
+        try:
+            return super().getresponse(*args, **options)  # type: ignore[misc]
+        finally:
+            self.response_class = chosen
+
+    def cut(self, wait: Wait) -> None:
+        """End what goes through it for `wait`, from another thread."""
+        if self._wait is not wait:
+            return  # it was given back and serves another call
+        found = self.sock or self._answering
+        # TLS within TLS, to a proxy, is an object around the socket.
+        plain = getattr(found, "socket", found)
+        if isinstance(plain, socket.socket):
+            # Not the method of a TLS socket, which would make the reader go on without TLS.
+            with suppress(OSError):
+                socket.socket.shutdown(plain, socket.SHUT_RDWR)
+
+    def _held(self) -> None:
+        self._wait = wait = current()
+        if wait is not None:
+            wait.hold(self)
+
+    def _consume_headers(self, fp: Any) -> None:
+        """Skip the headers of "100 Continue"; the SDK's loop would not end with the connection."""
+        while fp.readline() not in (b"\r\n", b"\n", b""):
+            pass
+
+
+class _PlainConnection(_Connection, AWSHTTPConnection):  # type: ignore[misc]
+    pass
+
+
+class _TlsConnection(_Connection, AWSHTTPSConnection):  # type: ignore[misc]
+    pass
+
+
+class _Pool(AWSHTTPConnectionPool):
+    ConnectionCls = _PlainConnection
+
+
+class _TlsPool(AWSHTTPSConnectionPool):
+    ConnectionCls = _TlsConnection

@@ -1,0 +1,142 @@
+"""A proxy on loopback that passes requests on to an S3 server, or answers in its place.
+
+It is what stands between many machines and their bucket: a corporate proxy, the login page of a
+network, a load balancer. A lie says which requests it answers and with what; everything else goes
+through unchanged, both ways.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+from urllib.parse import parse_qs, urlsplit
+
+PAGE = b"<html><head><title>Please log in</title></head><body><p>Wifi</p></body></html>"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        return parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+
+    @property
+    def operation(self) -> str:
+        """Name what is asked of the store."""
+        if self.method == "GET" and "list-type" in self.query:
+            return "list"
+        if self.method == "GET" and "versioning" in self.query:
+            return "versioning"
+        return {"GET": "get", "HEAD": "head", "PUT": "put", "DELETE": "delete"}[self.method]
+
+
+@dataclass
+class Answer:
+    """An answer of the store, or one in its place."""
+
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+#: Makes an answer of a request; it may ask the store itself.
+Lie = Callable[[Request, Callable[[Request], Answer]], Answer]
+
+
+class Gateway:
+    """The proxy; a context manager.
+
+    Args:
+        endpoint_url: The S3 server behind it.
+    """
+
+    def __init__(self, endpoint_url: str) -> None:
+        self.requests: list[Request] = []
+        self._behind = urlsplit(endpoint_url).netloc
+        self._lie: Lie | None = None
+        self._meant: Callable[[Request], bool] = lambda _: False
+        gateway = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                size = int(self.headers.get("Content-Length", 0))
+                headers = dict(self.headers.items())
+                request = Request(self.command, self.path, headers, self.rfile.read(size))
+                answer = gateway._answer(request)
+                self.send_response_only(answer.status)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
+                if answer.status != 204 and "content-length" not in map(str.lower, answer.headers):
+                    self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(answer.body)
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def lie(self, meant: Callable[[Request], bool], lie: Lie) -> None:
+        """Answer in the store's place from now on where `meant` says so."""
+        self._lie, self._meant = lie, meant
+
+    def be_honest(self) -> None:
+        """Pass everything on."""
+        self._lie, self._meant = None, lambda _: False
+
+    def _answer(self, request: Request) -> Answer:
+        self.requests.append(request)
+        if self._lie is not None and self._meant(request):
+            return self._lie(request, self._ask)
+        return self._ask(request)
+
+    def _ask(self, request: Request) -> Answer:
+        connection = HTTPConnection(self._behind, timeout=60)
+        try:
+            # The body is here already, so there is nothing to wait for.
+            headers = {n: v for n, v in request.headers.items() if n.lower() != "expect"}
+            connection.request(request.method, request.path, request.body, headers)
+            found = connection.getresponse()
+            body = found.read()
+            kept = {
+                name: value
+                for name, value in found.getheaders()
+                if name.lower() not in ("connection", "transfer-encoding")
+            }
+            return Answer(found.status, kept, body)
+        finally:
+            connection.close()
