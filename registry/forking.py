@@ -61,7 +61,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """
     if not isinstance(source, Checkpoint):
         raise InvalidInput("a fork goes on from a checkpoint", found=repr(source))
-    n, slots = source.record.n, list(RunLog(store, source.run_id).slots())
+    n, slots = source.n, list(RunLog(store, source.run_id).slots())
     now = advance(RunManifest(run_id=source.run_id), slots)
     record = _record(store, now, source)
     check_not_dropped(now)
@@ -106,14 +106,14 @@ def inherit(committer: Committer, inherited: Inheritance) -> None:
     """
 
     def compose(state: RunManifest) -> list[Sequence[Action]] | None:
-        return None if state.checkpoints else list(inherited.commits(state))
+        return None if state.has_checkpoints else list(inherited.commits(state))
 
     committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
 
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
     """Return what this registry says of a checkpoint that another one may have given."""
-    record = now.by_n.get(source.record.n)
+    record = now.by_n.get(source.n)
     if record is None or record.manifest != source.digest:
         run = f"a run of {now.commits} commits" if now.commits else "no such run"
         raise NotFound(

@@ -1,8 +1,8 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-and snapshots. What slots mean is the business of `registry.state`; which objects a commit may name
-that of `registry.writer`.
+and reading what evicted checkpoints were. What slots mean is the business of `registry.state`;
+which objects a commit may name that of `registry.writer`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ from contextlib import suppress
 from functools import partial
 from threading import RLock
 
-from registry import canonical
-from registry.actions import Action, Commit, Line, line_digest
+from registry.actions import Action, Commit, Line, Place
 from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
-    IntegrityError,
     Malformed,
     ObjectNotFound,
-    RegistryError,
     StorageError,
     StoreUnavailable,
 )
-from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import (
     RUNS,
     is_run_id,
@@ -37,19 +33,17 @@ from registry.objects.keys import (
     parse_number,
     slot_key,
     snapshot_key,
-    snapshot_prefix,
-    snapshot_slot,
 )
-from registry.state import RunManifest, Slot, advance
+from registry.snapshots import Snapshots
+from registry.state import Forgotten, RunManifest, Slot, advance, has_bit
 from registry.store import Store, gaps
 
 #: A snapshot is written when the log has grown by so many slots.
 SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
-#: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
-REPLAY_VERSION = 3
-_SNAPSHOTS_TRIED = 4
+#: Slots that are fetched ahead of the replay.
+_AHEAD = 512
 _UNKNOWN_RETRIES = 8
 _LONGEST_PAUSE_S = 1.0
 
@@ -67,15 +61,17 @@ class RunLog:
 
     Attributes:
         run_id: The run.
-        state: The replay of everything read so far.
+        state: The replay of everything read so far. It is compact, but for moments in which a rule
+            needs what was evicted.
     """
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
         self._lock = RLock()
-        self._snapshot_slot = snapshot_slot
+        self._snapshots = Snapshots(store, run_id, snapshot_slot)
+        self._complete = RunManifest.empty(run_id)
         self.run_id = run_id
-        self.state = RunManifest.empty(run_id)
+        self.state = self._complete.compact()
 
     def open(self) -> RunManifest:
         """Read the run in at most three round trips.
@@ -87,14 +83,12 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
-            for slot in self._snapshot_slots():
-                opened = self._open_from(slot)
-                if opened is not None:
-                    self._snapshot_slot = slot
-                    self.state = opened
+            for slot in self._snapshots.listed():
+                if self._open_from(slot):
+                    self._snapshots.newest = slot
                     return self.state
-            self.state = advance(RunManifest.empty(self.run_id), self._read_listed(0))
-            return self.state
+            self.state = RunManifest.empty(self.run_id).compact()
+            return self.read_to(self.length())
 
     def refresh(self) -> RunManifest:
         """Read to the head; one request when nothing is new."""
@@ -102,18 +96,81 @@ class RunLog:
             following = self._get(self.state.next_slot)
             if following is not None:
                 rest = self._read_listed(self.state.next_slot + 1)
-                self.state = advance(self.state, [following, *rest])
+                self.state = self._grown([following, *rest])
+            self.state = self.state.compact()
             return self.state
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
         """Go on by slots that the caller has read; no snapshot has a say.
 
+        A complete state stays complete.
+
         Raises:
             Malformed: They do not continue the log legally.
         """
         with self._lock:
-            self.state = advance(self.state, slots)
+            self.state = self._grown(slots)
             return self.state
+
+    def read_to(self, stop: int) -> RunManifest:
+        """Go on by the slots before `stop`, which were listed; a few are in memory at a time.
+
+        Raises:
+            Malformed: They do not continue the log legally, or one of them is absent.
+        """
+        with self._lock:
+            numbers = range(self.state.next_slot, stop)
+            try:
+                self.state = advance(self.state, self.fetch(numbers))
+            except Forgotten:
+                self.state = advance(self.history(), self.fetch(numbers))
+            return self.state
+
+    def history(self) -> RunManifest:
+        """Return the complete replay of what `state` has read, evicted checkpoints included.
+
+        The log is read from its first slot for it; later calls read on from where the last one was.
+        """
+        with self._lock:
+            if self.state.gone is None:
+                return self.state
+            done, end = self._complete.next_slot, self.state.next_slot
+            self._complete = advance(self._complete, self.fetch(range(done, end)))
+            return self._complete
+
+    def knowing(self, n: int) -> RunManifest:
+        """Return a replay that has the record of a checkpoint, also of an evicted one."""
+        state = self.state
+        return state if n in state.by_n or not state.is_evicted(n) else self.history()
+
+    def knowing_entry(self, version: int) -> RunManifest:
+        """Return a replay that has the record of an entry of the pool, also of an evicted one."""
+        state = self.state
+        is_gone = state.gone is not None and has_bit(state.gone.versions, version)
+        return self.history() if is_gone else state
+
+    def place_of(self, manifest: Digest) -> Place | None:
+        """Return where a manifest lies, or lay when it was evicted; `None` where nothing says."""
+        found = self.state.by_manifest.get(manifest)
+        return found or self.history().by_manifest.get(manifest)
+
+    def recall(self) -> None:
+        """Have `state` complete, until the run is refreshed or a slot is put."""
+        with self._lock:
+            self.state = self.history()
+
+    def forget(self) -> None:
+        """Have `state` compact again, and remember nothing else of what was evicted."""
+        with self._lock:
+            self.state = self.state.compact()
+            self._complete = RunManifest.empty(self.run_id)
+
+    def _grown(self, slots: Sequence[Slot]) -> RunManifest:
+        """Return the state after further slots; from the complete one where a rule needs that."""
+        try:
+            return advance(self.state, slots)
+        except Forgotten:
+            return advance(self.history(), slots)
 
     def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
@@ -132,11 +189,15 @@ class RunLog:
         """
         with self._lock:
             for lost in range(races):
-                lines = compose(self.state)
+                try:
+                    lines = compose(self.state)
+                except Forgotten:
+                    self.recall()
+                    lines = compose(self.state)
                 if lines is None:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
-                grown = advance(self.state, [slot])
+                grown = self._grown([slot]).compact()
                 if self._put(slot):
                     self.state = grown
                     self._write_snapshot(slot)
@@ -158,6 +219,10 @@ class RunLog:
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
             )
 
+    def length(self) -> int:
+        """Return how many slots the log has: one listing."""
+        return len(self._numbers(0))
+
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
         yield from self.fetch(self._numbers(start))
@@ -168,12 +233,14 @@ class RunLog:
         Raises:
             Malformed: One of them is absent.
         """
-        for number, slot in zip(
-            numbers, self._store.pools.small.map(self._get, numbers), strict=True
-        ):
-            if slot is None:
-                raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
-            yield slot
+        for start in range(0, len(numbers), _AHEAD):
+            batch = numbers[start : start + _AHEAD]
+            for number, slot in zip(
+                batch, self._store.pools.small.map(self._get, batch), strict=True
+            ):
+                if slot is None:
+                    raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
+                yield slot
 
     def _put(self, slot: Slot) -> bool:
         """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
@@ -224,50 +291,26 @@ class RunLog:
             )
         return range(start, listed[-1] + 1 if listed else start)
 
-    def _snapshot_slots(self) -> list[int]:
-        prefix = snapshot_prefix(self.run_id)
-        found = []
-        for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
-            with suppress(RegistryError):
-                found.append(snapshot_slot(info.key))
-        return found
-
-    def _open_from(self, slot: int) -> RunManifest | None:
-        """Return the run by way of a snapshot, or `None` where the snapshot cannot be trusted."""
-        reading = self._store.pools.small.submit(self._read_snapshot, slot)
+    def _open_from(self, slot: int) -> bool:
+        """Open the run by way of a snapshot; return whether that can be trusted."""
+        reading = self._store.pools.small.submit(self._snapshots.read, slot)
         slots = self._read_listed(slot)
         found = reading.result()
-        if found is None or not slots:
-            return None
-        header, body = found
-        if header != _snapshot_header(slots[0]):
-            return None
-        try:
-            state = RunManifest.decode(body, where=snapshot_key(self.run_id, slot))
-        except (IntegrityError, ValueError):
-            return None
-        if (state.run_id, state.next_slot) != (self.run_id, slot + 1):
-            return None
-        if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
-            return None
-        return advance(state, slots[1:])
-
-    def _read_snapshot(self, slot: int) -> Sequence[bytes] | None:
-        key = snapshot_key(self.run_id, slot)
-        try:
-            lines = split_lines(self._store.backend.get(key), where=key)
-        except (IntegrityError, ObjectNotFound):
-            return None
-        return lines if len(lines) == 2 else None
+        opened = self._snapshots.parse(found, slots[0]) if found and slots else None
+        if opened is None:
+            return False
+        self.state = opened
+        self.state = self._grown(slots[1:]).compact()
+        return True
 
     def _write_snapshot(self, slot: Slot) -> None:
-        if slot.number - self._snapshot_slot < SNAPSHOT_EVERY:
+        if not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
             return
-        data = join_lines([_snapshot_header(slot), self.state.encode()])
+        data = self._snapshots.encode(self.state, slot)
         # A cache: the commit stands whether or not this lands.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
-        self._snapshot_slot = slot.number
+        self._snapshots.newest = slot.number
 
 
 def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
@@ -297,19 +340,6 @@ def author() -> str:
     except (OSError, KeyError):  # a container's user may have no entry anywhere
         user = "unknown"
     return f"{user.encode(errors='replace').decode()}@{host_name()}"
-
-
-def _snapshot_header(slot: Slot) -> bytes:
-    # The slot's own digest ties the snapshot to this log and to no other of the same name.
-    tie = Digest.of(slot.data).hex()
-    return canonical.encode(
-        {
-            "format": "holdfast.snapshot/1",
-            "replay": REPLAY_VERSION,
-            "slot": slot.number,
-            "slot_digest": tie,
-        }
-    )
 
 
 def _author(slot: Slot | None) -> str:

@@ -12,7 +12,7 @@ from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
-from registry.state import CheckpointRecord
+from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
 
 metric_app = typer.Typer(
@@ -57,8 +57,9 @@ def ls(
     """List checkpoints, newest last."""
     with open(registry, read_only=True) as opened:
         runs = describe.all_runs(opened) if run is None else [opened.run(run)]
-    listed = [(of, _listed(of, evicted=evicted)) for of in runs]
-    gone = sum(len(of.manifest.checkpoints) - len(records) for of, records in listed)
+        manifests = [of.full_manifest() if evicted else of.manifest for of in runs]
+    listed = [(of, _listed(of, evicted=evicted)) for of in manifests]
+    gone = sum(of.count - len(records) for of, records in listed)
     if json:
         output.document([shape for of, records in listed for shape in _records(of, records)])
         return
@@ -72,33 +73,33 @@ def ls(
         output.note(f"{output.counted(gone, 'evicted checkpoint')} not shown; --evicted shows them")
 
 
-def _listed(run: Run, *, evicted: bool) -> list[CheckpointRecord]:
-    gone = run.manifest.dropped is not None
+def _listed(manifest: RunManifest, *, evicted: bool) -> list[CheckpointRecord]:
+    gone = manifest.dropped is not None
     return [
         record
-        for record in run.manifest.checkpoints
+        for record in manifest.checkpoints
         if evicted or not (gone or record.evicted is not None)
     ]
 
 
-def _print_all(listed: list[tuple[Run, list[CheckpointRecord]]]) -> None:
+def _print_all(listed: list[tuple[RunManifest, list[CheckpointRecord]]]) -> None:
     """Print the checkpoints of several runs; a terminal is too narrow for one more column."""
     if not output.is_terminal():
-        rows = [(run.id, *row) for run, records in listed for row in _rows(run, records)]
+        rows = [(run.run_id, *row) for run, records in listed for row in _rows(run, records)]
         output.table((Column("run"), *_LS), rows)
         return
     for index, (run, records) in enumerate(pair for pair in listed if pair[1]):
-        output.line(f"\n{run.id}" if index else run.id)
+        output.line(f"\n{run.run_id}" if index else run.run_id)
         output.table(_LS, _rows(run, records))
 
 
-def _records(run: Run, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
-    marks = describe.marks(run.manifest)
-    return [describe.record_json(run.id, record, marks.get(record.n, [])) for record in records]
+def _records(run: RunManifest, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
+    marks = describe.marks(run)
+    return [describe.record_json(run.run_id, record, marks.get(record.n, [])) for record in records]
 
 
-def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
-    marks = describe.marks(run.manifest)
+def _rows(run: RunManifest, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
+    marks = describe.marks(run)
     return [
         (
             record.phase,
@@ -138,7 +139,7 @@ def show(
 
 def _shape(run: Run, stored: Stored) -> dict[str, Any]:
     if isinstance(stored, Checkpoint):
-        pointed = describe.marks(run.manifest).get(stored.record.n, [])
+        pointed = describe.marks(run.manifest).get(stored.n, [])
         shape = describe.checkpoint_json(stored, pointed)
     else:
         shape = describe.stored_json(run, stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from registry.actions import Commit
+from registry.actions import AddCheckpoint, Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.cli import output
 from registry.dtypes import ITEM_SIZES
@@ -48,7 +48,7 @@ def parse(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def ref(run_id: str, record: CheckpointRecord) -> str:
+def ref(run_id: str, record: CheckpointRecord | AddCheckpoint) -> str:
     """Return the name by which a checkpoint is found again."""
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
@@ -290,8 +290,8 @@ def run_json(run: Run) -> dict[str, Any]:
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
         "checkpoints": len(manifest.live()),
-        "superseded": sum(record.superseded for record in manifest.checkpoints),
-        "evicted": sum(record.evicted is not None for record in manifest.checkpoints),
+        "superseded": manifest.superseded_count,
+        "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
         "best": {
             m.metric: ref(run.id, best) if (best := manifest.best(m)) else None

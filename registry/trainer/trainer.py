@@ -142,7 +142,7 @@ class Trainer:
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes whatever came after it."""
-        self._charge.resume_at(checkpoint.record.n, self._log.state)
+        self._charge.resume_at(checkpoint.n, self._log.state)
 
     def distrust(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
@@ -177,7 +177,8 @@ class Trainer:
                     ", ".join(nonfinite),
                 )
             commit = SaveCommit(self._committer, self._charge, save, nonfinite)
-            state = self._committer.commit(commit.actions, commit.plan)
+            self._committer.commit(commit.actions, commit.plan)
             if takes_over:
                 self._charge.committed()
-            return Checkpoint(store, self._log, state.by_n[commit.outcome])
+            record = self._log.knowing(commit.outcome).by_n[commit.outcome]
+            return Checkpoint(store, self._log, record)
