@@ -7,7 +7,7 @@ releases and artifacts keep their own state, so they need no checkpoint. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -106,20 +106,13 @@ def has_policies(spec: RunSpec) -> bool:
 
 def _groups(
     state: RunManifest, override: Retention | None
-) -> Iterator[tuple[str, str | None, Retention, list[CheckpointRecord]]]:
-    """Yield every phase and tier with its policy and its checkpoints, the first to go first."""
-    members: dict[tuple[str, str | None], list[CheckpointRecord]] = {}
-    for record in state.checkpoints:
-        if record.evicted is None:
-            members.setdefault((record.phase, record.tier), []).append(record)
-    for (phase, tier), records in members.items():
+) -> Iterator[tuple[str, str | None, Retention]]:
+    """Yield every phase and tier with its policy."""
+    for phase, tier in dict.fromkeys((phase, tier) for phase, tier, _ in state.by_class):
         rules = state.spec.phase(phase)
         policies = {one.name: one.retention for one in rules.tiers}
         policy = override or policies.get(tier or "", rules.retention) or Retention(all=True)
-        # What training went back behind goes before what it goes on from.
-        behind = [record for record in records if record.superseded]
-        line = [record for record in records if not record.superseded] if behind else records
-        yield phase, tier, policy, [*behind, *line]
+        yield phase, tier, policy
 
 
 class _Group:
@@ -133,7 +126,6 @@ class _Group:
         phase: str,
         tier: str | None,
         policy: Retention,
-        members: list[CheckpointRecord],
     ) -> None:
         self.state = state
         self.now_ms = now_ms
@@ -141,8 +133,15 @@ class _Group:
         self.phase = phase
         self.tier = tier
         self.policy = policy
-        self.members = members
+        self.line = state.by_class.get((phase, tier, False), ())
+        # What training went back behind goes before what it goes on from.
+        self.numbers = (*state.by_class.get((phase, tier, True), ()), *self.line)
         self.monitors = state.spec.phase(phase).monitors
+
+    @property
+    def members(self) -> list[CheckpointRecord]:
+        """The checkpoints, the first to go first."""
+        return [self.state.by_n[n] for n in self.numbers]
 
     @cached_property
     def going(self) -> list[CheckpointRecord]:
@@ -150,12 +149,15 @@ class _Group:
         policy = self.policy
         if policy.all:
             return []
-        # Only what goes needs to be told why, so nothing is put into words here.
+        # Every save comes by here: nothing is put into words, and most members are not looked at.
+        candidates = self.numbers
+        if policy.last is not None and not policy.counts_protected:
+            candidates = candidates[: -policy.last]
         young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
         going = []
-        for record in self.members:
-            n = record.n
-            if n in self.last or n in self.protected:
+        for n in candidates:
+            record = self.state.by_n[n]
+            if n in self.protected or n in self.waiting or self._is_back(record) or n in self.last:
                 continue
             if not record.superseded and (
                 n in self.best
@@ -166,13 +168,20 @@ class _Group:
             going.append(record)
         return going
 
+    def _is_back(self, record: CheckpointRecord) -> bool:
+        """Return whether retention lets a member alone because it was brought back by hand."""
+        return record.recovered and not self.overridden and not record.superseded
+
     def reasons(self, record: CheckpointRecord) -> tuple[str, ...]:
         """Return why a member stays."""
-        return (*self.protected.get(record.n, ()), *self._kept_by_policy(record))
+        back = ["brought back by hand"] if self._is_back(record) else []
+        waits = [self.waiting[record.n]] if record.n in self.waiting else []
+        named = self.protected.get(record.n, ())
+        return (*named, *back, *waits, *self._kept_by_policy(record))
 
     @cached_property
     def protected(self) -> dict[int, list[str]]:
-        """Return what keeps checkpoints whatever the policy says."""
+        """What keeps checkpoints by their names, whatever the policy says."""
         state = self.state
         found: dict[int, list[str]] = {}
         key = self.phase, self.tier
@@ -200,28 +209,24 @@ class _Group:
             for claim in group.claims:
                 if claim.until_ms > self.now_ms:
                     protect(claim.checkpoint, f"held by {group.name}")
-        for record in self.members:
-            if record.recovered and not self.overridden and not record.superseded:
-                protect(record.n, "brought back by hand")
-        self._protect_waiting(protect)
         return found
 
-    def _protect_waiting(self, protect: Callable[[int, str], None]) -> None:
-        """Protect the newest that lack a metric; what went since counts, for it came."""
+    @cached_property
+    def waiting(self) -> dict[int, str]:
+        """The newest that lack a metric; what went since counts, for it came."""
         wait = self.policy.wait
         if not wait:
-            return
+            return {}
         gone = self.state.evicted_on_line(self.phase, self.tier)
-        for newer, record in enumerate(reversed(self.members)):
-            if record.superseded:
-                break  # these come first
-            position = newer + (gone >> record.n).bit_count()
+        found = {}
+        for newer, n in enumerate(reversed(self.line)):
+            position = newer + (gone >> n).bit_count()
             if position >= wait:
                 break
-            lacking = self._lacking(record)
+            lacking = self._lacking(self.state.by_n[n])
             if lacking:
-                waits = f"waits for {', '.join(lacking)} ({position} of {wait})"
-                protect(record.n, waits)
+                found[n] = f"waits for {', '.join(lacking)} ({position} of {wait})"
+        return found
 
     def _lacking(self, record: CheckpointRecord) -> list[str]:
         return [
@@ -237,10 +242,12 @@ class _Group:
         """The members that are among the last."""
         if self.policy.last is None:
             return set()
-        room, candidates = self.policy.last, [record.n for record in self.members]
+        room, candidates = self.policy.last, self.numbers
         if self.policy.counts_protected:
-            room -= len(self.protected)
-            candidates = [n for n in candidates if n not in self.protected]
+            back = {record.n for record in self.members if self._is_back(record)}
+            stays = self.protected.keys() | self.waiting.keys() | back
+            room -= len(stays)
+            candidates = tuple(n for n in candidates if n not in stays)
         return set(candidates[-room:] if room > 0 else ())
 
     @cached_property

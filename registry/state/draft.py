@@ -6,12 +6,15 @@ that a commit costs what it changes and a few copies of flat tables, however lon
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from math import isnan
 from typing import Any
 
 from registry.actions import Place
 from registry.digest import Digest
 from registry.errors import Malformed
+from registry.monitors import Monitor
 from registry.state.gone import Forgotten, GoneDraft
 from registry.state.records import (
     CheckpointRecord,
@@ -26,7 +29,9 @@ from registry.state.run_manifest import RunManifest, rating_metrics, rating_of
 
 #: Lookups of a run that make up fields of it, with the field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
-_LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "spec")
+_LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "spec")
+#: With more changes than this the best are looked for anew.
+_FEW = 64
 
 
 class GroupDraft:
@@ -77,6 +82,7 @@ class Draft:
         self._tables: dict[str, dict[Any, Any]] = {}
         self._groups: dict[str, GroupDraft] = {}
         self._line: list[int] | None = None
+        self._changed: set[int] = set()
         self._touched: set[Digest] = set()
         self._claimed: set[Digest] = set()
 
@@ -147,22 +153,27 @@ class Draft:
         self.require(record.n not in self._read("by_n"), "two checkpoints in one commit")
         self._write("by_n")[record.n] = record
         self._hold((record.manifest, *record.companions.values()))
-        self._note_step(record)
+        self._note(record)
         if self._line is not None:
             self._line.append(record.n)
 
     def change(self, n: int, **fields: object) -> None:
-        """Change what a checkpoint's record says, but whether it is kept."""
+        """Change what a checkpoint's record says."""
         table = self._write("by_n")
-        table[n] = table[n].changed(**fields)
+        before: CheckpointRecord = table[n]
+        after = table[n] = before.changed(**fields)
+        self._changed.add(n)
+        if fields.keys() != {"metrics"}:
+            self._note(before, is_there=False)
+            self._note(after)
 
     def evict(self, record: CheckpointRecord, reason: str) -> None:
         """Let a kept checkpoint go."""
-        self._note_step(record, is_there=False)
         self._release((record.manifest, *record.companions.values()))
         if self.gone is None:
             self.change(record.n, evicted=reason, recovered=False)
             return
+        self._note(record, is_there=False)
         del self._write("by_n")[record.n]
         self.gone.add(record.n, (record.phase, record.tier), superseded=record.superseded)
         rating = rating_of(record, self.rating_metrics)
@@ -179,7 +190,6 @@ class Draft:
         """Bring an evicted checkpoint back."""
         self.change(record.n, evicted=None, recovered=True)
         self._hold((record.manifest, *record.companions.values()))
-        self._note_step(record)
 
     def supersede(self, kept: int) -> None:
         """Supersede the checkpoints of commits after one, and the phases entered after it."""
@@ -189,8 +199,6 @@ class Draft:
         while self._line and self._line[-1] > kept:
             record = known.get(self._line.pop())
             if record is not None:
-                if record.evicted is None:
-                    self._note_step(record, is_there=False)
                 self.change(record.n, superseded=True)
                 known = self._read("by_n")
         if self.gone is not None:
@@ -200,15 +208,34 @@ class Draft:
                 self.phases[place] = phase.model_copy(update={"superseded": True})
                 self._release(phase.companions.values())
 
-    def _note_step(self, record: CheckpointRecord, *, is_there: bool = True) -> None:
-        """Keep the lookup by step up to date, where the run before has made it."""
-        if record.superseded or "by_step" not in self.base.__dict__:
+    def _note(self, record: CheckpointRecord, *, is_there: bool = True) -> None:
+        """Keep lookups of kept checkpoints up to date, where the run before has made them."""
+        self._changed.add(record.n)
+        if record.evicted is not None:
             return
-        table, place = self._write("by_step"), (record.phase, record.step)
-        others = tuple(n for n in table.pop(place, ()) if n != record.n)
-        found = tuple(sorted((*others, record.n))) if is_there else others
-        if found:
-            table[place] = found
+        made = self.base.__dict__
+        if "by_class" in made:
+            of = record.phase, record.tier, record.superseded
+            _note_number(self._write("by_class"), of, record.n, is_there=is_there)
+        if "by_step" in made and not record.superseded:
+            step = record.phase, record.step
+            _note_number(self._write("by_step"), step, record.n, is_there=is_there)
+
+    def _bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
+        """Return the best that are known without looking at every checkpoint."""
+        known, found = self._read("by_n"), {}
+        for (monitor, phase), best in self.base.bests.items():
+            if best is not None and best[1] in self._changed:
+                continue  # it went, or has another value
+            for n in self._changed:
+                record = known.get(n)
+                if record is None or not record.is_rated_in(phase):
+                    continue
+                rank = record.rank(monitor)
+                if not isnan(rank) and (best is None or (rank, n) < best):
+                    best = rank, n
+            found[monitor, phase] = best
+        return found
 
     # Everything else that is held
 
@@ -346,7 +373,20 @@ class Draft:
             is_same = lookup != "spec" or self.created is base.created
             if found is not None and is_same:
                 state.__dict__[lookup] = found
+        if "bests" in base.__dict__ and len(self._changed) <= _FEW:
+            state.__dict__["bests"] = self._bests()
         return state
+
+
+def _note_number(table: dict[Any, tuple[int, ...]], key: object, n: int, *, is_there: bool) -> None:
+    """Add a number to an ascending row of a table, or take it out."""
+    row = list(table.get(key, ()))
+    at = bisect_left(row, n)
+    row[at : at + (not is_there)] = [n] * is_there
+    if row:
+        table[key] = tuple(row)
+    else:
+        del table[key]
 
 
 def _named(pin: Pin) -> tuple[Digest, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from registry.actions import AppliedRow, CommitKeys, Lifetime
+from registry.monitors import Monitor
 from registry.records import (
     DigestField,
     FloatField,
@@ -80,9 +81,21 @@ class CheckpointRecord(Record):
         """Whether it is on the current line of training and kept."""
         return not self.superseded and self.evicted is None
 
+    def is_rated_in(self, phase: str | None) -> bool:
+        """Whether it counts where the checkpoints of a phase, or of all, are compared."""
+        counts = self.is_live and not self.held_back
+        return counts and (phase is None or self.phase == phase)
+
+    def rank(self, monitor: Monitor) -> float:
+        """Return a number that is lower for better values; NaN where there is none."""
+        key = monitor.metric, monitor.mode
+        found = self._ranks.get(key)
+        if found is None:
+            found = self._ranks[key] = monitor.rank(self.metrics)
+        return found
+
     @cached_property
-    def ranks(self) -> dict[tuple[str, str], float]:
-        """Its ranks by monitors, as metric and mode, that were asked for before."""
+    def _ranks(self) -> dict[tuple[str, str], float]:
         return {}
 
     def changed(self, **fields: object) -> CheckpointRecord:

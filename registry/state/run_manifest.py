@@ -153,6 +153,20 @@ class RunManifest(Record):
         return found
 
     @cached_property
+    def by_class(self) -> dict[tuple[str, str | None, bool], tuple[int, ...]]:
+        """Kept checkpoints by phase, tier and whether they are superseded, in log order."""
+        found: dict[tuple[str, str | None, bool], list[int]] = {}
+        for one in self.checkpoints:
+            if one.evicted is None:
+                found.setdefault((one.phase, one.tier, one.superseded), []).append(one.n)
+        return {of: tuple(numbers) for of, numbers in found.items()}
+
+    @cached_property
+    def bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
+        """Rank and number of the best, by monitor and phase, as far as they were asked for."""
+        return {}
+
+    @cached_property
     def pinned(self) -> dict[int, int]:
         """How many gates and tags name a checkpoint, by its number."""
         found: dict[int, int] = {}
@@ -316,8 +330,15 @@ class RunManifest(Record):
         Where phases are declared, the values of different phases are not compared: without `phase`
         it is the best of the phase that training is in.
         """
-        rated = self.rated(monitor, phase)
-        return min(rated)[2] if rated else None
+        key = monitor, self._compared(phase)
+        if key not in self.bests:
+            rated = self.rated(monitor, phase)
+            self.bests[key] = min(rated)[:2] if rated else None
+        found = self.bests[key]
+        return None if found is None or self.dropped is not None else self.by_n[found[1]]
+
+    def _compared(self, phase: str | None) -> str | None:
+        return self.phase if phase is None and self.spec.phases else phase
 
     def ranked(self, monitor: Monitor, phase: str | None = None) -> list[CheckpointRecord]:
         """Return the live checkpoints that have a value, the best first."""
@@ -327,20 +348,13 @@ class RunManifest(Record):
         self, monitor: Monitor, phase: str | None = None
     ) -> list[tuple[float, int, CheckpointRecord]]:
         """Return the live checkpoints that have a value, each after its rank and its number."""
-        if phase is None and self.spec.phases:
-            phase = self.phase
-        by = monitor.metric, monitor.mode
-        found = []
-        for one in self.checkpoints if self.dropped is None else ():
-            if one.superseded or one.held_back or one.evicted is not None:
-                continue
-            if phase is None or one.phase == phase:
-                rank = one.ranks.get(by)
-                if rank is None:
-                    rank = one.ranks[by] = monitor.rank(one.metrics)
-                if not isnan(rank):  # among NaN nothing has an order
-                    found.append((rank, one.n, one))
-        return found
+        phase = self._compared(phase)
+        rated = (
+            (one.rank(monitor), one.n, one)
+            for one in (self.checkpoints if self.dropped is None else ())
+            if one.is_rated_in(phase)
+        )
+        return [one for one in rated if not isnan(one[0])]  # among NaN nothing has an order
 
     @property
     def held(self) -> AbstractSet[Digest]:
