@@ -150,14 +150,16 @@ class _Group:
         if policy.all:
             return []
         # Every save comes by here: nothing is put into words, and most members are not looked at.
-        candidates = self.numbers
-        if policy.last is not None and not policy.counts_protected:
+        candidates, last = self.numbers, set[int]()
+        if policy.counts_protected:
+            last = self.last
+        elif policy.last is not None:
             candidates = candidates[: -policy.last]
         young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
         going = []
         for n in candidates:
             record = self.state.by_n[n]
-            if n in self.protected or n in self.waiting or self._is_back(record) or n in self.last:
+            if n in self.protected or n in self.waiting or self._is_back(record) or n in last:
                 continue
             if not record.superseded and (
                 n in self.best

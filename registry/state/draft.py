@@ -29,7 +29,7 @@ from registry.state.run_manifest import RunManifest, rating_metrics, rating_of
 
 #: Lookups of a run that make up fields of it, with the field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
-_LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "spec")
+_LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "asked", "spec")
 #: With more changes than this the best are looked for anew.
 _FEW = 64
 

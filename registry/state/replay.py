@@ -39,6 +39,7 @@ def foresee(state: RunManifest, commits: Iterable[Commit]) -> RunManifest:
         Malformed: They are not legal.
         Forgotten: A rule needs what a compact run does not have.
     """
+    state.prepare()
     draft = Draft(state)
     draft.where = f"{state.run_id}: slot {state.next_slot}"
     for commit in commits:

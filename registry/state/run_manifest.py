@@ -167,6 +167,21 @@ class RunManifest(Record):
         return {}
 
     @cached_property
+    def asked(self) -> set[tuple[Monitor, str | None]]:
+        """What `bests` was asked for, of this run or of one that replay made out of it."""
+        return set()
+
+    def prepare(self) -> None:
+        """Make the lookups that saves ask for, so that replay carries them on.
+
+        A save asks for them after it has foreseen its own commit: made there alone, they would be
+        made again for each save.
+        """
+        _ = self.by_class, self.by_step
+        for monitor, phase in list(self.asked):
+            self.best(monitor, phase)
+
+    @cached_property
     def pinned(self) -> dict[int, int]:
         """How many gates and tags name a checkpoint, by its number."""
         found: dict[int, int] = {}
@@ -332,6 +347,7 @@ class RunManifest(Record):
         """
         key = monitor, self._compared(phase)
         if key not in self.bests:
+            self.asked.add(key)
             rated = self.rated(monitor, phase)
             self.bests[key] = min(rated)[:2] if rated else None
         found = self.bests[key]
