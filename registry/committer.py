@@ -102,7 +102,11 @@ class Committer:
                     if state.next_slot == read:
                         raise
                     with suppress(Stale):
-                        compose(state)
+                        try:
+                            compose(state)
+                        except Forgotten:
+                            self.log.recall()
+                            compose(self.log.state)
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:

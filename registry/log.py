@@ -88,7 +88,8 @@ class RunLog:
                     self._snapshots.newest = slot
                     return self.state
             self.state = RunManifest.empty(self.run_id).compact()
-            return self.read_to(self.length())
+            self.state = self.read_to(self.length()).compact()
+            return self.state
 
     def refresh(self) -> RunManifest:
         """Read to the head; one request when nothing is new."""
@@ -120,6 +121,9 @@ class RunLog:
         """
         with self._lock:
             numbers = range(self.state.next_slot, stop)
+            if len(numbers) <= _AHEAD:
+                self.state = self._grown(list(self.fetch(numbers)))
+                return self.state
             try:
                 self.state = advance(self.state, self.fetch(numbers))
             except Forgotten:
@@ -172,6 +176,16 @@ class RunLog:
         except Forgotten:
             return advance(self.history(), slots)
 
+    def _after(self, slot: Slot) -> tuple[RunManifest, bool]:
+        """Return the compact state after a slot, and whether it took the complete one.
+
+        Who opens the run by an older snapshot reads the whole log for such a slot.
+        """
+        try:
+            return advance(self.state.compact(), [slot]), False
+        except Forgotten:
+            return advance(self.history(), [slot]).compact(), True
+
     def append(self, compose: Compose, *, races: int = MAX_LOST_RACES) -> RunManifest:
         """Put the next slot, composed anew against the head until it lands.
 
@@ -197,10 +211,10 @@ class RunLog:
                 if lines is None:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
-                grown = self._grown([slot]).compact()
+                grown, needs_history = self._after(slot)
                 if self._put(slot):
                     self.state = grown
-                    self._write_snapshot(slot)
+                    self._write_snapshot(slot, at_once=needs_history)
                     return self.state
                 before = self.state.next_slot
                 if lost > 1:
@@ -299,12 +313,12 @@ class RunLog:
         opened = self._snapshots.parse(found, slots[0]) if found and slots else None
         if opened is None:
             return False
-        self.state = opened
+        self.state = opened.compact()
         self.state = self._grown(slots[1:]).compact()
         return True
 
-    def _write_snapshot(self, slot: Slot) -> None:
-        if not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
+    def _write_snapshot(self, slot: Slot, *, at_once: bool) -> None:
+        if not at_once and not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
             return
         data = self._snapshots.encode(self.state, slot)
         # A cache: the commit stands whether or not this lands.

@@ -67,7 +67,7 @@ class Snapshots:
         return lines if len(lines) == 2 else None
 
     def parse(self, lines: Sequence[bytes], slot: Slot) -> RunManifest | None:
-        """Return the run after a slot, compact, or `None` where the snapshot does not fit it."""
+        """Return the run after a slot, or `None` where the snapshot does not fit it."""
         header, body = lines
         versions = (REPLAY_VERSION, *COMPLETE_VERSIONS)
         if header not in [snapshot_header(slot, version) for version in versions]:
@@ -80,7 +80,7 @@ class Snapshots:
             return None
         if slot.commits and line_digest(slot.commits[-1][0]) != state.head:
             return None
-        return state.compact()
+        return state
 
     def is_due(self, state: RunManifest, every: int) -> bool:
         """Return whether the log has grown by `every` slots, or by more for a larger snapshot.

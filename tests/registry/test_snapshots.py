@@ -6,12 +6,14 @@ import random
 
 import pytest
 
+from backends.wrappers import Metered
+from backends.wrappers.metered import Call
 from registry import Monitor, canonical
 from registry.actions import AddCheckpoint, Evict
 from registry.errors import Conflict, NotFound
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
 from registry.objects.framing import join_lines, split_lines
-from registry.objects.keys import snapshot_key, snapshot_slot
+from registry.objects.keys import slot_key, snapshot_key, snapshot_slot
 from registry.registry import open_on
 from registry.snapshots import REPLAY_VERSION, Snapshots
 from registry.spec import Retention
@@ -114,6 +116,24 @@ def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, 
     # Nothing of it is remembered: the state is compact again.
     trained.save(small_state(500), step=500, metrics={"loss": 9.0})
     assert trained.manifest.gone is not None
+
+
+def test_an_undo_is_followed_by_a_snapshot(reg, backend, open_registry):
+    """Or each opening after it would read the whole log, for up to 64 slots."""
+    run = reg.create_run("run", seed=1, retention=Retention(last=1))
+    for step in range(1, 6):
+        run.save(small_state(step), step=step)
+    assert not list(backend.list("runs/run/snapshots/"))
+    run.undo()
+    (only,) = backend.list("runs/run/snapshots/")
+    assert snapshot_slot(only.key) == run.manifest.next_slot - 1
+    run.save(small_state(6), step=6)
+    calls: list[Call] = []
+    fresh = open_registry(Metered(backend, calls)).run("run")
+    assert [call.key for call in calls if "/log/" in call.key and call.method == "get"] == [
+        slot_key("run", snapshot_slot(only.key) + more) for more in (0, 1)
+    ]
+    assert fresh.manifest.encode() == run.manifest.encode()
 
 
 def test_a_save_goes_on_from_what_another_one_evicted(reg, backend, open_registry):
