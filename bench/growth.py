@@ -6,9 +6,10 @@ and batches of 64 commits go to them in turn, in an order drawn anew: each batch
 it. A run keeps its newest `--live` checkpoints, so all but the smallest have that many.
 
 `--tensors` times a save and a load of a state of so many tensors, per tensor. `--runs` makes that
-many runs, lists, verifies and collects them, and tells the peak of memory.
+many runs in a folder, lists, opens, verifies and collects them, and tells the peak of memory.
 
     python growth.py [--commits N ...] [--live N] [--rounds N] [--tensors N ...] [--runs N ...]
+        [--dir FOLDER]
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backends.memory import MemoryBackend
-from registry import Checkpoint, Monitor, Retention
+from registry import Checkpoint, Monitor, Retention, init
 from registry.registry import Registry, open_on
 from registry.store import create_config
 
@@ -159,37 +162,43 @@ def by_tensors(sizes: list[int], console: Console) -> None:
     console.print(table)
 
 
-def by_runs(sizes: list[int], console: Console) -> None:
+def by_runs(sizes: list[int], folder: Path | None, console: Console) -> None:
     """Time what goes over every run, and tell the peak of memory that verifying takes."""
     table = Table(title="milliseconds for each run, and the peak of memory")
     for column in ("runs", "list", "open", "verify", "collect", "peak of verify, MB"):
         table.add_column(column, justify="right")
     for size in sizes:
-        registry = empty_registry()
+        with TemporaryDirectory(dir=folder) as place:
+            times, peak = _over_runs(size, Path(place) / "registry")
+        shown = (f"{1000 * seconds / size:.2f}" for seconds in times)
+        table.add_row(f"{size:,}", *shown, f"{peak / 1e6:.1f}")
+    console.print(table)
+
+
+def _over_runs(size: int, folder: Path) -> tuple[list[float], int]:
+    times: list[float] = []
+
+    def timed(act: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        found = act()
+        times.append(time.perf_counter() - start)
+        return found
+
+    with init(folder, skip_race_probe=True) as registry:
         for number in range(size):
             run = registry.create_run(f"r{number}", seed=0, retention=Retention(last=2))
             for step in range(4):
                 run.save({"w": np.array([number, step])}, step=step)
             run.close()
-        times: list[float] = []
-
-        def timed(act: Callable[[], Any], into: list[float] = times) -> None:
-            start = time.perf_counter()
-            act()
-            into.append(time.perf_counter() - start)
-
-        timed(registry.runs)
-        names = registry.runs()
-        timed(lambda names=names, reg=registry: [reg._peek(name) for name in names])
+        names = timed(registry.runs)
+        timed(lambda: [registry._peek(name) for name in names])
         timed(registry.verify)
-        timed(lambda reg=registry: reg.gc(grace_s=0))
+        timed(lambda: registry.gc(grace_s=0))
         tracemalloc.start()
         registry.verify()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        shown = (f"{1000 * seconds / size:.2f}" for seconds in times)
-        table.add_row(f"{size:,}", *shown, f"{peak / 1e6:.1f}")
-    console.print(table)
+    return times, peak
 
 
 def main() -> None:
@@ -200,6 +209,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tensors", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--runs", type=int, nargs="*", default=[100, 1000, 5000])
+    parser.add_argument("--dir", type=Path, help="where the registries of --runs go")
     chosen = parser.parse_args()
     console = Console(width=180)
     if chosen.commits:
@@ -207,7 +217,7 @@ def main() -> None:
     if chosen.tensors:
         by_tensors(chosen.tensors, console)
     if chosen.runs:
-        by_runs(chosen.runs, console)
+        by_runs(chosen.runs, chosen.dir, console)
 
 
 if __name__ == "__main__":
