@@ -12,6 +12,7 @@ from registry import Monitor, canonical
 from registry.actions import AddCheckpoint, Evict
 from registry.errors import Conflict, NotFound
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
+from registry.maintenance.histories import read_history
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import slot_key, snapshot_key, snapshot_slot
 from registry.registry import open_on
@@ -235,6 +236,19 @@ def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
             assert "says something else than the log" in finding.message
             backend.put(key, before)
     assert reg.verify().findings == ()
+
+
+def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
+    """Many runs are replayed at once: each takes what it keeps, unless an undo asks for more."""
+    run = reg.create_run("run", seed=1, retention=Retention(last=2))
+    for step in range(1, 20):
+        run.save(small_state(step), step=step)
+    state = read_history(reg.store, "run").state
+    assert (len(state.checkpoints), len(state.places), state.evicted_count) == (2, 2, 17)
+    run.undo()
+    state = read_history(reg.store, "run").state
+    assert state.compact().encode() == run.manifest.encode()
+    assert reg.verify().ok
 
 
 def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
