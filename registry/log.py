@@ -83,6 +83,7 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
+            self._complete = RunManifest.empty(self.run_id)
             for slot in self._snapshots.listed():
                 if self._open_from(slot):
                     self._snapshots.newest = slot
@@ -134,13 +135,26 @@ class RunLog:
         """Return the complete replay of what `state` has read, evicted checkpoints included.
 
         The log is read from its first slot for it; later calls read on from where the last one was.
+
+        Raises:
+            Malformed: The log does not lead to what was read.
         """
         with self._lock:
             if self.state.gone is None:
                 return self.state
             done, end = self._complete.next_slot, self.state.next_slot
-            self._complete = advance(self._complete, self.fetch(range(done, end)))
-            return self._complete
+            complete = advance(self._complete, self.fetch(range(done, end)))
+            if complete.head != self.state.head:
+                raise Malformed(
+                    "the log is not the one that this handle has read",
+                    where=self.run_id,
+                    expected=f"{self.state.commits} commits, the last one {self.state.head}",
+                    found=f"{complete.commits}, the last one {complete.head}",
+                    hint="Run `holdfast verify`: a snapshot says something else than the log, or "
+                    "the log was replaced.",
+                )
+            self._complete = complete
+            return complete
 
     def knowing(self, n: int) -> RunManifest:
         """Return a replay that has the record of a checkpoint, also of an evicted one."""

@@ -224,7 +224,8 @@ class Draft:
     def _bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
         """Return the best that are known without looking at every checkpoint."""
         known, found = self._read("by_n"), {}
-        for (monitor, phase), best in self.base.bests.items():
+        # Copied: another thread may ask the run before for one more.
+        for (monitor, phase), best in list(self.base.bests.items()):
             if best is not None and best[1] in self._changed:
                 continue  # it went, or has another value
             for n in self._changed:

@@ -10,7 +10,7 @@ from backends.wrappers import Metered
 from backends.wrappers.metered import Call
 from registry import Monitor, canonical
 from registry.actions import AddCheckpoint, Evict
-from registry.errors import Conflict, NotFound
+from registry.errors import Conflict, Malformed, NotFound
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
 from registry.maintenance.histories import read_history
 from registry.objects.framing import join_lines, split_lines
@@ -19,7 +19,7 @@ from registry.registry import open_on
 from registry.snapshots import REPLAY_VERSION, Snapshots
 from registry.spec import Retention
 from registry.state import CheckpointRecord, RunManifest, advance
-from tests.registry.conftest import contents, same, small_state
+from tests.registry.conftest import contents, new_backend, same, small_state
 
 LOSS = Monitor(metric="loss", mode="min")
 
@@ -223,6 +223,20 @@ def test_a_complete_snapshot_of_the_version_before_is_read(
     assert [one is not None for one in got] == [True]
     assert fresh.manifest.encode() == trained.manifest.encode()
     assert open_registry(backend).verify().findings == ()
+
+
+def test_a_log_that_does_not_lead_to_what_was_read_is_told_of(reopened, backend):
+    """A snapshot is believed; what the log says of evicted checkpoints is not mixed with it."""
+    other = new_backend()
+    with open_on(other) as elsewhere:
+        run = elsewhere.create_run("run", seed=2, retention=Retention(last=1))
+        for step in range(1, 60):
+            run.save(small_state(step), step=step)
+    for number in range(reopened.manifest.next_slot):
+        key = slot_key("run", number)
+        backend.put(key, other.get(key))
+    with pytest.raises(Malformed, match="the log is not the one that this handle has read"):
+        reopened.evicted()
 
 
 def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
