@@ -298,7 +298,7 @@ POLICIES = (
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=50)
 @given(lives, st.integers(1, 5))
 @example([([("save", 3, 0)], True), ([("evict", 0, 0)], True), ([("save", 3, 1)], False)], 1)
 def test_whatever_happens_a_compact_run_is_the_complete_one(life, together):
