@@ -96,14 +96,13 @@ class MemoryBackend(Backend):
     ) -> Iterator[ObjectInfo]:
         """List objects as they were at the first step of the iteration."""
         with self._store.lock:
-            found = sorted(self._store.objects.items())
+            items = self._store.objects.items()
+            found = sorted(item for item in items if item[0].startswith(prefix))
         left = len(found) if limit is None else limit
         folder = None
         for key, stored in found:
             if left <= 0:
                 return
-            if not key.startswith(prefix):
-                continue
             cut = key.find("/", len(prefix)) + 1 if delimiter else 0
             name = key[:cut] or key
             if name <= start_after or name == folder:

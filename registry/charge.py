@@ -53,7 +53,7 @@ class Charge:
         if self._attempted is None or self.is_fenced(state):
             return
         n, digest = self._attempted
-        if n in state.by_n and state.by_n[n].manifest == digest:
+        if (n in state.by_n or state.is_evicted(n)) and state.record(n).manifest == digest:
             self.committed()
 
     def claim(self, state: RunManifest) -> list[Action]:
@@ -63,14 +63,14 @@ class Charge:
             actions.append(TakeOver(token=self._token, host=host_name()))
         if state.status != "running":
             actions.append(SetStatus(status="running"))
-        if self.resumed_at is not None and state.by_n[self.resumed_at].superseded:
+        if self.resumed_at is not None and state.is_superseded(self.resumed_at):
             raise Conflict(
                 "training has gone back behind the checkpoint that this handle resumed from",
-                where=f"{self._run_id}/{state.by_n[self.resumed_at].manifest.short}",
+                where=f"{self._run_id}/{state.record(self.resumed_at).manifest.short}",
                 hint="Another trainer did that. Call `run.restore()` to go on from what stands.",
             )
         if self.resumed_at is not None and (
-            any(map(self.is_behind, state.live())) or any(map(self.is_behind, state.phases))
+            any(map(self.is_behind, state.newest_first())) or any(map(self.is_behind, state.phases))
         ):
             actions.append(Rewind(to=self.resumed_at))
         return actions
@@ -99,7 +99,7 @@ class Charge:
         """
         check_not_dropped(state)
         is_fork = state.created is not None and state.created.parent is not None
-        if is_fork and not state.checkpoints:
+        if is_fork and not state.has_checkpoints:
             raise Conflict(
                 "the fork broke off before it had its parent's checkpoint",
                 where=self._run_id,
@@ -125,7 +125,7 @@ class Charge:
 
         The first that has a tensor is what its deltas are to, so the nearest comes first.
         """
-        if self.resumed_at is not None:
+        if self.resumed_at in state.by_n:
             yield state.by_n[self.resumed_at].manifest
         for record in (state.latest(), *state.checkpoints[-1:]):
             if record is not None:

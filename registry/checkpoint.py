@@ -48,9 +48,22 @@ class Checkpoint(Stored):
         return self.run_id, self._n, self.digest
 
     @property
+    def n(self) -> int:
+        """Number of the commit that added it."""
+        return self._n
+
+    @property
     def record(self) -> CheckpointRecord:
-        """What the run's log says of it, as far as this handle has read."""
-        return self._log.state.by_n.get(self._n, self._record)
+        """What the run's log says of it, as far as this handle has read.
+
+        Of an evicted checkpoint the log is read from its beginning for it, once.
+        """
+        return self._log.knowing(self._n).by_n.get(self._n, self._record)
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether it was evicted, as far as this handle has read."""
+        return self._log.state.is_evicted(self._n)
 
     @property
     def ref(self) -> str:
@@ -92,7 +105,9 @@ class Checkpoint(Stored):
     @property
     def superseded(self) -> bool:
         """Whether training went back behind it; it is then never `latest` or `best`."""
-        return self.record.superseded
+        state = self._log.state
+        known = self._n in state.by_n or state.is_evicted(self._n)
+        return state.is_superseded(self._n) if known else self._record.superseded
 
     def eviction(self) -> str | None:
         """Return by which commit, when and why retention let it go; `None` while it is kept.

@@ -21,7 +21,7 @@ from registry.errors import Conflict, IntegrityError, MissingObject
 from registry.log import RunLog, commit_line
 from registry.pytree import FlatState
 from registry.reading.loading import read_lists
-from registry.state import RunManifest, Slot, advance
+from registry.state import Forgotten, RunManifest, foresee
 from registry.store import Store
 from registry.stored import Stored
 from registry.writer import Choice, Condemned, Writer
@@ -99,7 +99,7 @@ class Committer:
                 read = self.log.state.next_slot
                 look = self.log.look()  # beside what is sent
                 try:
-                    written = plan()
+                    written = self._planned(plan)
                 except MissingObject:
                     look.outcome.result()
                     # Let go and collected meanwhile? Then it is for `compose` to say so.
@@ -107,7 +107,11 @@ class Committer:
                     if state.next_slot == read:
                         raise
                     with suppress(Stale):
-                        compose(state)
+                        try:
+                            compose(state)
+                        except Forgotten:
+                            self.log.recall()
+                            compose(self.log.state)
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:
@@ -127,6 +131,13 @@ class Committer:
                 where=self.log.run_id,
                 hint="Nothing was committed; try again, and let collectors run less often.",
             )
+
+    def _planned(self, plan: Plan) -> Sequence[Written]:
+        try:
+            return plan()
+        except Forgotten:
+            self.log.recall()
+            return plan()
 
     def write(
         self,
@@ -219,7 +230,9 @@ class Committer:
         held = self.log.state.held
         bases: dict[Digest, Base] = {}
         for manifest in wanted:
-            if manifest in bases or manifest not in held or len(bases) == MAX_BASES:
+            if len(bases) == MAX_BASES:
+                break
+            if manifest in bases or manifest not in held:
                 continue
             try:
                 bases[manifest] = self.base(manifest)
@@ -235,9 +248,7 @@ class Committer:
 
 def preview(state: RunManifest, actions: Sequence[Action]) -> RunManifest:
     """Return the run as it is after a commit of these actions."""
-    if not actions:
-        return state
-    return advance(state, [Slot.build(state.next_slot, [commit_line(state, actions)])])
+    return foresee(state, [commit_line(state, actions)]) if actions else state
 
 
 def _lines(
@@ -253,8 +264,10 @@ def _lines(
     places = dict.fromkeys(one.base.place for one in written)
     lines: list[Line] = [p for p in places if state.by_manifest.get(p.manifest) != p]
     for number, actions in enumerate(commits):
-        if actions:
-            lines.append(commit_line(state, actions))
+        if not actions:
+            continue
+        commit = commit_line(state, actions)
+        lines.append(commit)
         if number + 1 < len(commits):
-            state = advance(state, [Slot.build(state.next_slot, lines[-1:])])
+            state = foresee(state, [commit])
     return lines or None

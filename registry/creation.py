@@ -113,7 +113,7 @@ def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
     """
     created = state.created
     mine = action.parent is not None and created is not None and created.parent == action.parent
-    return mine and not state.checkpoints
+    return mine and not state.has_checkpoints
 
 
 def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:

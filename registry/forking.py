@@ -62,8 +62,9 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     """
     if not isinstance(source, Checkpoint):
         raise InvalidInput("a fork goes on from a checkpoint", found=quoted(source))
-    n, log = source.record.n, RunLog(store, source.run_id)
+    n, log = source.n, RunLog(store, source.run_id)
     slots = list(log.slots())
+    log.recall()  # what was evicted is asked for as well
     now = log.fold(slots)
     log.make_durable()  # or a fork could outlive what it names as its parent
     record = _record(store, now, source)
@@ -109,14 +110,14 @@ def inherit(committer: Committer, inherited: Inheritance) -> None:
     """
 
     def compose(state: RunManifest) -> list[Sequence[Action]] | None:
-        return None if state.checkpoints else list(inherited.commits(state))
+        return None if state.has_checkpoints else list(inherited.commits(state))
 
     committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
 
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
     """Return what this registry says of a checkpoint that another one may have given."""
-    record = now.by_n.get(source.record.n)
+    record = now.by_n.get(source.n)
     if record is None or record.manifest != source.digest:
         run = f"a run of {now.commits} commits" if now.commits else "no such run"
         raise NotFound(

@@ -1,8 +1,9 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-snapshots, and the look whether a log is still the one that was read. What slots mean is the
-business of `registry.state`; which objects a commit may name that of `registry.writer`.
+snapshots, the look whether a log is still the one that was read, and reading what evicted
+checkpoints were. What slots mean is the business of `registry.state`; which objects a commit may
+name that of `registry.writer`.
 """
 
 from __future__ import annotations
@@ -14,27 +15,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from threading import RLock
 
 from backends import refuse_links
-from registry import canonical
-from registry.actions import Action, Commit, Line, line_digest
+from registry.actions import Action, Commit, Line, Place
 from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
-    IntegrityError,
     Malformed,
     ObjectNotFound,
-    RegistryError,
     RolledBack,
     StorageError,
     StoreUnavailable,
 )
-from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import (
     RUNS,
     epoch_key,
@@ -43,26 +39,46 @@ from registry.objects.keys import (
     parse_number,
     slot_key,
     snapshot_key,
-    snapshot_prefix,
-    snapshot_slot,
 )
-from registry.state import RunManifest, Slot, advance, link_after
-from registry.state.coherence import is_coherent
+from registry.snapshots import Snapshots
+from registry.state import Forgotten, RunManifest, Slot, advance, has_bit, link_after
 from registry.store import Store, gaps
 
 #: A snapshot is written when the log has grown by so many slots.
 SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
-#: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
-REPLAY_VERSION = 3
-_SNAPSHOTS_TRIED = 4
+#: Slots that are fetched ahead of the replay.
+_AHEAD = 512
 _PROOFS_AT_ONCE = 64
 _UNKNOWN_RETRIES = 8
 _LONGEST_PAUSE_S = 1.0
 
 #: Composes the lines of the next slot from the run as it stands; `None` means nothing to do.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
+
+
+@dataclass(slots=True)
+class _Tail:
+    """What is remembered of the slots that were read last.
+
+    Attributes:
+        newest: Digest of the newest one.
+        committed: The newest one that holds a commit.
+        link: Link of the history where it was seen before, once a slot has shown it.
+    """
+
+    newest: Digest | None = None
+    committed: int | None = None
+    link: Digest | None = None
+
+    def take(self, slot: Slot, seen_commits: int) -> None:
+        """Take a further slot; `seen_commits` says after how many commits the link is wanted."""
+        self.newest = Digest.of(slot.data)
+        if slot.commits:
+            self.committed = slot.number
+        if self.link is None and seen_commits:
+            self.link = link_after([slot], seen_commits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,8 @@ class RunLog:
 
     Attributes:
         run_id: The run.
-        state: The replay of everything read so far.
+        state: The replay of everything read so far. It is compact, but for moments in which a rule
+            needs what was evicted.
         seen: How far this machine has seen the log before; to be set by whoever listed the slots
             before this was made.
     """
@@ -96,16 +113,17 @@ class RunLog:
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
         self._lock = RLock()
-        self._snapshot_slot = snapshot_slot
+        self._snapshots = Snapshots(store, run_id, snapshot_slot)
+        self._complete = RunManifest.empty(run_id)
         # As it was before anything is read: another thread may be committing meanwhile.
         self.seen = store.heads.seen(run_id) if store.heads is not None else None
         self._is_checked = self.seen is None
         self._may_write = False
-        # Of the newest slot that was read or put, and how many slots would survive a loss of power.
-        self._newest: Digest | None = None
+        self._tail = _Tail()
+        # How many slots would survive a loss of power.
         self._durable = 0
         self.run_id = run_id
-        self.state = RunManifest.empty(run_id)
+        self.state = self._complete.compact()
 
     def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the run in at most three round trips.
@@ -121,41 +139,44 @@ class RunLog:
             RolledBack: The log is shorter than it was seen before, or another one.
         """
         with self._lock:
-            for slot in self._snapshot_slots():
+            self._complete = RunManifest.empty(self.run_id)
+            for slot in self._snapshots.listed():
                 if self._open_from(slot, check_head=check_head):
-                    self._snapshot_slot = slot
+                    self._snapshots.newest = slot
                     return self.state
-            slots = self._read_listed(0)
-            self._go_on(RunManifest.empty(self.run_id), slots)
+            self._tail = _Tail()
+            self.state = RunManifest.empty(self.run_id).compact()
+            self.state = self.read_to(self.length()).compact()
             if check_head:
-                self.check_head(slots)
+                self.check_head()
             return self.state
 
-    def check_head(self, slots: Sequence[Slot], proofs: Iterable[Slot] = ()) -> None:
+    def check_head(self, proofs: Iterable[Slot] = ()) -> None:
         """Hold the log against what was seen of it before, and remember how far it goes now.
 
         Args:
-            slots: The slots that were read last, up to the head.
-            proofs: Slots before those, in which the head that was seen is looked for first.
+            proofs: Slots before those that were read, in which the head that was seen is looked
+                for first.
 
         Raises:
             RolledBack: It is shorter than it was, or another one.
         """
         heads, seen, state = self._store.heads, self.seen, self.state
         if heads is not None and seen is not None:
-            link = link_after(chain(proofs, slots), seen.commits)
+            link = link_after(proofs, seen.commits) or self._tail.link
             if link is None and state.commits == seen.commits:
                 link = state.head  # marks and places alone stand behind the snapshot
             seen.require(heads.url, state.next_slot, state.commits, link)
         self._is_checked = True
-        self._note_head(slots)
+        self._note_head()
 
-    def _note_head(self, slots: Sequence[Slot]) -> None:
+    def _note_head(self) -> None:
         """Remember how far the log goes, unless it was not held against what was seen before."""
         heads, state = self._store.heads, self.state
         if heads is not None and state.head is not None and self._is_checked:
-            last = next((slot.number for slot in reversed(slots) if slot.commits), None)
-            heads.note(self.run_id, state.next_slot, state.commits, state.head, last)
+            heads.note(
+                self.run_id, state.next_slot, state.commits, state.head, self._tail.committed
+            )
 
     def _proofs(self, snapshot: int) -> Iterator[Slot]:
         """Yield the slots that prove the head that was seen and that a snapshot skips.
@@ -187,24 +208,118 @@ class RunLog:
                 look = self.look()
                 rest = self._read_listed(self.state.next_slot + 1)
                 look.outcome.result()
-                self._go_on(self.state, [following, *rest])
-                self._note_head([following, *rest])
+                slots = [following, *rest]
+                self._go_on(lambda: slots)
+                self._note_head()
+            self.state = self.state.compact()
             return self.state
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
         """Go on by slots that the caller has read; no snapshot has a say.
 
+        A complete state stays complete.
+
         Raises:
             Malformed: They do not continue the log legally.
         """
         with self._lock:
-            return self._go_on(self.state, slots)
+            return self._go_on(lambda: slots)
 
-    def _go_on(self, state: RunManifest, slots: Sequence[Slot]) -> RunManifest:
-        self.state = advance(state, slots)
-        if slots:
-            self._newest = Digest.of(slots[-1].data)
+    def read_to(self, stop: int) -> RunManifest:
+        """Go on by the slots before `stop`, which were listed; a few are in memory at a time.
+
+        Raises:
+            Malformed: They do not continue the log legally, or one of them is absent.
+        """
+        with self._lock:
+            numbers = range(self.state.next_slot, stop)
+            if len(numbers) <= _AHEAD:
+                slots = list(self.fetch(numbers))
+                return self._go_on(lambda: slots)
+            return self._go_on(lambda: self.fetch(numbers))
+
+    def history(self) -> RunManifest:
+        """Return the complete replay of what `state` has read, evicted checkpoints included.
+
+        The log is read from its first slot for it; later calls read on from where the last one was.
+
+        Raises:
+            Malformed: The log does not lead to what was read.
+        """
+        with self._lock:
+            if self.state.gone is None:
+                return self.state
+            done, end = self._complete.next_slot, self.state.next_slot
+            complete = advance(self._complete, self.fetch(range(done, end)))
+            if complete.head != self.state.head:
+                raise Malformed(
+                    "the log is not the one that this handle has read",
+                    where=self.run_id,
+                    expected=f"{self.state.commits} commits, the last one {self.state.head}",
+                    found=f"{complete.commits}, the last one {complete.head}",
+                    hint="Run `holdfast verify`: a snapshot says something else than the log, or "
+                    "the log was replaced.",
+                )
+            self._complete = complete
+            return complete
+
+    def knowing(self, n: int) -> RunManifest:
+        """Return a replay that has the record of a checkpoint, also of an evicted one."""
+        state = self.state
+        return state if n in state.by_n or not state.is_evicted(n) else self.history()
+
+    def knowing_entry(self, version: int) -> RunManifest:
+        """Return a replay that has the record of an entry of the pool, also of an evicted one."""
+        state = self.state
+        is_gone = state.gone is not None and has_bit(state.gone.versions, version)
+        return self.history() if is_gone else state
+
+    def place_of(self, manifest: Digest) -> Place | None:
+        """Return where a manifest lies, or lay when it was evicted; `None` where nothing says."""
+        found = self.state.by_manifest.get(manifest)
+        return found or self.history().by_manifest.get(manifest)
+
+    def recall(self) -> None:
+        """Have `state` complete, until the run is refreshed or a slot is put."""
+        with self._lock:
+            self.state = self.history()
+
+    def forget(self) -> None:
+        """Have `state` compact again, and remember nothing else of what was evicted."""
+        with self._lock:
+            self.state = self.state.compact()
+            self._complete = RunManifest.empty(self.run_id)
+
+    def _after(self, slot: Slot) -> tuple[RunManifest, bool]:
+        """Return the compact state after a slot, and whether it took the complete one.
+
+        Who opens the run by an older snapshot reads the whole log for such a slot.
+        """
+        try:
+            return advance(self.state.compact(), [slot]), False
+        except Forgotten:
+            return advance(self.history(), [slot]).compact(), True
+
+    def _go_on(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
+        """Fold further slots in; from the complete state where a rule needs what was evicted.
+
+        Args:
+            read: Gives the slots; called again for the complete state.
+        """
+        tail = replace(self._tail)
+        try:
+            self.state = advance(self.state, self._passing(tail, read()))
+        except Forgotten:
+            self.state = advance(self.history(), self._passing(tail, read()))
+        self._tail = tail
         return self.state
+
+    def _passing(self, tail: _Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
+        """Yield slots, and note in the tail what is asked of them later."""
+        commits = self.seen.commits if self.seen is not None else 0
+        for slot in slots:
+            tail.take(slot, commits)
+            yield slot
 
     def look(self) -> Look:
         """Begin to look whether the newest slot that was read is still there as it was read.
@@ -212,7 +327,7 @@ class RunLog:
         `append` waits for it, so whoever has something else to send first loses no time.
         """
         with self._lock:
-            number, digest = self.state.next_slot, self._newest
+            number, digest = self.state.next_slot, self._tail.newest
         return Look(number, self._store.pools.small.submit(self._check_newest, number - 1, digest))
 
     def _check_newest(self, number: int, digest: Digest | None) -> None:
@@ -287,18 +402,23 @@ class RunLog:
                 look = self.look()
             look.outcome.result()
             for lost in range(races):
-                lines = compose(self.state)
+                try:
+                    lines = compose(self.state)
+                except Forgotten:
+                    self.recall()
+                    lines = compose(self.state)
                 self.make_durable()
                 if lines is None:
                     return self.state
                 slot = Slot.build(self.state.next_slot, lines)
-                grown = advance(self.state, [slot])
+                grown, needs_history = self._after(slot)
                 if self._put(slot):
-                    self.state, self._newest = grown, Digest.of(slot.data)
+                    self.state = grown
+                    self._tail.take(slot, 0)
                     self._durable = grown.next_slot
-                    self._note_head([slot])
+                    self._note_head()
                     if caches:
-                        self._write_snapshot(slot)
+                        self._write_snapshot(slot, at_once=needs_history)
                     return self.state
                 before = self.state.next_slot
                 if lost > 1:
@@ -328,6 +448,10 @@ class RunLog:
             refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
             self._may_write = True
 
+    def length(self) -> int:
+        """Return how many slots the log has: one listing."""
+        return len(self._numbers(0))
+
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
         yield from self.fetch(self._numbers(start))
@@ -338,12 +462,14 @@ class RunLog:
         Raises:
             Malformed: One of them is absent.
         """
-        for number, slot in zip(
-            numbers, self._store.pools.small.map(self._get, numbers), strict=True
-        ):
-            if slot is None:
-                raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
-            yield slot
+        for start in range(0, len(numbers), _AHEAD):
+            batch = numbers[start : start + _AHEAD]
+            for number, slot in zip(
+                batch, self._store.pools.small.map(self._get, batch), strict=True
+            ):
+                if slot is None:
+                    raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
+                yield slot
 
     def _put(self, slot: Slot) -> bool:
         """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
@@ -394,55 +520,31 @@ class RunLog:
             )
         return range(start, listed[-1] + 1 if listed else start)
 
-    def _snapshot_slots(self) -> list[int]:
-        prefix = snapshot_prefix(self.run_id)
-        found = []
-        for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
-            with suppress(RegistryError):
-                found.append(snapshot_slot(info.key))
-        return found
-
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
-        """Read the run by way of a snapshot; return whether the snapshot can be trusted."""
+        """Open the run by way of a snapshot; return whether that can be trusted."""
         proofs = self._proofs(slot) if check_head else iter(())
-        reading = self._store.pools.small.submit(self._read_snapshot, slot)
+        reading = self._store.pools.small.submit(self._snapshots.read, slot)
         slots = self._read_listed(slot)
         found = reading.result()
-        if found is None or not slots:
+        opened = self._snapshots.parse(found, slots[0]) if found and slots else None
+        if opened is None:
             return False
-        header, body = found
-        if header != _snapshot_header(slots[0]):
-            return False
-        try:
-            state = RunManifest.decode(body, where=snapshot_key(self.run_id, slot))
-        except (IntegrityError, ValueError):
-            return False
-        if (state.run_id, state.next_slot) != (self.run_id, slot + 1) or not is_coherent(state):
-            return False
-        if slots[0].commits and line_digest(slots[0].commits[-1][0]) != state.head:
-            return False
-        self._newest = Digest.of(slots[0].data)
-        self._go_on(state, slots[1:])
+        self._tail = _Tail()
+        self._tail.take(slots[0], self.seen.commits if self.seen is not None else 0)
+        self.state = opened.compact()
+        self.state = self._go_on(lambda: slots[1:]).compact()
         if check_head:
-            self.check_head(slots, proofs)
+            self.check_head(proofs)
         return True
 
-    def _read_snapshot(self, slot: int) -> Sequence[bytes] | None:
-        key = snapshot_key(self.run_id, slot)
-        try:
-            lines = split_lines(self._store.backend.get(key), where=key)
-        except (IntegrityError, ObjectNotFound):
-            return None
-        return lines if len(lines) == 2 else None
-
-    def _write_snapshot(self, slot: Slot) -> None:
-        if slot.number - self._snapshot_slot < SNAPSHOT_EVERY:
+    def _write_snapshot(self, slot: Slot, *, at_once: bool) -> None:
+        if not at_once and not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
             return
-        data = join_lines([_snapshot_header(slot), self.state.encode()])
+        data = self._snapshots.encode(self.state, slot)
         # A cache: the commit stands whether or not this lands.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
-        self._snapshot_slot = slot.number
+        self._snapshots.newest = slot.number
 
 
 def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
@@ -472,19 +574,6 @@ def author() -> str:
     except (OSError, KeyError):  # a container's user may have no entry anywhere
         user = "unknown"
     return f"{user.encode(errors='replace').decode()}@{host_name()}"
-
-
-def _snapshot_header(slot: Slot) -> bytes:
-    # The slot's own digest ties the snapshot to this log and to no other of the same name.
-    tie = Digest.of(slot.data).hex()
-    return canonical.encode(
-        {
-            "format": "holdfast.snapshot/1",
-            "replay": REPLAY_VERSION,
-            "slot": slot.number,
-            "slot_digest": tie,
-        }
-    )
 
 
 def _author(slot: Slot | None) -> str:

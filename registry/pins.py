@@ -144,9 +144,10 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     """
     state = committer.log.state
     if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == state.run_id:
-        n = checkpoint.record.n
-        if n not in state.by_n:
-            state = committer.log.refresh()
+        n = checkpoint.n
+        if n not in state.by_n and not state.is_evicted(n):
+            committer.log.refresh()
+        state = committer.log.knowing(n)
         # A run of this name may be another one in another registry.
         if n in state.by_n and state.by_n[n].manifest == checkpoint.digest:
             return n
@@ -164,7 +165,7 @@ def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
         Conflict: It was evicted meanwhile, or its run dropped.
     """
     check_not_dropped(state)
-    record = state.by_n[n]
+    record = state.record(n)
     if record.evicted is not None:
         raise Conflict(
             "this checkpoint is not kept any more",

@@ -71,7 +71,7 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
 
     def plan() -> list[Written]:
         nonlocal dead
-        state = log.state
+        state = log.history()
         _check_steps_are_free(state, checkpoints)
         dead = _dead(state, checkpoints)
         places = [_place(state, digest) for digest in sorted(dead)]
@@ -93,8 +93,8 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
         _check_steps_are_free(state, checkpoints)
         return [Recover(checkpoints=checkpoints)]
 
-    state = committer.commit(compose, plan)
-    return [state.by_n[n] for n in checkpoints]
+    committer.commit(compose, plan)
+    return [log.knowing(n).by_n[n] for n in checkpoints]
 
 
 def _is_collected(store: Store, state: RunManifest, n: int) -> bool:
@@ -187,13 +187,12 @@ def drop(committer: Committer, reason: str) -> None:
 
 
 def _evicted(state: RunManifest, n: int) -> CheckpointRecord:
-    record = state.by_n.get(n)
-    if record is None or record.evicted is None or state.dropped is not None:
+    if not state.is_evicted(n) or state.dropped is not None:
         raise NotFound(
             "this checkpoint is not evicted" if state.dropped is None else "the run was dropped",
             where=f"{state.run_id}: commit {n}",
         )
-    return record
+    return state.record(n)
 
 
 def _check_monitors(state: RunManifest) -> None:

@@ -85,8 +85,8 @@ def _tagged(run: Run, name: str) -> Checkpoint:
 
 def _by_digest(run: Run, text: str) -> Checkpoint:
     digits = text.removeprefix("sha256:")
-    matching = [one for one in run.manifest.checkpoints if one.manifest.hex().startswith(digits)]
-    found = {one.manifest: one for one in matching if one.evicted is None}
+    kept = [one for one in run.manifest.checkpoints if one.evicted is None]
+    found = {one.manifest: one for one in kept if one.manifest.hex().startswith(digits)}
     if len(found) > 1:
         raise AmbiguousRef(
             "several checkpoints begin with these digits",
@@ -94,20 +94,23 @@ def _by_digest(run: Run, text: str) -> Checkpoint:
             found=", ".join(digest.hex()[: len(digits) + 4] for digest in found),
             hint="Give more digits.",
         )
-    if not found and matching:
-        raise NotFound(
-            "this checkpoint was evicted",
-            where=f"{run.id}/{digits}",
-            found=matching[-1].evicted,
-            hint="`holdfast undo` brings it back until it is collected.",
-        )
+    if not found and run.manifest.evicted_count:
+        evicted = run.full_manifest().evicted
+        for one in reversed(evicted):
+            if one.manifest.hex().startswith(digits):
+                raise NotFound(
+                    "this checkpoint was evicted",
+                    where=f"{run.id}/{digits}",
+                    found=one.evicted,
+                    hint="`holdfast undo` brings it back until it is collected.",
+                )
     if not found:
         raise NotFound("no checkpoint with this id", where=f"{run.id}/{digits}")
     return run.find(next(iter(found.values())).n)
 
 
 def _phase(run: Run, segment: str) -> str:
-    phases = {record.phase for record in run.manifest.checkpoints}
+    phases = {*run.manifest.phases_saved}
     phases |= {phase.name for phase in run.spec.phases}
     for phase in phases:
         if segment in (phase, phase_segment(phase)):
@@ -150,10 +153,10 @@ def _pointed(run: Run, phase: str | None, segments: list[str]) -> Checkpoint:
 
 def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
     records = run.manifest.live(phase)
-    for record in reversed(records):
-        if record.step == step:
-            return run.find(record.n)
-    saved = [one for one in run.manifest.checkpoints if (one.phase, one.step) == (phase, step)]
+    for record in run.manifest.at_step(phase, step):
+        return run.find(record.n)
+    everything = run.full_manifest().checkpoints
+    saved = [one for one in everything if (one.phase, one.step) == (phase, step)]
     if saved:
         # What `undo` makes good by this very name comes first.
         gone = min(saved, key=lambda one: (one.superseded, -one.n))

@@ -104,7 +104,8 @@ class Release(Stored):
         return record.commit_keys if record is not None and is_whole else None
 
     def _source(self) -> CheckpointRecord | None:
-        return None if self.checkpoint is None else self._log.state.by_n.get(self.checkpoint)
+        n = self.checkpoint
+        return None if n is None else self._log.knowing(n).by_n.get(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,7 @@ class _Publication:
         if standing is not None:
             self._check_same(standing)
             return None
-        record = sound(state, self.checkpoint.record.n, self.checkpoint.ref)
+        record = sound(state, self.checkpoint.n, self.checkpoint.ref)
         assert self.digest is not None  # plan has run
         return [
             SetPin(

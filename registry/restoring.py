@@ -67,7 +67,7 @@ def check_source(run_id: str, at: Checkpoint) -> None:
             where=at.ref,
             hint="Load it with `checkpoint.load()`, or fork a run of its own from it.",
         )
-    if at.record.evicted is not None:
+    if at.is_evicted:
         raise Conflict(
             "this checkpoint is not kept any more",
             where=at.ref,
@@ -114,7 +114,7 @@ def _first_whole(
         except BeyondLimit:
             raise  # it may well be whole: an older one is not to take its place unasked
         except IntegrityError as error:
-            if checkpoint.record.evicted is not None:
+            if checkpoint.is_evicted:
                 raise _LetGo from error
             trainer.distrust(checkpoint)
             passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))

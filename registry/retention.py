@@ -7,8 +7,10 @@ releases and artifacts keep their own state, so they need no checkpoint. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import nsmallest
 
 from registry.actions import Action, Evict, Eviction
 from registry.spec import Retention, RunSpec
@@ -30,17 +32,45 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What retention does with a run.
+    """What retention does with a run. The reasons of what stays are put together when asked for.
 
-    Attributes:
-        kept: What stays, in log order.
-        evicted: What goes, in log order.
+    Args:
+        groups: Every phase and tier that has checkpoints.
     """
 
-    kept: tuple[Verdict, ...]
-    evicted: tuple[Verdict, ...]
+    def __init__(self, groups: Iterable[_Group]) -> None:
+        self._groups = tuple(groups)
+        self._going = {record.n for group in self._groups for record in group.going}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RetentionPlan):
+            return NotImplemented
+        return (self.kept, self.evicted) == (other.kept, other.evicted)
+
+    __hash__ = None  # type: ignore[assignment]  # as of every value with records in it
+
+    def __repr__(self) -> str:
+        return f"RetentionPlan(kept={self.kept!r}, evicted={self.evicted!r})"
+
+    @cached_property
+    def kept(self) -> tuple[Verdict, ...]:
+        """What stays, in log order."""
+        return self._verdicts(stays=True)
+
+    @cached_property
+    def evicted(self) -> tuple[Verdict, ...]:
+        """What goes, in log order."""
+        return self._verdicts(stays=False)
+
+    def _verdicts(self, *, stays: bool) -> tuple[Verdict, ...]:
+        found = [
+            Verdict(record, group.reasons(record) if stays else (group.why_it_goes(record),))
+            for group in self._groups
+            for record in (group.members if stays else group.going)
+            if not (stays and record.n in self._going)
+        ]
+        return tuple(sorted(found, key=lambda verdict: verdict.checkpoint.n))
 
     def actions(self) -> list[Action]:
         """Return what a commit says to carry it out; nothing where nothing goes."""
@@ -62,15 +92,8 @@ def plan_retention(
         override: A policy in place of those of the run; what was brought back by hand then counts
             like any other.
     """
-    verdicts = [
-        verdict
-        for group in _groups(state, override)
-        for verdict in _Group(state, now_ms, override, *group).verdicts()
-    ]
-    verdicts.sort(key=lambda pair: pair[1].checkpoint.n)
     return RetentionPlan(
-        tuple(verdict for stays, verdict in verdicts if stays),
-        tuple(verdict for stays, verdict in verdicts if not stays),
+        _Group(state, now_ms, override, *group) for group in _groups(state, override)
     )
 
 
@@ -83,18 +106,13 @@ def has_policies(spec: RunSpec) -> bool:
 
 def _groups(
     state: RunManifest, override: Retention | None
-) -> Iterator[tuple[str, str | None, Retention, list[CheckpointRecord]]]:
-    """Yield every phase and tier with its policy and its checkpoints, the first to go first."""
-    members: dict[tuple[str, str | None], list[CheckpointRecord]] = {}
-    for record in state.checkpoints:
-        if record.evicted is None:
-            members.setdefault((record.phase, record.tier), []).append(record)
-    for (phase, tier), records in members.items():
+) -> Iterator[tuple[str, str | None, Retention]]:
+    """Yield every phase and tier with its policy."""
+    for phase, tier in dict.fromkeys((phase, tier) for phase, tier, _ in state.by_class):
         rules = state.spec.phase(phase)
         policies = {one.name: one.retention for one in rules.tiers}
         policy = override or policies.get(tier or "", rules.retention) or Retention(all=True)
-        # What training went back behind goes before what it goes on from.
-        yield phase, tier, policy, sorted(records, key=lambda one: (not one.superseded, one.n))
+        yield phase, tier, policy
 
 
 class _Group:
@@ -108,7 +126,6 @@ class _Group:
         phase: str,
         tier: str | None,
         policy: Retention,
-        members: list[CheckpointRecord],
     ) -> None:
         self.state = state
         self.now_ms = now_ms
@@ -116,63 +133,102 @@ class _Group:
         self.phase = phase
         self.tier = tier
         self.policy = policy
-        self.members = members
+        self.line = state.by_class.get((phase, tier, False), ())
+        # What training went back behind goes before what it goes on from.
+        self.numbers = (*state.by_class.get((phase, tier, True), ()), *self.line)
         self.monitors = state.spec.phase(phase).monitors
-        self.protected = self._protections()
 
-    def verdicts(self) -> Iterator[tuple[bool, Verdict]]:
-        """Yield every member and whether it stays."""
-        last = self._last()
-        best = self._best()
-        for record in self.members:
-            reasons = (*self.protected.get(record.n, ()), *self._kept_by_policy(record, last, best))
-            if reasons:
-                yield True, Verdict(record, reasons)
-            else:
-                yield False, Verdict(record, (self._why_it_goes(record),))
+    @property
+    def members(self) -> list[CheckpointRecord]:
+        """The checkpoints, the first to go first."""
+        return [self.state.by_n[n] for n in self.numbers]
 
-    def _protections(self) -> dict[int, list[str]]:
-        """Return what keeps checkpoints whatever the policy says."""
+    @cached_property
+    def going(self) -> list[CheckpointRecord]:
+        """The members that nothing keeps."""
+        policy = self.policy
+        if policy.all:
+            return []
+        # Every save comes by here: nothing is put into words, and most members are not looked at.
+        candidates, last = self.numbers, set[int]()
+        if policy.counts_protected:
+            last = self.last
+        elif policy.last is not None:
+            candidates = candidates[: -policy.last]
+        young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
+        going = []
+        for n in candidates:
+            record = self.state.by_n[n]
+            if n in self.protected or n in self.waiting or self._is_back(record) or n in last:
+                continue
+            if not record.superseded and (
+                n in self.best
+                or (policy.every and record.step % policy.every == 0)
+                or (young_ms is not None and record.time_ms > young_ms)
+            ):
+                continue
+            going.append(record)
+        return going
+
+    def _is_back(self, record: CheckpointRecord) -> bool:
+        """Return whether retention lets a member alone because it was brought back by hand."""
+        return record.recovered and not self.overridden and not record.superseded
+
+    def reasons(self, record: CheckpointRecord) -> tuple[str, ...]:
+        """Return why a member stays."""
+        back = ["brought back by hand"] if self._is_back(record) else []
+        waits = [self.waiting[record.n]] if record.n in self.waiting else []
+        named = self.protected.get(record.n, ())
+        return (*named, *back, *waits, *self._kept_by_policy(record))
+
+    @cached_property
+    def protected(self) -> dict[int, list[str]]:
+        """What keeps checkpoints by their names, whatever the policy says."""
+        state = self.state
         found: dict[int, list[str]] = {}
+        key = self.phase, self.tier
 
         def protect(n: int | None, reason: str) -> None:
-            if n is not None:
-                found.setdefault(n, []).append(reason)
+            record = None if n is None else state.by_n.get(n)
+            if record is None or record.evicted is not None:
+                return
+            if (record.phase, record.tier) == key:
+                found.setdefault(record.n, []).append(reason)
 
-        newest = self.state.latest(self.phase)
+        newest = state.latest(self.phase)
         protect(newest.n if newest else None, "latest")
-        last = self.state.live(self.phase)[-1:]
-        if last and last[0].held_back:
-            protect(last[0].n, "newest, held back")
+        last = next(state.newest_first(self.phase), None)
+        if last is not None and last.held_back:
+            protect(last.n, "newest, held back")
         for monitor in self.monitors:
-            best = self.state.best(monitor, self.phase)
+            best = state.best(monitor, self.phase)
             protect(best.n if best else None, f"best/{monitor.label}")
-        for pin in self.state.pins:
-            if pin.kind in ("gate", "tag"):
-                protect(pin.checkpoint, pin.ref)
-        for group in self.state.groups:
+        if state.pinned:
+            for pin in state.pins:
+                if pin.kind in ("gate", "tag"):
+                    protect(pin.checkpoint, pin.ref)
+        for group in state.groups:
             for claim in group.claims:
                 if claim.until_ms > self.now_ms:
                     protect(claim.checkpoint, f"held by {group.name}")
-        line = self._line()
-        for position, record in enumerate(line):
-            if record.recovered and not self.overridden:
-                protect(record.n, "brought back by hand")
-            newer = len(line) - 1 - position
-            lacking = self._lacking(record) if newer < self.policy.wait else []
-            if lacking:
-                waits = f"waits for {', '.join(lacking)} ({newer} of {self.policy.wait})"
-                protect(record.n, waits)
-        ours = {record.n for record in self.members}
-        return {n: reasons for n, reasons in found.items() if n in ours}
+        return found
 
-    def _line(self) -> list[CheckpointRecord]:
-        """Return what was saved on this line of training, also what went since: it came."""
-        return [
-            record
-            for record in self.state.checkpoints
-            if (record.phase, record.tier) == (self.phase, self.tier) and not record.superseded
-        ]
+    @cached_property
+    def waiting(self) -> dict[int, str]:
+        """The newest that lack a metric; what went since counts, for it came."""
+        wait = self.policy.wait
+        if not wait:
+            return {}
+        gone = self.state.evicted_on_line(self.phase, self.tier)
+        found = {}
+        for newer, n in enumerate(reversed(self.line)):
+            position = newer + (gone >> n).bit_count()
+            if position >= wait:
+                break
+            lacking = self._lacking(self.state.by_n[n])
+            if lacking:
+                found[n] = f"waits for {', '.join(lacking)} ({position} of {wait})"
+        return found
 
     def _lacking(self, record: CheckpointRecord) -> list[str]:
         return [
@@ -183,45 +239,50 @@ class _Group:
             if metric not in record.metrics
         ]
 
-    def _last(self) -> set[int]:
+    @cached_property
+    def last(self) -> set[int]:
+        """The members that are among the last."""
         if self.policy.last is None:
             return set()
-        room, candidates = self.policy.last, [record.n for record in self.members]
+        room, candidates = self.policy.last, self.numbers
         if self.policy.counts_protected:
-            room -= len(self.protected)
-            candidates = [n for n in candidates if n not in self.protected]
+            back = {record.n for record in self.members if self._is_back(record)}
+            stays = self.protected.keys() | self.waiting.keys() | back
+            room -= len(stays)
+            candidates = tuple(n for n in candidates if n not in stays)
         return set(candidates[-room:] if room > 0 else ())
 
-    def _best(self) -> dict[int, str]:
+    @cached_property
+    def best(self) -> set[int]:
+        """The members that are among the best."""
         if not self.policy.best:
-            return {}
+            return set()
         # A policy of the run has a monitor; one that is given by hand may not find any.
-        ranked = [
-            record
+        rated = (
+            one
             for monitor in self.monitors[:1]
-            for record in self.state.ranked(monitor, self.phase)
-            if record.tier == self.tier
-        ]
-        return {record.n: f"best {self.policy.best}" for record in ranked[: self.policy.best]}
+            for one in self.state.rated(monitor, self.phase)
+            if one[2].tier == self.tier
+        )
+        return {n for _, n, _ in nsmallest(self.policy.best, rated)}
 
-    def _kept_by_policy(
-        self, record: CheckpointRecord, last: set[int], best: dict[int, str]
-    ) -> Iterator[str]:
+    def _kept_by_policy(self, record: CheckpointRecord) -> Iterator[str]:
         policy = self.policy
         if policy.all:
             yield "all"
-        if record.n in last:
+        if record.n in self.last:
             yield f"last {policy.last}"
         if record.superseded:
             return
-        if record.n in best:
-            yield best[record.n]
+        if record.n in self.best:
+            yield f"best {policy.best}"
         if policy.every and record.step % policy.every == 0:
             yield f"every {policy.every}"
         if policy.for_days and self.now_ms - record.time_ms < policy.for_days * _DAY_MS:
             yield f"for {policy.for_days} days"
 
-    def _why_it_goes(self, record: CheckpointRecord) -> str:
+    def why_it_goes(self, record: CheckpointRecord) -> str:
+        """Return why a member does not stay."""
         policy = self.policy
         wanted = [
             f"last {policy.last}" if policy.last else "",

@@ -343,7 +343,7 @@ class Run(RunView):
 
     def _last_evicted(self) -> list[int]:
         said = [a for commit in self.history() for a in commit.actions if isinstance(a, Evict)]
-        return pruning.last_evicted(self._log.state, said)
+        return pruning.last_evicted(self._log.history(), said)
 
     # How it stands
 

@@ -51,8 +51,19 @@ class RunView:
 
     @property
     def manifest(self) -> RunManifest:
-        """The run as far as this handle has read its log; `refresh` reads on."""
+        """The run as far as this handle has read its log; `refresh` reads on.
+
+        Of evicted checkpoints and entries of the pool it has the numbers alone; `full_manifest` has
+        their records.
+        """
         return self._log.state
+
+    def full_manifest(self) -> RunManifest:
+        """Return the manifest with the records of everything that was ever evicted.
+
+        The log is read from its beginning for it.
+        """
+        return self._log.history()
 
     @property
     def status(self) -> RunStatus:
@@ -143,9 +154,10 @@ class RunView:
         Raises:
             NotFound: The commit added none.
         """
-        if n not in self.manifest.by_n:
+        known = self._log.knowing(n).by_n
+        if n not in known:
             raise NotFound("this commit added no checkpoint", where=f"{self.id}: commit {shown(n)}")
-        return self._checkpoint(self.manifest.by_n[n])
+        return self._checkpoint(known[n])
 
     def _checkpoint(self, record: CheckpointRecord) -> Checkpoint:
         return Checkpoint(self._store, self._log, record)
@@ -184,9 +196,12 @@ class RunView:
         return Stored(self._store, self._log, found.manifest, found.ref)
 
     def evicted(self) -> list[Checkpoint]:
-        """Return the checkpoints that retention let go, as of now, oldest first."""
-        state = self._log.refresh()
-        return [self._checkpoint(one) for one in state.checkpoints if one.evicted is not None]
+        """Return the checkpoints that retention let go, as of now, oldest first.
+
+        The log is read from its beginning for them.
+        """
+        self._log.refresh()
+        return [self._checkpoint(one) for one in self._log.history().evicted]
 
     def history(self) -> Iterator[Commit]:
         """Yield every commit, oldest first, as the log holds it now."""

@@ -404,14 +404,14 @@ class Stored:
     @property
     def place(self) -> Place:
         """Where its manifest and placement lie in this registry."""
-        try:
-            return self._log.state.by_manifest[self.digest]
-        except KeyError:
+        found = self._log.place_of(self.digest)
+        if found is None:
             raise MissingObject(
                 "the log gives no place for this checkpoint",
                 where=self.ref,
                 hint="Run `holdfast verify`; a mirror can restore it.",
-            ) from None
+            )
+        return found
 
 
 class LazyState(Mapping[str, Any]):

@@ -54,7 +54,10 @@ def _improves(
         rank = monitor.rank(metrics)
         if monitor.label not in tier.improves or math.isnan(rank):
             continue
-        others = [best for best in state.ranked(monitor, phase.name) if best.n != except_n]
-        if not others or rank < monitor.rank(others[0].metrics):
+        best = state.best(monitor, phase.name)
+        if best is not None and best.n == except_n:
+            others = [one for one in state.ranked(monitor, phase.name) if one.n != except_n]
+            best = others[0] if others else None
+        if best is None or rank < best.rank(monitor):
             return True
     return False

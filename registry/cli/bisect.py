@@ -225,10 +225,10 @@ def _unless_evicted(
     run: Run, checkpoint: Checkpoint, test: Callable[[Checkpoint], _Answer]
 ) -> _Answer:
     """Test a checkpoint; one that retention let go meanwhile, or during it, cannot be told."""
-    if run.refresh().find(checkpoint.record.n).record.evicted is not None:
+    if run.refresh().manifest.is_evicted(checkpoint.n):
         return None, "evicted meanwhile"
     answer, why = test(checkpoint)
-    if answer and run.refresh().find(checkpoint.record.n).record.evicted is not None:
+    if answer and run.refresh().manifest.is_evicted(checkpoint.n):
         return None, f"{why}, evicted meanwhile"
     return answer, why
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,8 +14,10 @@ from registry.cli.columns import Column
 from registry.cli.listing import DAMAGED, Listing
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
-from registry.state import CheckpointRecord
+from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
+
+_T = TypeVar("_T")
 
 metric_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Metrics of checkpoints."
@@ -67,22 +69,23 @@ def ls(
 
 
 def _list_one(run: Run, *, evicted: bool, json: bool) -> None:
-    records = _listed(run, evicted=evicted)
+    manifest = _manifest(run, evicted=evicted)
+    records = _listed(manifest, evicted=evicted)
     if json:
-        output.document(_records(run, records))
+        output.document(_records(manifest, records))
         return
     if records:
-        output.table(_LS, _rows(run, records))
+        output.table(_LS, _rows(manifest, records))
     _note_gone([run], len(records))
 
 
 def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
     runs = listing.runs()
     if json:
-        told = listing.told(runs, lambda run: _records(run, _listed(run, evicted=evicted)))
+        told = listing.told(runs, lambda run: _told(_records, run, evicted=evicted))
         output.document([shape for shapes in told.values() for shape in shapes])
     else:
-        rows = listing.told(runs, lambda run: _rows(run, _listed(run, evicted=evicted)))
+        rows = listing.told(runs, lambda run: _told(_rows, run, evicted=evicted))
         shown = sum(map(len, rows.values()))
         _print_all({**rows, **{name: [_DAMAGED_ROW] for name in listing.damaged}})
         _note_gone([run for run in runs if run.id in rows], shown, none=not listing.damaged)
@@ -91,18 +94,29 @@ def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
 
 def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> None:
     """Say that there is nothing to show, and how much is not shown."""
-    gone = sum(len(run.manifest.checkpoints) for run in runs) - shown
+    gone = sum(run.manifest.count for run in runs) - shown
     if not shown and none:
         output.note("no checkpoints" if gone else "no checkpoints yet")
     if gone:
         output.note(f"{output.counted(gone, 'evicted checkpoint')} not shown; --evicted shows them")
 
 
-def _listed(run: Run, *, evicted: bool) -> list[CheckpointRecord]:
-    gone = run.manifest.dropped is not None
+def _manifest(run: Run, *, evicted: bool) -> RunManifest:
+    return run.full_manifest() if evicted else run.manifest
+
+
+def _told(
+    tell: Callable[[RunManifest, list[CheckpointRecord]], list[_T]], run: Run, *, evicted: bool
+) -> list[_T]:
+    manifest = _manifest(run, evicted=evicted)
+    return tell(manifest, _listed(manifest, evicted=evicted))
+
+
+def _listed(manifest: RunManifest, *, evicted: bool) -> list[CheckpointRecord]:
+    gone = manifest.dropped is not None
     return [
         record
-        for record in run.manifest.checkpoints
+        for record in manifest.checkpoints
         if evicted or not (gone or record.evicted is not None)
     ]
 
@@ -120,13 +134,13 @@ def _print_all(told: Mapping[str, Sequence[Sequence[object]]]) -> None:
         output.table(_LS, of_run)
 
 
-def _records(run: Run, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
-    marks = describe.marks(run.manifest)
-    return [describe.record_json(run.id, record, marks.get(record.n, [])) for record in records]
+def _records(run: RunManifest, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
+    marks = describe.marks(run)
+    return [describe.record_json(run.run_id, record, marks.get(record.n, [])) for record in records]
 
 
-def _rows(run: Run, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
-    marks = describe.marks(run.manifest)
+def _rows(run: RunManifest, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
+    marks = describe.marks(run)
     return [
         (
             record.phase,
@@ -166,7 +180,7 @@ def show(
 
 def _shape(run: Run, stored: Stored) -> dict[str, Any]:
     if isinstance(stored, Checkpoint):
-        pointed = describe.marks(run.manifest).get(stored.record.n, [])
+        pointed = describe.marks(run.manifest).get(stored.n, [])
         shape = describe.checkpoint_json(stored, pointed)
     else:
         shape = describe.stored_json(run, stored)

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from backends.escape import shown
-from registry.actions import Commit
+from registry.actions import AddCheckpoint, Commit
 from registry.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from registry.cli import output
 from registry.dtypes import ITEM_SIZES
@@ -34,7 +34,7 @@ def time_ms_of(said: str | int) -> int:
     return said if isinstance(said, int) else int(datetime.fromisoformat(said).timestamp() * 1000)
 
 
-def ref(run_id: str, record: CheckpointRecord) -> str:
+def ref(run_id: str, record: CheckpointRecord | AddCheckpoint) -> str:
     """Return the name by which a checkpoint is found again."""
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
@@ -276,8 +276,8 @@ def run_json(run: Run) -> dict[str, Any]:
         "environment": created.environment if created else {},
         "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
         "checkpoints": len(manifest.live()),
-        "superseded": sum(record.superseded for record in manifest.checkpoints),
-        "evicted": sum(record.evicted is not None for record in manifest.checkpoints),
+        "superseded": manifest.superseded_count,
+        "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
         "best": {
             m.metric: ref(run.id, best) if (best := manifest.best(m)) else None

@@ -63,7 +63,7 @@ def push(
     found = formats.read(file)
     with watched(registry, "pushing") as opened:
         into = opened.run(run, create=create)
-        known = len(into.manifest.checkpoints)
+        known = into.manifest.count
         saved = into.push(
             found.state,
             step=step,
@@ -73,8 +73,8 @@ def push(
             precision=policies,
             allow_lossy_optimizer=allow_lossy_optimizer,
         )
-        is_new = len(into.manifest.checkpoints) > known
-        pointed = describe.marks(into.manifest).get(saved.record.n, [])
+        is_new = into.manifest.count > known
+        pointed = describe.marks(into.manifest).get(saved.n, [])
         shape = describe.checkpoint_json(saved, pointed)
     if json:
         output.document({**shape, "format": found.format, "new": is_new})

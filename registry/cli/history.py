@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any
@@ -72,7 +72,8 @@ def log(
 
 def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
     """Yield the history of a run, then that of each ancestor up to where it was forked."""
-    yield _Chapter(run.id, list(run.history())[::-1], _refs(run))
+    commits = list(run.history())
+    yield _Chapter(run.id, commits[::-1], _refs(commits))
     seen = {run.id}
     while (parent := lineage.parent_of(run)) is not None:
         at = f"forked from {parent.run} at commit {parent.commit}"
@@ -90,11 +91,18 @@ def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
             yield _Chapter(parent.run, (), {}, f"{at}, and the run of this name is another one")
             return
         seen.add(run.id)
-        yield _Chapter(run.id, [commit for _, commit in shared[::-1]], _refs(run), at)
+        commits = [commit for _, commit in shared]
+        yield _Chapter(run.id, commits[::-1], _refs(commits), at)
 
 
-def _refs(run: Run) -> dict[int, str]:
-    return {record.n: describe.ref("", record)[1:] for record in run.manifest.checkpoints}
+def _refs(commits: Iterable[Commit]) -> dict[int, str]:
+    """Return the names of checkpoints within their run, by the numbers of their commits."""
+    added = ((commit.n, action) for commit in commits for action in commit.actions)
+    return {
+        n: describe.ref("", action)[1:]
+        for n, action in added
+        if isinstance(action, actions.AddCheckpoint)
+    }
 
 
 def _shapes(chapter: _Chapter, *, named: bool) -> list[dict[str, Any]]:

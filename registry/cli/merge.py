@@ -62,7 +62,7 @@ def merge(
     with watched(registry, "merging") as opened:
         found = {ref: opened.stored(ref) for ref in [*refs, *picks.values()]}
         run = opened.run(into, create=create)
-        known = len(run.manifest.checkpoints)
+        known = run.manifest.count
         made = run.merge(
             [found[ref] for ref in refs],
             step=step,
@@ -72,8 +72,8 @@ def merge(
             phase=phase,
             metrics=metrics,
         )
-        is_new = len(run.manifest.checkpoints) > known
-        pointed = describe.marks(run.manifest).get(made.record.n, [])
+        is_new = run.manifest.count > known
+        pointed = describe.marks(run.manifest).get(made.n, [])
         shape = describe.checkpoint_json(made, pointed)
     if json:
         output.document({**shape, "new": is_new})

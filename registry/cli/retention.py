@@ -129,9 +129,7 @@ def undo(
         into = opened.run(run)
         back = into.undo(*_named(into, ref or ()))
         marks = describe.marks(into.manifest)
-        shapes = [
-            describe.record_json(run, one.record, marks.get(one.record.n, [])) for one in back
-        ]
+        shapes = [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back]
         names = [(one.ref, one.digest.short) for one in back]
     if json:
         output.document(shapes)
@@ -143,7 +141,7 @@ def undo(
 def _named(run: Run, refs: Sequence[str]) -> list[Checkpoint]:
     """Return the evicted checkpoints that refs name, each once, in their order."""
     evicted = run.evicted() if refs else []
-    found = {one.record.n: one for one in (_find(run, evicted, ref) for ref in refs)}
+    found = {one.n: one for one in (_find(run, evicted, ref) for ref in refs)}
     return list(found.values())
 
 

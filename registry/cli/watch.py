@@ -77,7 +77,7 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
     Raises:
         NotFound: Nobody waits.
     """
-    known = list(dict.fromkeys(one.phase for one in run.manifest.checkpoints))
+    known = run.manifest.phases_saved
     if phase in known or run.spec.phases:
         return
     error = NotFound(

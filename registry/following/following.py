@@ -134,7 +134,7 @@ class Following(Iterator[Checkpoint]):
                     self._ready = _Ready(checkpoint, record.n, self._prepare(checkpoint))
                 except MissingObject:
                     # Let go, and collected while it was read: what took its place is newer.
-                    if self._log.refresh().dropped is None and checkpoint.record.evicted is None:
+                    if self._log.refresh().dropped is None and not checkpoint.is_evicted:
                         raise
             self._ready = None
             return None

@@ -162,7 +162,7 @@ class Watch(Iterator[Checkpoint]):
             if state.dropped is not None or holder != self.follower:
                 raise Conflict(
                     "this checkpoint is no longer this follower's",
-                    where=f"{self._where}: {state.by_n[held].manifest.short}",
+                    where=f"{self._where}: {self._log.knowing(held).by_n[held].manifest.short}",
                     expected=self.follower,
                     found=state.dropped or holder or "nobody: it was acknowledged",
                     hint="Hold it longer than the work takes.",

@@ -286,13 +286,16 @@ class Collector:
         newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
         log = RunLog(self._store, files.run_id, snapshot_slot=newest)
         log.seen = self._seen.get(files.run_id)
-        slots = list(log.fetch(range(len(files.slots_s))))
         # Slots are put in order: what stands before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
-        log.fold(slots[:settled])
-        lately = fold_young(log, slots[settled:])
-        log.check_head(slots)
+        young = range(settled, len(files.slots_s))
+        if young:
+            log.recall()  # an undo among them names what was evicted before
+        log.read_to(settled)
+        lately = fold_young(log, list(log.fetch(young)))
+        log.check_head()
+        log.forget()
         return log, self._needed_by(log), self._needs.as_far_as_left(lately)
 
     def _needed_by(self, log: RunLog) -> set[ObjectKey]:
@@ -366,7 +369,7 @@ class Collector:
         log = self._logs.get(run_id)
         if log is None:
             log = RunLog(self._store, run_id)
-            log.fold(list(log.slots()))
+            log.read_to(log.length())
             if not log.state.next_slot:
                 # A folder without slot 0 is no run yet, and its writer has observed nothing.
                 return set()

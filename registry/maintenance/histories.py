@@ -16,15 +16,16 @@ from registry.canonical import Json
 from registry.digest import Digest
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
 from registry.heads import Head
-from registry.log import REPLAY_VERSION, RunLog
+from registry.log import RunLog
 from registry.maintenance.findings import Finding
 from registry.objects.framing import split_lines
 from registry.objects.keys import log_prefix, parse_number, slot_key, snapshot_key
-from registry.state import RunManifest, Slot, advance
+from registry.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
+from registry.state import Forgotten, RunManifest, Slot, advance
 from registry.store import Store, gaps
 
 #: Slots folded in together, and fetched ahead.
-_TOGETHER = 64
+_TOGETHER = 512
 _AHEAD = 512
 _MEND_LOG = (
     "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
@@ -94,18 +95,28 @@ def read_history(
         snapshots: Slots of snapshots that were listed before; they are checked on the way.
         commits: Numbers of commits after which the link of the history is wanted.
     """
-    return _Reading(store, run_id, frozenset(snapshots), frozenset(commits)).read()
+    chosen, wanted = frozenset(snapshots), frozenset(commits)
+    empty = RunManifest(run_id=run_id)
+    try:
+        # Of what was evicted only the numbers: many runs are replayed at once.
+        return _Reading(store, empty.compact(), chosen, wanted).read()
+    except Forgotten:
+        return _Reading(store, empty, chosen, wanted).read()
 
 
 class _Reading:
     def __init__(
-        self, store: Store, run_id: str, snapshots: frozenset[int], commits: frozenset[int]
+        self,
+        store: Store,
+        empty: RunManifest,
+        snapshots: frozenset[int],
+        commits: frozenset[int],
     ) -> None:
         self._store = store
-        self._run_id = run_id
+        self._run_id = empty.run_id
         self._snapshots = snapshots
         self._commits = commits
-        self._history = History(RunManifest(run_id=run_id))
+        self._history = History(empty)
 
     def read(self) -> History:
         numbers = self._numbers()
@@ -233,7 +244,7 @@ def _snapshot_finding(
         if not isinstance(said, Mapping) or said.get("format") != "holdfast.snapshot/1":
             shown = header[:80].decode("utf-8", "replace")
             raise Malformed("not a snapshot", where=key, found=shown)
-        if said.get("replay") != REPLAY_VERSION:
+        if said.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
             return None  # another version's, which this one ignores by design
         found = RunManifest.decode(body, where=key)
         if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
@@ -243,7 +254,7 @@ def _snapshot_finding(
         return Finding("snapshot", key, str(error), advice=advice, severity="note")
     if slot is None or state is None or said.get("slot_digest") != Digest.of(slot.data).hex():
         return None
-    if found.encode() == state.encode():
+    if found.compact().encode() == state.compact().encode():
         return None
     # Readers trust it as far as it ties to its slot: worse than a damaged one.
     return Finding(

@@ -278,7 +278,10 @@ class _Repair:
         }
         for run_id in list_runs(self._mirror) if manifests else ():
             try:
-                placed = RunLog(self._mirror, run_id).open().by_manifest
+                log = RunLog(self._mirror, run_id)
+                placed = log.open().by_manifest
+                if not manifests <= placed.keys() and log.state.evicted_count:
+                    placed = log.history().by_manifest  # what was evicted may lie there yet
             except (IntegrityError, UnsupportedFormat):
                 continue  # its other runs may still help
             for manifest in manifests & placed.keys():

@@ -86,8 +86,9 @@ def merge(
     request = SaveRequest.check(step, takes_over=False, meta=meta, **said)
     save = prepare_save(plan.state, request, committer.log.state)
     commit = _MergeCommit(committer, save, wanted, plan)
-    state = committer.commit(commit.actions, commit.plan)
-    return Checkpoint(committer.store, committer.log, state.by_n[commit.outcome])
+    committer.commit(commit.actions, commit.plan)
+    made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
+    return Checkpoint(committer.store, committer.log, made)
 
 
 class _Wanted:
@@ -142,7 +143,7 @@ class _Wanted:
             state = self._logs[given.run_id].state
             if given.digest in state.held:
                 continue
-            if given.digest not in state.by_manifest:
+            if self._logs[given.run_id].place_of(given.digest) is None:
                 raise self._unknown(given, f"a run of {state.commits} commits")
             check_not_dropped(state)
             raise Conflict(

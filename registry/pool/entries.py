@@ -5,7 +5,6 @@ Nothing here commits; letting entries in, rating them and drawing them is `regis
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from datetime import datetime
 
 from backends.escape import shown
@@ -13,7 +12,7 @@ from registry.checkpoint import phase_value
 from registry.errors import NotFound
 from registry.log import RunLog
 from registry.plain import moment
-from registry.state import PoolRecord, RunManifest
+from registry.state import Forgotten, PoolRecord, RunManifest, has_bit
 from registry.store import Store
 from registry.stored import Stored
 
@@ -32,7 +31,8 @@ class PoolEntry(Stored):
     @property
     def record(self) -> PoolRecord:
         """What the run's log says of it, as far as this handle has read."""
-        return find_record(self._log.state, self._version) or self._record
+        state = self._log.knowing_entry(self._version)
+        return find_record(state, self._version) or self._record
 
     @property
     def version(self) -> int:
@@ -113,11 +113,15 @@ def name_of(version: int) -> str:
 
 
 def find_record(state: RunManifest, version: int) -> PoolRecord | None:
-    """Return the entry of a version, evicted or not."""
-    place = bisect_left(state.pool, version, key=lambda record: record.version)
-    if place < len(state.pool) and state.pool[place].version == version:
-        return state.pool[place]
-    return None
+    """Return the entry of a version, evicted or not.
+
+    Raises:
+        Forgotten: It was evicted, and the run is compact.
+    """
+    found = state.by_version.get(version)
+    if found is None and state.gone is not None and has_bit(state.gone.versions, version):
+        raise Forgotten
+    return found
 
 
 def require_record(state: RunManifest, version: int) -> PoolRecord:
@@ -125,6 +129,7 @@ def require_record(state: RunManifest, version: int) -> PoolRecord:
 
     Raises:
         NotFound: There never was one.
+        Forgotten: It was evicted, and the run is compact.
     """
     record = find_record(state, version)
     if record is None:
@@ -132,7 +137,9 @@ def require_record(state: RunManifest, version: int) -> PoolRecord:
         raise NotFound(
             "the pool never had this version",
             where=f"{state.run_id}/pool/v{shown(version).zfill(4)}",
-            expected=f"1 to {state.next_version - 1}" if state.pool else "none: the pool is empty",
+            expected=f"1 to {state.next_version - 1}"
+            if state.next_version > 1
+            else "none: the pool is empty",
             hint=f"Playing now: {', '.join(map(str, known))}." if known else None,
         )
     return record

@@ -82,7 +82,8 @@ class OpponentPool:
         """
 
         def source(state: RunManifest) -> Source:
-            record = state.by_n[own(self._committer, checkpoint, "the pool")]
+            n = own(self._committer, checkpoint, "the pool")
+            record = state.by_n.get(n) or self._log.knowing(n).by_n[n]
             gates = [pin.name for pin in state.pins_of("gate") if pin.checkpoint == record.n]
             return Source(record, gates[0] if frozen and gates else None)
 
@@ -117,7 +118,7 @@ class OpponentPool:
     def _promote(self, source: Callable[[RunManifest], Source], terms: Terms) -> PoolEntry:
         promotion = PromotionCommit(self._committer, source, terms)
         promotion.commit()
-        return self._entry(require_record(self._log.state, promotion.version))
+        return self._entry(self._known(promotion.version))
 
     # Looking at it
 
@@ -127,7 +128,8 @@ class OpponentPool:
 
     def entries(self) -> list[PoolEntry]:
         """Return every entry that there ever was, as of now, oldest first."""
-        return [self._entry(record) for record in self._log.refresh().pool]
+        self._log.refresh()
+        return [self._entry(record) for record in self._log.history().pool]
 
     def entry(self, version: int) -> PoolEntry:
         """Return an entry that plays.
@@ -138,7 +140,8 @@ class OpponentPool:
             InvalidInput: It is no version.
         """
         number = check_version(version)
-        return self._entry(require_playing(self._log.refresh(), number))
+        self._log.refresh()
+        return self._entry(require_playing(self._log.knowing_entry(number), number))
 
     def history(self, version: int) -> list[PoolEvent]:
         """Return what became of an entry, oldest first: every rating, also after it has gone.
@@ -148,7 +151,8 @@ class OpponentPool:
             InvalidInput: It is no version.
         """
         number = check_version(version)
-        require_record(self._log.refresh(), number)
+        self._log.refresh()
+        self._known(number)
         return self.histories()[number]
 
     def histories(self) -> dict[int, list[PoolEvent]]:
@@ -161,6 +165,9 @@ class OpponentPool:
     def evictions(self) -> list[PoolEvent]:
         """Return what left the pool, in that order, each with its last rating and the reason."""
         return [event for event in self._events() if event.event == "evicted"]
+
+    def _known(self, version: int) -> PoolRecord:
+        return require_record(self._log.knowing_entry(version), version)
 
     def _events(self) -> Iterable[PoolEvent]:
         return pool_events(commit for slot in self._log.slots() for _, commit in slot.commits)
@@ -204,8 +211,8 @@ class OpponentPool:
             return None if name in state.matches else [rating_match(state, places, name)]
 
         self._log.refresh()
-        state = self._committer.commit(compose)
-        return [self._entry(require_record(state, player)) for player in players]
+        self._committer.commit(compose)
+        return [self._entry(self._known(player)) for player in players]
 
     def draw(self, game: int, *, phase: int | str | None = None) -> Matchup:
         """Return the opponent of a game: the same one for the same seed, game and pool.

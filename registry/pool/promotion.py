@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from registry.actions import Action, EvictEntries, Promote
 from registry.digest import Digest
 from registry.errors import InvalidInput
 from registry.pool.ratings import DEFAULT, Rating, inherited
 from registry.spec import Pool
-from registry.state import CheckpointRecord, PoolRecord, RunManifest
+from registry.state import CheckpointRecord, Forgotten, PoolRecord, RunManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,29 @@ def rating_of(state: RunManifest, metrics: Mapping[str, float]) -> Rating:
 
     A value that is no rating (NaN, an uncertainty of 0) is passed over: no save fails for it. So is
     what training went back behind; a checkpoint that was evicted meanwhile still counts.
+
+    Raises:
+        Forgotten: Only the record of an evicted one can tell, and the run is compact.
     """
-    lines = (record.metrics for record in reversed(state.checkpoints) if not record.superseded)
-    for known in (metrics, *lines):
+    for known in chain((metrics,), _newest_metrics(state)):
         rating = own_rating(state, known)
         if rating is not None:
             return rating
     return DEFAULT
+
+
+def _newest_metrics(state: RunManifest) -> Iterator[Mapping[str, float]]:
+    """Yield the metrics of the checkpoints on the current line, the newest first."""
+    gone = None if state.gone is None else state.gone.rating
+    for record in reversed(state.checkpoints):
+        if gone is not None and gone.n > record.n:
+            yield gone.metrics
+            raise Forgotten  # it is no rating, and those before it are not known
+        if not record.superseded:
+            yield record.metrics
+    if gone is not None:
+        yield gone.metrics
+        raise Forgotten
 
 
 def own_rating(state: RunManifest, metrics: Mapping[str, float]) -> Rating | None:

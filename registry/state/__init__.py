@@ -7,6 +7,7 @@ make a history legal are checked here and nowhere else, so that writers, readers
 
 from __future__ import annotations
 
+from registry.state.gone import Forgotten, Gone, has_bit
 from registry.state.records import (
     Archive,
     CheckpointRecord,
@@ -20,7 +21,7 @@ from registry.state.records import (
     StreamRecord,
     WriterRecord,
 )
-from registry.state.replay import advance
+from registry.state.replay import advance, foresee
 from registry.state.run_manifest import RunManifest
 from registry.state.slots import Slot, link_after
 
@@ -28,6 +29,8 @@ __all__ = [
     "Archive",
     "CheckpointRecord",
     "ClaimRecord",
+    "Forgotten",
+    "Gone",
     "GroupRecord",
     "PhaseRecord",
     "Pin",
@@ -39,5 +42,7 @@ __all__ = [
     "StreamRecord",
     "WriterRecord",
     "advance",
+    "foresee",
+    "has_bit",
     "link_after",
 ]

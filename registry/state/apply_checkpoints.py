@@ -19,9 +19,8 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
     """Add a checkpoint."""
     n = draft.commits
     draft.require(n > 0, "commit 0 references a manifest")
-    draft.require(n not in draft.checkpoints, "two checkpoints in one commit")
     draft.phase = action.phase
-    draft.checkpoints[n] = CheckpointRecord(
+    record = CheckpointRecord(
         n=n,
         manifest=action.manifest,
         phase=action.phase,
@@ -37,10 +36,15 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
         held_back=bool(action.held_back),
         streams={name: stream.mark for name, stream in draft.streams.items()},
     )
+    draft.add(record)
 
 
 def report(draft: Draft, action: ReportMetrics) -> None:
     """Add or replace metrics."""
+    if draft.gone is not None and draft.is_gone(action.checkpoint):
+        rates = any(name in action.metrics for name in draft.rating_metrics)
+        draft.gone.report(action.checkpoint, action.tier, rates=rates)
+        return
     checkpoint = draft.checkpoint(action.checkpoint)
     changed: dict[str, object] = {"metrics": {**checkpoint.metrics, **action.metrics}}
     if action.tier is not None:
@@ -50,32 +54,33 @@ def report(draft: Draft, action: ReportMetrics) -> None:
 
 def evict(draft: Draft, action: Evict) -> None:
     """Let checkpoints go."""
-    pinned = {pin.checkpoint for pin in draft.pins.values() if pin.kind in ("gate", "tag")}
     for eviction in action.evictions:
-        checkpoint = draft.checkpoint(eviction.checkpoint)
-        draft.require(checkpoint.evicted is None, f"checkpoint {checkpoint.n} is evicted twice")
-        draft.require(checkpoint.n not in pinned, f"checkpoint {checkpoint.n} is evicted, a pin")
-        draft.change(checkpoint.n, evicted=eviction.reason, recovered=False)
+        record = draft.checkpoint(eviction.checkpoint)
+        draft.require(record.evicted is None, f"checkpoint {record.n} is evicted twice")
+        draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is evicted, a pin")
+        draft.evict(record, eviction.reason)
 
 
 def recover(draft: Draft, action: Recover) -> None:
     """Bring evicted checkpoints back."""
     for n in action.checkpoints:
-        draft.require(draft.checkpoint(n).evicted is not None, f"checkpoint {n} is not evicted")
-        draft.change(n, evicted=None, recovered=True)
+        record = draft.checkpoint(n)
+        draft.require(record.evicted is not None, f"checkpoint {n} is not evicted")
+        draft.recover(record)
 
 
 def set_tag(draft: Draft, action: SetTag) -> None:
     """Point a movable name at a checkpoint."""
     checkpoint = draft.checkpoint(action.checkpoint)
     draft.require(checkpoint.evicted is None, f"a tag names checkpoint {checkpoint.n}, evicted")
-    draft.pins["tag", action.name] = Pin(
+    pin = Pin(
         kind="tag",
         name=action.name,
         manifest=checkpoint.manifest,
         checkpoint=checkpoint.n,
         time_ms=draft.time_ms,
     )
+    draft.set_pin(pin)
 
 
 def set_pin(draft: Draft, action: SetPin) -> None:
@@ -91,9 +96,9 @@ def set_pin(draft: Draft, action: SetPin) -> None:
             draft.checkpoint(action.checkpoint).manifest == action.manifest
         )
         draft.require(same, f"{action.kind} {action.name} is no checkpoint")
-    elif action.checkpoint is not None:
+    elif action.checkpoint is not None and not draft.is_gone(action.checkpoint):
         draft.checkpoint(action.checkpoint)
-    draft.pins[action.kind, action.name] = Pin(
+    pin = Pin(
         kind=action.kind,
         name=action.name,
         manifest=action.manifest,
@@ -103,6 +108,7 @@ def set_pin(draft: Draft, action: SetPin) -> None:
         time_ms=draft.time_ms,
         replaced=replaced,
     )
+    draft.set_pin(pin)
     if action.kind == "release":
         draft.fields["release"] = action.name
 

@@ -15,7 +15,7 @@ def promote(draft: Draft, action: Promote) -> None:
     # Not "equal": a fork begins with the versions that its parent had left.
     draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
     draft.next_version = action.version + 1
-    draft.pool[action.version] = PoolRecord(
+    entry = PoolRecord(
         version=action.version,
         manifest=action.manifest,
         checkpoint=action.checkpoint,
@@ -27,6 +27,7 @@ def promote(draft: Draft, action: Promote) -> None:
         frozen=action.frozen,
         time_ms=draft.time_ms,
     )
+    draft.set_entry(entry)
 
 
 def rate(draft: Draft, action: RateMatch) -> None:
@@ -35,10 +36,12 @@ def rate(draft: Draft, action: RateMatch) -> None:
     draft.require(action.match not in matches, f"match {action.match} is recorded twice")
     draft.fields["matches"] = (*matches, action.match)[-MATCHES_KEPT:]
     for rated in action.ratings:
+        if draft.gone is not None and draft.gone.has_version(rated.version):
+            continue  # frozen entries never go, so this one may be rated
         entry = _entry(draft, rated.version)
         still = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
         draft.require(still or not entry.frozen, f"pool version {entry.version} is frozen")
-        draft.pool[entry.version] = entry.model_copy(
+        changed = entry.model_copy(
             update={
                 "mu": rated.mu,
                 "sigma": rated.sigma,
@@ -46,15 +49,18 @@ def rate(draft: Draft, action: RateMatch) -> None:
                 "wins": entry.wins + rated.wins,
             }
         )
+        draft.set_entry(changed)
 
 
 def evict(draft: Draft, action: EvictEntries) -> None:
     """Let entries go."""
     for version in action.versions:
+        is_gone = draft.gone is not None and draft.gone.has_version(version)
+        draft.require(not is_gone, f"pool version {version} is evicted twice")
         entry = _entry(draft, version)
         draft.require(not entry.frozen, f"pool version {version} is frozen")
         draft.require(entry.evicted is None, f"pool version {version} is evicted twice")
-        draft.pool[version] = entry.model_copy(update={"evicted": action.reason})
+        draft.evict_entry(entry, action.reason)
 
 
 def _entry(draft: Draft, version: int) -> PoolRecord:

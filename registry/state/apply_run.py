@@ -29,21 +29,15 @@ def take_over(draft: Draft, action: TakeOver) -> None:
 
 def rewind(draft: Draft, action: Rewind) -> None:
     """Supersede what came after a checkpoint: later ones, phases entered, entries of streams."""
-    kept = -1 if action.to is None else draft.checkpoint(action.to).n
-    for n, checkpoint in draft.checkpoints.items():
-        if n > kept and not checkpoint.superseded:
-            draft.change(n, superseded=True)
-    draft.phases = [
-        record.model_copy(update={"superseded": True}) if record.n > kept else record
-        for record in draft.phases
-    ]
-    draft.phase = None if action.to is None else draft.checkpoint(action.to).phase
-    cut_streams(draft, {} if action.to is None else draft.checkpoint(action.to).streams)
+    to = None if action.to is None else draft.checkpoint(action.to)
+    draft.supersede(-1 if to is None else to.n)
+    draft.phase = None if to is None else to.phase
+    cut_streams(draft, {} if to is None else to.streams)
 
 
 def enter_phase(draft: Draft, action: EnterPhase) -> None:
     """Begin a phase."""
-    draft.phases.append(
+    draft.enter(
         PhaseRecord(
             n=draft.commits,
             from_phase=action.from_phase,

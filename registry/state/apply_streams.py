@@ -31,7 +31,7 @@ def append(draft: Draft, action: AppendStream) -> None:
     )
     before = stream.at(stream.mark.model_copy(update={"count": action.start}))
     segments = (*before, segment)
-    draft.streams[stream.name] = stream.model_copy(update={"segments": segments})
+    draft.set_stream(stream.model_copy(update={"segments": segments}))
 
 
 def archive(draft: Draft, action: ArchiveStream) -> None:
@@ -42,11 +42,11 @@ def archive(draft: Draft, action: ArchiveStream) -> None:
     standing = stream.archive(action.label)
     draft.require(standing is None, f"archive {action.label} stands already")
     archives = (*stream.archives, Archive(label=action.label, segments=stream.segments))
-    draft.streams[stream.name] = stream.model_copy(update={"segments": (), "archives": archives})
+    draft.set_stream(stream.model_copy(update={"segments": (), "archives": archives}))
 
 
 def cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
     """Take every stream back to how it stood at a checkpoint; archives stay what they are."""
-    for name, stream in draft.streams.items():
+    for name, stream in list(draft.streams.items()):
         segments = stream.at(marks.get(name))
-        draft.streams[name] = stream.model_copy(update={"segments": segments})
+        draft.set_stream(stream.model_copy(update={"segments": segments}))

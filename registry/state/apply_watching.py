@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from registry.actions import Acknowledge, Claim
 from registry.state.draft import Draft
-from registry.state.records import ClaimRecord, GroupRecord
+from registry.state.records import ClaimRecord
 
 
 def claim(draft: Draft, action: Claim) -> None:
     """Take a checkpoint to work on; a later claim of the same one takes it over."""
+    group = draft.group(action.group)
+    if draft.is_gone(action.checkpoint):
+        return
     draft.checkpoint(action.checkpoint)
-    group = draft.groups.get(action.group, GroupRecord(name=action.group))
-    others = tuple(held for held in group.claims if held.checkpoint != action.checkpoint)
-    taken = ClaimRecord(
+    group.claims.pop(action.checkpoint, None)
+    group.claims[action.checkpoint] = ClaimRecord(
         checkpoint=action.checkpoint, follower=action.follower, until_ms=action.until_ms
     )
-    draft.groups[group.name] = group.model_copy(update={"claims": (*others, taken)})
 
 
 def acknowledge(draft: Draft, action: Acknowledge) -> None:
     """Be done with a checkpoint."""
+    group = draft.group(action.group)
+    if draft.is_gone(action.checkpoint):
+        return
     draft.checkpoint(action.checkpoint)
-    group = draft.groups.get(action.group, GroupRecord(name=action.group))
-    draft.groups[group.name] = group.model_copy(
-        update={
-            "claims": tuple(held for held in group.claims if held.checkpoint != action.checkpoint),
-            "done": tuple(sorted({*group.done, action.checkpoint})),
-        }
-    )
+    group.claims.pop(action.checkpoint, None)
+    group.done.add(action.checkpoint)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Container
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
 from registry.actions import AppliedRow, CommitKeys, Lifetime
+from registry.monitors import Monitor
 from registry.records import (
     DigestField,
     FloatField,
@@ -76,6 +80,28 @@ class CheckpointRecord(Record):
     def is_live(self) -> bool:
         """Whether it is on the current line of training and kept."""
         return not self.superseded and self.evicted is None
+
+    def is_rated_in(self, phase: str | None) -> bool:
+        """Whether it counts where the checkpoints of a phase, or of all, are compared."""
+        counts = self.is_live and not self.held_back
+        return counts and (phase is None or self.phase == phase)
+
+    def rank(self, monitor: Monitor) -> float:
+        """Return a number that is lower for better values; NaN where there is none."""
+        key = monitor.metric, monitor.mode
+        found = self._ranks.get(key)
+        if found is None:
+            found = self._ranks[key] = monitor.rank(self.metrics)
+        return found
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, str], float]:
+        return {}
+
+    def changed(self, **fields: object) -> CheckpointRecord:
+        """Return it with other values; unlike `model_copy` without its remembered ranks."""
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        return CheckpointRecord.model_construct(**kept | fields)
 
 
 class WriterRecord(Record):
@@ -277,10 +303,25 @@ class GroupRecord(Record):
 
     Attributes:
         name: Of the group.
-        done: Commit numbers of the checkpoints that it is done with, ascending.
+        done: Commit numbers of the checkpoints that it is done with, ascending; evicted ones only
+            where the run is complete.
         claims: What is being worked on.
     """
 
     name: Name
     done: tuple[int, ...] = ()
     claims: tuple[ClaimRecord, ...] = ()
+
+    def knows(self, n: int) -> bool:
+        """Return whether a checkpoint was ever worked on, as far as this tells."""
+        at = bisect_left(self.done, n)
+        is_done = at < len(self.done) and self.done[at] == n
+        return is_done or any(claim.checkpoint == n for claim in self.claims)
+
+    def without(self, kept: Container[int]) -> GroupRecord:
+        """Return it as if no checkpoints but these had ever been worked on."""
+        return GroupRecord.model_construct(
+            name=self.name,
+            done=tuple(n for n in self.done if n in kept),
+            claims=tuple(claim for claim in self.claims if claim.checkpoint in kept),
+        )

@@ -20,14 +20,32 @@ from registry.state.slots import Slot
 
 
 def advance(state: RunManifest, slots: Iterable[Slot]) -> RunManifest:
-    """Fold further slots into a run.
+    """Fold further slots into a run. A compact one stays compact.
 
     Raises:
         Malformed: They do not continue the log legally; the message names slot and rule.
+        Forgotten: A rule needs what a compact run does not have; fold them into the complete one.
     """
     draft = Draft(state)
     for slot in slots:
         _fold(draft, slot)
+    return draft.freeze()
+
+
+def foresee(state: RunManifest, commits: Iterable[Commit]) -> RunManifest:
+    """Return the run as it is after commits that nobody has put yet, nor placed what they name.
+
+    Raises:
+        Malformed: They are not legal.
+        Forgotten: A rule needs what a compact run does not have.
+    """
+    state.prepare()
+    draft = Draft(state)
+    draft.where = f"{state.run_id}: slot {state.next_slot}"
+    for commit in commits:
+        _commit(draft, commit.encode(), commit)
+    draft.next_slot += 1
+    draft.end_slot(is_placed=False)
     return draft.freeze()
 
 
@@ -39,11 +57,12 @@ def _fold(draft: Draft, slot: Slot) -> None:
             case Commit():
                 _commit(draft, raw, line)
             case Place():
-                draft.places[line.manifest] = line
+                draft.place(line)
             case Mark():
                 # Collectors may overlap, so an older mark can stand after a newer one.
                 draft.epoch = max(draft.epoch, line.epoch)
     draft.next_slot += 1
+    draft.end_slot(is_placed=True)
 
 
 def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:

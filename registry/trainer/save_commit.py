@@ -7,7 +7,7 @@ become visible together or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from registry.actions import (
     Action,
@@ -137,9 +137,8 @@ class SaveCommit:
 
     def _same_step(self, state: RunManifest) -> CheckpointRecord | None:
         """Return the checkpoint that holds this step on the line of training that is continued."""
-        for checkpoint in reversed(state.live(self._save.phase)):
-            behind = self._request.takes_over and self._charge.is_behind(checkpoint)
-            if checkpoint.step == self._request.step and not behind:
+        for checkpoint in state.at_step(self._save.phase, self._request.step):
+            if not (self._request.takes_over and self._charge.is_behind(checkpoint)):
                 return checkpoint
         return None
 
@@ -222,17 +221,17 @@ class SaveCommit:
         for name in state.spec.phase(self._save.phase).companions:
             if name in beside:
                 continue
-            known = [*_companions(state, name, self._save.phase)]
-            if entered is not None and name in entered.companions:
-                known.append(entered.companions[name])
-            if not known:
+            known = next(_companions(state, name, self._save.phase), None)
+            if known is None and entered is not None:
+                known = entered.companions.get(name)
+            if known is None:
                 raise IncompatibleState(
                     "a checkpoint of this phase has a companion, and none is known",
                     where=self._where,
                     expected=name,
                     hint=f"Pass companions={{{name!r}: state}} once; it is kept from then on.",
                 )
-            beside[name] = known[0]
+            beside[name] = known
         return beside
 
     def _cut_model(self, run: RunManifest) -> Written | None:
@@ -247,7 +246,7 @@ class SaveCommit:
     def _promotion(self, state: RunManifest) -> list[Action]:
         if self._model is None:
             return []
-        candidate = candidate_of(state.by_n[self.outcome], self._model.base.manifest.digest)
+        candidate = candidate_of(state.record(self.outcome), self._model.base.manifest.digest)
         if find_entry(state, candidate) is not None:
             return []
         return promotion(state, candidate, rating_of(state, self._request.metrics))
@@ -268,10 +267,10 @@ class SaveCommit:
         )
 
 
-def _companions(state: RunManifest, name: str, phase: str | None = None) -> list[Digest]:
-    """Return the companions of this name of kept checkpoints, the newest first."""
-    found = [record.companions.get(name) for record in reversed(state.live(phase))]
-    return [digest for digest in found if digest is not None]
+def _companions(state: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
+    """Yield the companions of this name of kept checkpoints, the newest first."""
+    found = (record.companions.get(name) for record in state.newest_first(phase))
+    return (digest for digest in found if digest is not None)
 
 
 def _news(known: CheckpointRecord, request: SaveRequest) -> list[Action]:

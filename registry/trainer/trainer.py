@@ -112,7 +112,7 @@ class Trainer:
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes whatever came after it."""
-        self._charge.resume_at(checkpoint.record.n, self._log.state)
+        self._charge.resume_at(checkpoint.n, self._log.state)
 
     def distrust(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
@@ -139,7 +139,7 @@ class Trainer:
             run, store = self._log.state, self._committer.store
             self._charge.check_allowed(run, takes_over=takes_over)
             commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
-            state = self._committer.commit(commit.actions, commit.plan)
+            self._committer.commit(commit.actions, commit.plan)
             if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
                     "%s: step %d is recorded and held back: NaN or infinity in %s",
@@ -149,4 +149,5 @@ class Trainer:
                 )
             if takes_over:
                 self._charge.committed()
-            return Checkpoint(store, self._log, state.by_n[commit.outcome])
+            record = self._log.knowing(commit.outcome).by_n[commit.outcome]
+            return Checkpoint(store, self._log, record)

@@ -267,13 +267,13 @@ def _entered(state: RunManifest, to: str) -> PhaseRecord | None:
     if state.phase != to:
         return None
     entered = state.entered(to)
-    saved = [one for one in state.checkpoints if one.phase == to and not one.superseded]
-    if entered is not None and not saved:
+    if entered is not None and not state.saved_in(to):
         return entered
+    saved = next(state.newest_first(to), None)
     raise Conflict(
         "this phase is under way",
         where=f"{state.run_id}: phase {to}",
-        found=f"its newest checkpoint at step {saved[-1].step}" if saved else None,
+        found=f"its newest checkpoint at step {saved.step}" if saved else None,
         hint="To begin it anew call `run.restore(at=...)` with a checkpoint of the phase before.",
     )
 

@@ -49,7 +49,7 @@ def test_4_followers_share_a_run_while_it_is_trained(tmp_path: Path) -> None:
     assert len(told[0]) <= 1
     with registry.open(url) as reg:
         run = reg.run("shared")
-        by_n = run.manifest.by_n
+        by_n = run.full_manifest().by_n
         done = [
             by_n[action.checkpoint].step
             for commit in run.history()

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from backends import parse
-from registry.actions import AddCheckpoint, CreateRun, ReportMetrics, line_digest
+from registry.actions import AddCheckpoint, CreateRun, Place, ReportMetrics, line_digest
 from registry.digest import Digest
 from registry.heads import Heads, recall
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
@@ -30,7 +30,9 @@ def long_run(commits: int) -> Scratch:
         log = RunLog(registry.store, "long")
         for n in range(commits):
             action = _action(n)
-            log.append(lambda state, action=action: [commit_line(state, [action])])
+            log.append(
+                lambda state, action=action: [*_places(action), commit_line(state, [action])]
+            )
         assert log.state.commits == commits
     return store
 
@@ -42,6 +44,14 @@ def _action(n: int) -> CreateRun | AddCheckpoint | ReportMetrics:
     if n % 100 == 1:
         return AddCheckpoint(manifest=Digest.of(b"%d" % n), phase="main", step=n, size_bytes=1)
     return ReportMetrics(checkpoint=n - (n - 1) % 100, metrics={"loss": 1.0 / n})
+
+
+def _places(action: object) -> list[Place]:
+    """Return where a checkpoint lies: as a save says it in the slot of its commit."""
+    if not isinstance(action, AddCheckpoint):
+        return []
+    made = {"placement": action.manifest, "manifest_generation": 0, "placement_generation": 0}
+    return [Place(manifest=action.manifest, **made)]
 
 
 def _rounds(store: Scratch, act: Callable[[Registry], object], heads: Heads | None = None) -> int:

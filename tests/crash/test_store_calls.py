@@ -145,7 +145,7 @@ def check_sound(scenario: Scenario, store: Backend, course: Course) -> None:
         for step in scenario.acknowledged:
             found = [
                 checkpoint
-                for checkpoint in registry.run("night").manifest.checkpoints
+                for checkpoint in registry.run("night").full_manifest().checkpoints
                 if checkpoint.step == step
             ]
             loaded = registry.run("night").find(found[0].n).load()

@@ -12,10 +12,10 @@ import registry
 from registry import canonical
 from registry.actions import Action
 from registry.errors import Conflict
-from registry.log import REPLAY_VERSION
 from registry.objects.framing import split_lines
 from registry.objects.keys import slot_key, snapshot_key
 from registry.registry import open_on
+from registry.snapshots import REPLAY_VERSION
 from registry.spec import RunSpec
 from registry.state import RunManifest, advance
 from tests.golden import make, make_v2

@@ -179,7 +179,7 @@ class Base(RuleBasedStateMachine):
         Raises:
             NotFound: There is none.
         """
-        known = run.manifest.checkpoints
+        known = run.full_manifest().checkpoints
         if not known:
             raise NotFound("none yet")
         return run.find(known[max(0, len(known) - 1 - number % 5)].n)

@@ -241,6 +241,7 @@ class Book:
         log: Any = SimpleNamespace(
             run_id=run.name,
             state=SimpleNamespace(by_manifest=run.places),
+            place_of=run.places.get,
             refresh=lambda: None,
         )
         return Stored(self._store, log, digest, digest.short)

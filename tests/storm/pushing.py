@@ -80,7 +80,7 @@ class Pusher(Worker):
 
     def _hint(self, run: Run) -> None:
         """Tell the others what this save has let go."""
-        gone = [one for one in run.manifest.checkpoints[-4:] if one.evicted is not None]
+        gone = [one for one in run.full_manifest().checkpoints[-4:] if one.evicted is not None]
         new = [one for one in gone if (run.id, one.n) not in self._hinted]
         self._hinted.update((run.id, one.n) for one in new)
         self.journal.hint([self.part.seeds[one.manifest.hex()] for one in new])
@@ -105,7 +105,7 @@ class Pusher(Worker):
         for name in mine:
             run = self.reg.run(name)
             state = run.manifest
-            broken_off = state.created and state.created.parent and not state.checkpoints
+            broken_off = state.created and state.created.parent and not state.has_checkpoints
             if state.dropped is None and not broken_off and self.chance.random() < 0.8:
                 self._own = run
                 return run

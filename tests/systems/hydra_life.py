@@ -276,7 +276,7 @@ def rating(number: int, best: int) -> dict[str, float]:
 
 def first_step(run: Run, phase: int) -> int:
     """Return the step of a phase's first checkpoint, kept or not."""
-    return min(one.step for one in run.manifest.checkpoints if one.phase == str(phase))
+    return min(one.step for one in run.full_manifest().checkpoints if one.phase == str(phase))
 
 
 def second_gate(hydra: Hydra) -> None:

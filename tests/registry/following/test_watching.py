@@ -64,7 +64,7 @@ def steps(watch: Iterator) -> list[int]:
 
 def said(run: Run, kind: type) -> list[tuple[str, int]]:
     """Return what stands in the log of claims or acknowledgements: group and step."""
-    found = run.refresh().manifest.by_n
+    found = run.refresh().full_manifest().by_n
     return [
         (action.group, found[action.checkpoint].step)
         for commit in run.history()
@@ -299,7 +299,7 @@ def test_what_went_meanwhile_can_be_acknowledged(fate: str, reg, backend, open_r
     else:
         save(run, 2)
     watch.acknowledge()
-    record = run.refresh().manifest.by_n[checkpoint.record.n]
+    record = run.refresh().full_manifest().by_n[checkpoint.n]
     assert (record.evicted is not None, record.superseded) == (
         fate == "evicted",
         fate == "superseded",

@@ -436,7 +436,7 @@ def _other_place(backend, reg) -> None:
     log = RunLog(reg.store, "run")
     state = log.open()
     live = state.latest().manifest
-    other = next(place for place in state.places if place.manifest != live)
+    other = next(place for place in log.history().places if place.manifest != live)
     wrong = Place(
         manifest=live,
         manifest_generation=0,

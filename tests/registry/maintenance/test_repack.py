@@ -480,7 +480,7 @@ def test_what_is_evicted_meanwhile_gets_no_place(run, backend, open_registry, co
     open_registry(hooked).repack()
     assert hooked.before.done
     fresh = open_registry(backend)
-    assert fresh.run("run").manifest.by_manifest[gone.digest] == gone.place
+    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone.place
     collected(backend)
     loads(open_registry(backend))
 

@@ -15,12 +15,13 @@ from registry.codecs import CODECS, LZ4, RAW, ZSTD
 from registry.digest import Digest, Digests
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import IntegrityError, StorageError, StoreUnavailable
-from registry.log import REPLAY_VERSION, RunLog
+from registry.log import RunLog
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
 from registry.objects.pack import PackEntry, PackTable, trailer
 from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import open_on
+from registry.snapshots import REPLAY_VERSION
 from registry.spec import Retention
 from tests.crash.inline import without_threads
 from tests.registry.conftest import (
