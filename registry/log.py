@@ -107,6 +107,7 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
+            self._newest, self._durable = None, 0
             for slot in self._snapshot_slots():
                 opened = self._open_from(slot)
                 if opened is not None:
