@@ -146,7 +146,7 @@ class Draft:
 
     def is_gone(self, n: int) -> bool:
         """Return whether a checkpoint was evicted and its record is not here."""
-        return self.gone is not None and n >= 0 and self.gone.has(n)
+        return self.gone is not None and self.gone.has(n)
 
     def add(self, record: CheckpointRecord) -> None:
         """Add a checkpoint."""

@@ -59,7 +59,7 @@ def pack_bits(numbers: Iterable[int]) -> int:
 
 def has_bit(bits: int, number: int) -> bool:
     """Return whether a number is among them."""
-    return bits >> number & 1 == 1
+    return number >= 0 and bits >> number & 1 == 1
 
 
 class GoneClass(Record):

@@ -239,7 +239,7 @@ class RunManifest(Record):
         """Return whether commit `n` added a checkpoint that was evicted since."""
         if n in self.by_n:
             return self.by_n[n].evicted is not None
-        return self.gone is not None and self.gone.has(n)
+        return self.gone is not None and isinstance(n, int) and self.gone.has(n)
 
     def is_superseded(self, n: int) -> bool:
         """Return whether commit `n` added a checkpoint that is superseded."""

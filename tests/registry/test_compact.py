@@ -40,10 +40,10 @@ from registry.monitors import Monitor
 from registry.pool.promotion import rating_of
 from registry.records import Record
 from registry.retention import RetentionPlan, plan_retention
-from registry.spec import Retention
+from registry.spec import Retention, RunSpec
 from registry.state import Forgotten, RunManifest, Slot, advance, foresee
 from registry.state.gone import Gone, pack_bits
-from tests.registry.lives import DAY_MS, creation, digest
+from tests.registry.lives import DAY_MS, Life, creation, digest
 
 LOSS = Monitor(metric="loss", mode="min")
 PHASES = ("a", "b")
@@ -292,7 +292,7 @@ def check_same(compact: RunManifest, complete: RunManifest) -> None:
 POLICIES = (
     None,
     Retention(last=2),
-    Retention(last=1, best=2, wait=3),
+    Retention(last=1, best=2, wait=9),
     Retention(every=3, for_days=2),
     Retention(last=3, counts_protected=True),
 )
@@ -390,3 +390,14 @@ def test_bits_come_back(numbers):
     read = Gone.decode(gone.encode(), where="x")
     assert read == gone
     assert {n for n in range(5001) if read.versions >> n & 1} == numbers
+
+
+def test_what_went_since_counts_for_those_that_wait():
+    life = Life(RunSpec(monitors=(LOSS,)))
+    for step in range(1, 7):
+        life.save(step)
+    life.evict(3, 4)
+    for state in (life.state, life.state.compact()):
+        plan = plan_retention(state, 0, Retention(last=1, wait=5))
+        assert [one.checkpoint.n for one in plan.evicted] == [1]
+        assert plan.kept[0].reasons == ("waits for loss (4 of 5)",)

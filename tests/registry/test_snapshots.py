@@ -80,6 +80,12 @@ def test_a_handle_that_reads_a_snapshot_is_one_that_replays_the_log(reopened, tr
         assert same(found.load(), trained.find(n).load())
 
 
+@pytest.mark.parametrize("n", [-1, 0, 10**30, "1", None])
+def test_numbers_that_added_no_checkpoint_are_not_found(reopened, n):
+    with pytest.raises(NotFound, match="this commit added no checkpoint"):
+        reopened.find(n)
+
+
 def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
     gone = replayed(backend).evicted[0]
     for name in (gone.manifest.hex(), f"main/step{gone.step:08d}"):
