@@ -139,7 +139,7 @@ class RunLog:
             RolledBack: The log is shorter than it was seen before, or another one.
         """
         with self._lock:
-            self._complete = RunManifest.empty(self.run_id)
+            self._complete, self._durable = RunManifest.empty(self.run_id), 0
             for slot in self._snapshots.listed():
                 if self._open_from(slot, check_head=check_head):
                     self._snapshots.newest = slot
