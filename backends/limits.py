@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from backends.errors import RegistryError, StorageError
+from backends.errors import InvalidLocation, StorageError
 
 VARIABLE = "HOLDFAST_MAX_RECORD_BYTES"
 DEFAULT_BYTES = 1536 * 2**20
@@ -18,11 +18,11 @@ def max_record_bytes() -> int:
     """Return the bound: what the variable says, or the default.
 
     Raises:
-        RegistryError: The variable is not a positive number.
+        InvalidLocation: The variable is not a positive number.
     """
     text = os.environ.get(VARIABLE) or str(DEFAULT_BYTES)
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text)):
-        raise RegistryError(
+        raise InvalidLocation(
             "not a number of bytes", where=VARIABLE, expected="such as 4294967296", found=text[:40]
         )
     return int(text)
