@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from registry import limits
-from registry.errors import BeyondLimit, InvalidInput, UnsupportedValue
+from registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
 from registry.writing import saving
 from tests.registry.conftest import contents, new_backend, same
 
@@ -110,5 +110,5 @@ def test_what_goes_into_the_log_is_held_against_the_bound(field, run, bound, bac
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "1 GiB", "9" * 19])
 def test_a_bound_that_is_none_is_refused(value, bound, monkeypatch):
     monkeypatch.setenv(limits.VARIABLE, value)
-    with pytest.raises(Exception, match=f"{limits.VARIABLE}: not a number of bytes"):
+    with pytest.raises(InvalidLocation, match=f"{limits.VARIABLE}: not a number of bytes"):
         limits.max_record_bytes()
