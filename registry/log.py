@@ -244,15 +244,20 @@ class RunLog:
         The log is read from its first slot for it; later calls read on from where the last one was.
 
         Raises:
-            Malformed: The log does not lead to what was read.
+            RolledBack: The log does not lead to what was read.
+            IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
             if self.state.gone is None:
                 return self.state
             done, end = self._complete.next_slot, self.state.next_slot
-            complete = advance(self._complete, self.fetch(range(done, end)))
+            try:
+                complete = advance(self._complete, self.fetch(range(done, end)))
+            except IntegrityError:
+                self.look().outcome.result()  # in a log that was replaced anything may be missing
+                raise
             if complete.head != self.state.head:
-                raise Malformed(
+                raise RolledBack(
                     "the log is not the one that this handle has read",
                     where=self.run_id,
                     expected=f"{self.state.commits} commits, the last one {self.state.head}",
