@@ -168,7 +168,7 @@ class RunLog:
         return self.history() if is_gone else state
 
     def place_of(self, manifest: Digest) -> Place | None:
-        """Return the place of a manifest, also of an evicted one; `None` where the log gives none."""
+        """Return the place of a manifest, also of an evicted one; `None` without one."""
         found = self.state.by_manifest.get(manifest)
         return found or self.history().by_manifest.get(manifest)
 

@@ -323,7 +323,7 @@ class Draft:
         """Drop places that nothing needs, where the run is compact.
 
         Args:
-            is_placed: Whether the slot gives the places of what it names; a commit foreseen has none.
+            is_placed: Whether the slot gives places; a commit that is only foreseen has none.
 
         Raises:
             Forgotten: Something is needed again whose place was dropped.
