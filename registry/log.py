@@ -25,6 +25,7 @@ from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
+    IntegrityError,
     Malformed,
     ObjectNotFound,
     RolledBack,
@@ -280,7 +281,7 @@ class RunLog:
         return self.history() if is_gone else state
 
     def place_of(self, manifest: Digest) -> Place | None:
-        """Return where a manifest lies, or lay when it was evicted; `None` where nothing says."""
+        """Return the place of a manifest, also of an evicted one; `None` without one."""
         found = self.state.by_manifest.get(manifest)
         return found or self.history().by_manifest.get(manifest)
 
