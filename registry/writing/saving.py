@@ -45,11 +45,11 @@ from registry.writing.hashing import Group, Hashing, Piece, Steady, in_use
 from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
 from registry.writing.readable import check_readable
 
-#: Packs on their way to the store at once. Those of copied chunks are fewer: blocks run out first.
+#: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
 _PACKS_IN_FLIGHT = 8
 #: The same of packs whose chunks are encoded: those bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
-#: States of which it is remembered which of their chunks did not change.
+#: The number of states whose unchanged chunks are remembered.
 _KEPT_STEADY = 24
 
 _P = ParamSpec("_P")
@@ -306,7 +306,7 @@ class _StateWriter:
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
         future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
-        # Not before it is there: a store that fails is sent the same bytes again.
+        # Only after the put: a failing store is sent the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
         self._packs[name] = (size, future)
