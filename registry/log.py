@@ -1,9 +1,9 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-snapshots, the look whether a log is still the one that was read, and reading what evicted
-checkpoints were. What slots mean is the business of `registry.state`; which objects a commit may
-name that of `registry.writer`.
+snapshots, the check that a log is still the one that was read, and reading the records of evicted
+checkpoints. `registry.state` defines the meaning of slots; `registry.writer` which objects a commit
+may name.
 """
 
 from __future__ import annotations

@@ -327,8 +327,8 @@ class RunView:
             latest_only: Go straight to the newest checkpoint; the model is then at what `latest`
                 gives, also when training goes back. `False`: every checkpoint that is kept, in log
                 order.
-            rehash: Which weights to hash before each checkpoint although nothing says that they
-                were written to: those that it leaves as they are, all (`True`), or none (`False`).
+            rehash: Which weights without counted writes to hash before each checkpoint: by default
+                those that it does not replace; all (`True`), or none (`False`).
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
             longest_poll_s: At most so long.

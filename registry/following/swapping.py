@@ -103,9 +103,9 @@ class SwappedModel:
         model: An object with `state_dict()`, or a dict of tensors or arrays.
         component: The component that the model stands for; without it its keys are components.
         strict: Whether a path that only one side has is an error; that all are is one always.
-        rehash: What is hashed of tensors that have the mark that was left on them: everything,
-            nothing, or with `None` what would be left as it is. Where writes are not counted, that
-            is everything, too.
+        rehash: What to hash in tensors without counted writes: everything (`True`), nothing
+            (`False`), or the chunks that would not be replaced (`None`; everything if writes cannot
+            be counted).
 
     Attributes:
         changed: Paths of the tensors that the last exchange wrote to.

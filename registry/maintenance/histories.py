@@ -43,7 +43,7 @@ class History:
         findings: What is wrong with its log and its snapshots.
         size_bytes: Bytes that were read.
         slot: The slot that holds the last commit.
-        links: Links of the history after the numbers of commits that were asked for.
+        links: Links of the history after the requested numbers of commits.
     """
 
     state: RunManifest
@@ -98,7 +98,7 @@ def read_history(
     chosen, wanted = frozenset(snapshots), frozenset(commits)
     empty = RunManifest(run_id=run_id)
     try:
-        # Of what was evicted only the numbers: many runs are replayed at once.
+        # Compact, with only the numbers of evicted checkpoints: many runs are replayed at once.
         return _Reading(store, empty.compact(), chosen, wanted).read()
     except Forgotten:
         return _Reading(store, empty, chosen, wanted).read()
@@ -198,7 +198,7 @@ class _Reading:
                 self._check_snapshot(None, slot)
 
     def _check_values(self) -> None:
-        """Tell of values that the log holds encoded and that cannot be rebuilt."""
+        """Report values in the log that cannot be decoded."""
         state, run_id = self._history.state, self._run_id
         if state.created is not None:
             self._check_value("config", state.created.config, run_id)
