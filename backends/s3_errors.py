@@ -52,7 +52,7 @@ _CREDENTIALS = {
 _PLACES = {
     "InvalidBucketName": "not a bucket name",
     "PermanentRedirect": "the bucket lies in another region",
-    "TemporaryRedirect": "the bucket lies in another region",
+    "TemporaryRedirect": "the bucket is in another region",
     "IllegalLocationConstraintException": "the bucket lies in another region",
     "AuthorizationHeaderMalformed": "the bucket lies in another region",
 }

@@ -37,7 +37,7 @@ _WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
 _COPIES = 3
 #: The most memory for a byte of JSON: a text within the bound by this needs no further check.
 HEAVIEST = max(_WEIGHTS.values()) + _COPIES
-#: Bytes that are looked at before the sum is held against the bound.
+#: Bytes that are counted before the sum is compared with the bound.
 _PART_BYTES = 2**23
 #: A row of a placement, with the chunk in it by its digest.
 ROW_BYTES = 160

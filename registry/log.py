@@ -106,7 +106,7 @@ class RunLog:
         run_id: The run.
         state: The replay of everything read so far. It is compact, but for moments in which a rule
             needs what was evicted.
-        seen: How far this machine has seen the log before; to be set by whoever listed the slots
+        seen: The head of the log on this machine; set by the caller that listed the slots
             before this was made.
     """
 
@@ -165,7 +165,7 @@ class RunLog:
         if heads is not None and seen is not None:
             link = link_after(proofs, seen.commits) or self._tail.link
             if link is None and state.commits == seen.commits:
-                link = state.head  # marks and places alone stand behind the snapshot
+                link = state.head  # only marks and places follow the snapshot
             seen.require(heads.url, state.next_slot, state.commits, link)
         self._is_checked = True
         self._note_head()
@@ -521,7 +521,7 @@ class RunLog:
         return range(start, listed[-1] + 1 if listed else start)
 
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
-        """Open the run by way of a snapshot; return whether that can be trusted."""
+        """Open the run from a snapshot; return whether the result can be trusted."""
         proofs = self._proofs(slot) if check_head else iter(())
         reading = self._store.pools.small.submit(self._snapshots.read, slot)
         slots = self._read_listed(slot)

@@ -44,7 +44,7 @@ REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 WRITER_VERSION = 1
 #: Manifests and placements kept parsed in a handle, each.
 _KEPT = 32
-#: Their content is kept up to so many bytes, beside the newest one; as objects it takes more.
+#: Bytes of content that are kept besides the newest; as objects they take more memory.
 _KEPT_BYTES = 32 * 2**20
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256

@@ -53,7 +53,7 @@ class DecodePass:
 
         Args:
             manifest: The state.
-            placement: Where its chunks lie; its rows are those of its packs.
+            placement: The places of its chunks; its rows agree with its packs.
 
         Returns:
             The errors, by pack.

@@ -144,7 +144,7 @@ def measure(store: Store) -> Usage:
         except RegistryError as error:
             looks += 1
             if isinstance(error, MissingObject) and looks < _LOOKS:
-                continue  # let go while we looked, and collected since?
+                continue  # evicted meanwhile, and collected since?
             if not failed:
                 raise
             damaged |= failed

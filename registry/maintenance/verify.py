@@ -3,7 +3,7 @@
 Structure: logs dense, chained and legal; everything that a run holds placed; every object that a
 place needs there and of the right size; nothing there that stops collection. Deep: every object
 read once and hashed, and every placement held against the tables of the packs that it names. An
-encoded chunk is held against the digest of its stored bytes, and with `decode` decoded, too.
+encoded chunk is checked against the digest of its stored bytes; with `decode` it is also decoded.
 Nothing is changed here, and a registry may be in use meanwhile: what was let go and collected, or
 moved, while it was looked at is no finding.
 """

@@ -103,7 +103,7 @@ def check_lists(manifest: Manifest, placement: Placement) -> Places:
     A manifest can claim any shape.
 
     Returns:
-        Which of the chunks that the manifest itself names lies in which row.
+        The row of each chunk that the manifest itself names.
 
     Raises:
         Malformed: A list is longer or shorter than the tensor needs.

@@ -38,7 +38,7 @@ class GroupDraft:
     """Followers, open to change.
 
     Args:
-        group: How they stand.
+        group: Their present record.
     """
 
     def __init__(self, group: GroupRecord) -> None:
@@ -297,7 +297,7 @@ class Draft:
     # Places
 
     def place(self, place: Place) -> None:
-        """Note where a manifest lies."""
+        """Note the place of a manifest."""
         table = self._write("by_manifest")
         if place.manifest not in self._read("uses"):
             # Not needed until now: a compact run did not have it, so it comes last.

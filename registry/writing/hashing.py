@@ -41,7 +41,7 @@ class Piece:
         start: Where it begins in the tensor's bytes.
         stop: Where it ends.
         is_steady: Whether the last save found the chunk in this place already stored.
-        is_watched: Whether it is looked through for NaN and infinity.
+        is_watched: Whether it is checked for NaN and infinity.
         digest: Its id, once it is hashed.
         view: Its bytes, until they are packed; `None` where it is stored already.
         is_finite: Whether nothing was found.

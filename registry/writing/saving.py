@@ -80,7 +80,7 @@ def write_state(
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.
         steady: Which chunks earlier saves have found unchanged.
-        watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
+        watched: Patterns of the paths of tensors that are checked for NaN and infinity.
     """
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
     return made.write(state, steady or Steady(), watched)
@@ -217,7 +217,7 @@ class _StateWriter:
         Args:
             state: The state.
             known: By component, a byte for each chunk: whether it is likely to be stored.
-            watched: Patterns of the paths of tensors that are looked through.
+            watched: Patterns of the paths of tensors that are checked.
         """
         cut = 0
         for component in state.components:
