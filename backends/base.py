@@ -1,8 +1,7 @@
-"""What a backend is: seven methods, seven more with an answer for most stores, and five promises.
+"""The interface of a backend: seven methods, seven with default answers, and five promises.
 
-The seven are for collection, for a writer that builds on what others put, for symbolic links and
-for a store that is full; a backend gives its own answer where the one that stands here does not
-hold.
+The latter seven are for collection, for a writer that depends on objects of other writers, for
+symbolic links and for a full store; a backend overrides a default answer that is wrong for it.
 
 A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
 `[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
@@ -167,11 +166,10 @@ class Backend(ABC):
         """Remove an object; removing an absent one is no error."""
 
     def make_durable(self, keys: Iterable[str]) -> None:  # noqa: B027
-        """Return when objects that others put, and that were seen, would survive a loss of power.
+        """Make objects durable that other processes put: they then survive a loss of power.
 
-        Most stores show nothing that they could still lose, and need not do anything. On a disk a
-        name can be seen before the folder that holds it is synced: whoever put it may be slower
-        than this call, or dead.
+        In most stores every visible object is durable, and this does nothing. On a disk a name can
+        be seen before its folder is synced: the process that put it may be slow, or dead.
 
         Args:
             keys: Objects that were seen, by `get`, `stat` or `list`, before this call began.
@@ -204,33 +202,33 @@ class Backend(ABC):
     def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:  # noqa: ARG002
         """Yield the names of symbolic links, in order; none is followed.
 
-        A link is read through like what it leads to, but whoever writes or deletes below it would
-        do so elsewhere. A bucket has none.
+        Reading follows a link, but a write or a deletion through it would change files elsewhere.
+        A bucket has none.
 
         Args:
-            prefix: Only links whose name begins with it, or a link on the way to it.
-            delimiter: Only names right below `prefix`, not those in further folders.
+            prefix: Only links whose name begins with it, or a link on the path to it.
+            delimiter: Only names directly below `prefix`, not those in deeper folders.
         """
         return iter(())
 
     def free_bytes(self) -> int | None:
         """Return how many bytes can still be written; `None` where the store does not know.
 
-        Space that the store gives to some users only does not count, and a quota may be unknown.
+        Space that only some users may use does not count. A quota may be unknown.
         """
         return None
 
     def keep_reserve(self, below: str) -> None:  # noqa: B027
         """Set some space aside, so that small objects can be put when the store is full.
 
-        Without effect where a store is never full, cannot be written to, or has no room for it.
+        Does nothing if the store is never full, is read-only, or has no space for it.
 
         Args:
-            below: There is to be space for a small object in each folder right below it.
+            below: Set aside space for one small object in each folder directly below it.
         """
 
     def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
-        """Free space that was set aside, for so many small objects or all; return for how many."""
+        """Free the reserve of `most` small objects, or all; return for how many."""
         return 0
 
     @abstractmethod
@@ -239,10 +237,10 @@ class Backend(ABC):
 
 
 def refuse_links(backend: Backend, prefix: str, *, delimiter: bool = False) -> None:
-    """Refuse to go on where a symbolic link is; the arguments are those of `Backend.links`.
+    """Raise if there is a symbolic link; the arguments are those of `Backend.links`.
 
     Raises:
-        StoreUnsuitable: There is one; the message names it.
+        StoreUnsuitable: There is a link; the message names it.
     """
     for link in backend.links(prefix, delimiter=delimiter):
         raise link_found(f"{backend.url}/{link}")
@@ -254,7 +252,8 @@ def link_found(where: str) -> StoreUnsuitable:
         "a symbolic link in a registry: it is read through, and nothing is written or deleted",
         where=where,
         expected="a file or folder of the registry itself",
-        hint="Put what it leads to in its place. The whole registry may lie behind a link.",
+        hint="Replace the link by the file or folder that it names. Only the registry's own folder "
+        "may be a link.",
     )
 
 

@@ -34,9 +34,9 @@ except ImportError:  # only macOS has it: its fsync stops at the cache of the dr
 #: Most buffers the system takes in one call.
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 
-#: What the system says where nothing more can be written.
+#: Errors of the system when nothing more can be written.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-#: With fewer free inodes, and so many bytes to spare, it is inodes that were missing.
+#: With fewer free inodes than this, and this many free bytes, inodes were missing.
 _FEW_FILES, _SLACK = 16, 2**20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
@@ -119,10 +119,10 @@ def sync_folder(path: str) -> None:
 
 
 def sync_above(path: str) -> None:
-    """Make the way to a folder durable: its name in its parent, its parent's, up to the mount.
+    """Make the path to a folder durable: sync every folder above it, up to the mount.
 
-    Any of them may have been made a moment ago by a process that died before it synced them. One
-    that this user may not even read was made by somebody else, and long ago.
+    Each of them may be new, made by a process that died before the sync. A folder that this user
+    cannot read was made by another user, long ago.
     """
     path = os.path.realpath(path)
     device = os.stat(path).st_dev
@@ -239,14 +239,14 @@ def _translated(error: OSError, path: str, needed_bytes: int) -> StorageError:
 
 
 def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
-    """Return the error that says which is used up: bytes, inodes or a quota."""
+    """Return the error that says whether bytes, inodes or a quota are used up."""
     said = error.strerror or str(error)
     if error.errno == errno.EDQUOT:
         return _over_quota(said, path, needed_bytes)
     free_bytes, free_files = _free(path)
     found = _told(free_bytes, free_files)
     if free_files is not None and free_files < _FEW_FILES and free_bytes > needed_bytes + _SLACK:
-        # Few rather than none: what this write had made is gone again.
+        # Few rather than none: the files of this write are deleted already.
         return StoreFull(
             f"{said}: no more files can be made",
             where=path,
@@ -265,7 +265,7 @@ def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
 
 
 def _over_quota(said: str, path: str, needed_bytes: int) -> StoreFull:
-    # No portable call tells of a quota: it may be one of bytes or of files, of a user or a project.
+    # No portable call shows a quota: of bytes or of files, of a user or a project.
     return StoreFull(
         said,
         where=path,
@@ -288,12 +288,12 @@ def _told(free_bytes: int, free_files: int | None) -> str:
 
 
 def _free(path: str) -> tuple[int, int | None]:
-    """Return the free bytes, -1 where nothing tells, and the free inodes, if they are counted."""
+    """Return the free bytes (-1 if unknown) and the free inodes (`None` if not counted)."""
     try:
         found = os.statvfs(nearest(path))
     except OSError:
         return -1, None
-    # Some file systems make inodes as they are needed, and say that they have none at all.
+    # Some file systems make inodes when needed, and report none at all.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from backends.escape import printable, shortened
 
-#: A part of a message is cut to about so many characters: a store can give names of any length.
+#: Longer parts of a message are shortened to about this length: names can be very long.
 _MAX_PART = 2000
 
 

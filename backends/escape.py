@@ -1,19 +1,19 @@
-"""Text from a store, made fit for a message: it cannot move a cursor, hide itself or fill a screen.
+"""Make text from a store safe to show: it cannot move a cursor, hide or fill a screen.
 
-Names, metrics and reasons come from whoever wrote to the store. They reach a person as the parts of
-an error, in a line of a log or in a table of the command line, and each of them passes here first.
+Anybody who writes to a store chooses names, metrics and reasons. They are shown in errors, in logs
+and in tables of the command line; this module escapes them first.
 """
 
 from __future__ import annotations
 
-#: Integers of more bits are shown in hexadecimal: to make digits of them takes quadratic time, and
-#: Python refuses to from 2,125 bits on, depending on how it was started.
+#: Integers of more bits are shown in hexadecimal: decimal digits take quadratic time, and Python
+#: may refuse them from 2,125 bits on, depending on how it was started.
 MAX_DECIMAL_BITS = 2048
 _SHORT = 40
 
 
 def shown(value: object) -> str:
-    """Return `str(value)`; of an integer that is too long for it hexadecimal digits, shortened."""
+    """Return `str(value)`; for a very long integer shortened hexadecimal digits."""
     if isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS:
         digits = hexadecimal(value)
         return f"{digits[:_SHORT]}... ({value.bit_length()} bits)"
@@ -24,7 +24,7 @@ def shown(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return `repr(value)`, or what can be shown of a value that has none."""
+    """Return `repr(value)`, or a substitute if that fails."""
     try:
         is_long = isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS
         return shown(value) if is_long else repr(value)
@@ -41,7 +41,7 @@ def printable(value: object, *, spare: str = "") -> str:
     r"""Return text with control, direction and invisible characters spelled out, as `\x1b`.
 
     Args:
-        value: The text, or what is shown as one.
+        value: The text, or a value that is converted to text.
         spare: Characters that stay as they are.
     """
     text = shown(value)
@@ -51,7 +51,7 @@ def printable(value: object, *, spare: str = "") -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most about so many characters: of a longer one its beginning and end."""
+    """Return a text of at most about `most` characters; a longer one keeps beginning and end."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}... ({len(text)} characters) ...{text[-most // 4 :]}"

@@ -1,11 +1,11 @@
-"""Folders below a root, reached without following a symbolic link.
+"""Open folders below a root without following symbolic links.
 
-The root itself may be reached through links, so a registry can be given as `/data` where that leads
-to `/mnt/data`. Below it a link would have a writer or a collector act outside of the registry, or
-on another file system, so every link there is refused by name.
+The root itself may be reached through links: a registry at `/data` may be in `/mnt/data`. Below the
+root, a link could make a writer or a collector change files outside of the registry, or on another
+file system; so every link there is refused, and the error names it.
 """
 
-# Paths stay strings here: to make a Path costs more than many of these calls.
+# Paths are strings here: making a Path costs more than many of these calls.
 # ruff: noqa: PTH114
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def refuse_links(root: str, name: str) -> None:
-    """Refuse a name if it, or a folder on the way to it, is a symbolic link.
+    """Raise if a name, or a folder on the path to it, is a symbolic link.
 
     Args:
-        root: The folder that everything is below of.
+        root: The folder of the registry.
         name: Relative to it; need not exist.
 
     Raises:
@@ -43,10 +43,10 @@ def refuse_links(root: str, name: str) -> None:
 
 @contextmanager
 def opened(root: str, folder: str) -> Iterator[int]:
-    """Give a descriptor of a folder below `root`; nobody can put a link in its place meanwhile.
+    """Open a folder below `root`; replacing it by a link afterwards has no effect.
 
     Raises:
-        StoreUnsuitable: A link stands in its place, or on the way to it.
+        StoreUnsuitable: It is a link, or a link is on the path to it.
     """
     place, fd = root, os.open(root, _FOLDER)
     try:
@@ -63,7 +63,7 @@ def _open_below(above: int, name: str, place: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     except OSError as error:
-        # Linux says ENOTDIR of a link, other systems ELOOP.
+        # For a link Linux gives ENOTDIR, other systems ELOOP.
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and is_link(name, above):
             raise link_found(place) from error
         raise

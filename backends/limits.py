@@ -1,7 +1,7 @@
-"""How many bytes an object may have that is read as a whole, and so has to fit into memory.
+"""The largest object that is read whole into memory.
 
-Everything but the chunks of tensors is read like that. A file can say that it is longer than any
-memory and take no space on a disk; nothing that Holdfast writes is nearly as long as the bound.
+Everything but the chunks of tensors is read whole. A sparse file can be longer than any memory and
+take no space on a disk. Nothing that Holdfast writes comes near the bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFAULT_BYTES = 1536 * 2**20
 
 
 def max_record_bytes() -> int:
-    """Return the bound: what the variable says, or the default.
+    """Return the bound: the value of the variable, or the default.
 
     Raises:
         InvalidLocation: The variable is not a positive number.
@@ -41,5 +41,5 @@ def check_whole(size_bytes: int, where: str) -> None:
             where=where,
             expected=f"at most {most} bytes",
             found=f"{size_bytes} bytes",
-            hint=f"Nothing was read. It is damaged or hostile, or {VARIABLE} is too small.",
+            hint=f"Nothing was read. The object is damaged or hostile, or {VARIABLE} is too small.",
         )

@@ -3,7 +3,7 @@
 A file is written under `.tmp/` of the same file system, synced, and then linked (exclusive create)
 or renamed (replace) into place; last the folder that got the name is synced. A process that dies on
 the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished` removes, or a name
-whose folder is not synced yet, which `make_durable` does for whoever builds on it.
+whose folder is not synced yet; `make_durable` syncs it for a writer that depends on it.
 
 `put_if_absent` is a hard link because a link to an existing name fails, on every client alike;
 no lock, no check-then-act. The folder itself is made by the first put, never by a reader.
@@ -47,7 +47,7 @@ from backends.walk import TEMPORARY, Walk
 
 _T = TypeVar("_T")
 
-#: What an unfinished file is called: `<process>-<16 random hex digits>`.
+#: The name of an unfinished file: `<process>-<16 random hex digits>`.
 _UNFINISHED = re.compile(r"[0-9]+-[0-9a-f]{16}")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -180,7 +180,7 @@ class LocalBackend(Backend):
         path = self._path(key)
         folder, _, name = key.rpartition("/")
         try:
-            # Through descriptors, so that a link which comes between leads nowhere either.
+            # Through descriptors, so that a link that appears meanwhile has no effect.
             with folders.opened(self._root, folder) as held:
                 if folders.is_link(name, held):
                     raise link_found(path)
@@ -195,9 +195,9 @@ class LocalBackend(Backend):
                 disk.fail(error, path)
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Sync the folders of objects that were seen, and every folder on the way to them.
+        """Sync the folders of objects that were seen, and every folder on the path to them.
 
-        A folder gets new names, so it is synced each time; the way to it once, since folders stay.
+        A folder gets new names, so it is synced each time; the path to it only once.
         """
         for folder in dict.fromkeys(os.path.dirname(self._path(key)) for key in keys):
             try:
@@ -209,10 +209,9 @@ class LocalBackend(Backend):
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove files of `.tmp/` by their age; return the bytes that this freed.
 
-        Names that are not those of unfinished files stay. The process id in a name is no evidence:
-        on a shared file system it may be another host's. The clock is the time that the file system
-        gives a file written there now, which on NFS is the server's. A writer's file grows older
-        only while it is not written to.
+        Files with other names stay. The process id in a name proves nothing: on a shared file
+        system it may be another host's. The clock is the time that the file system gives to a new
+        file; on NFS it is the server's. A file ages only while nobody writes to it.
         """
         try:
             with folders.opened(self._root, TEMPORARY) as folder:
@@ -234,7 +233,7 @@ class LocalBackend(Backend):
             disk.fail(error, self._root)
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes the file system has left for users; a quota may allow less."""
+        """Return the bytes that are free for users; a quota may allow less."""
         if not self._tells_free_bytes:
             return None
         try:
@@ -276,7 +275,7 @@ class LocalBackend(Backend):
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            # What is there already can be given the time where nothing new can be made.
+            # On a full disk no file can be made, but an existing one can get a new time.
             os.utime(temporary)
             return os.fstat(temporary).st_mtime
 
@@ -291,7 +290,7 @@ class LocalBackend(Backend):
             disk.remove(temporary)
 
     def _name(self, key: str, act: Callable[[str, int], _T]) -> _T:
-        """Do something with the last name of a key and the descriptor of its folder."""
+        """Call `act` with the last name of a key and the descriptor of its folder."""
         path = self._path(key)
 
         def named() -> _T:
@@ -313,7 +312,7 @@ class LocalBackend(Backend):
             return act()
 
     def _ensure(self, folder: str) -> None:
-        """Make a folder where it is not, and sync it and those above it into their parents."""
+        """Make a folder if it is absent, and sync it and the folders above it."""
         if folder in self._known:
             return
         if folder != self._root:
@@ -325,9 +324,9 @@ class LocalBackend(Backend):
         self._sync_way(folder)
 
     def _sync_way(self, folder: str) -> None:
-        """Sync a folder and those above it into their parents; once for each.
+        """Sync the parents of a folder and of the folders above it, once each.
 
-        Also where it was there already: whoever made it may not have come to that.
+        Also if the folder existed: the process that made it may have died before the sync.
         """
         if folder in self._known:
             return

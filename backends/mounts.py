@@ -25,7 +25,7 @@ _NETWORK = {
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "glusterfs", "ocfs2"),
     *("gfs2", "orangefs", "pvfs2", "virtiofs", "panfs", "wekafs"),
 }
-#: Those that compress, or share blocks: more may fit than they say is free.
+#: File systems that compress, or share blocks: more may fit than they report as free.
 _ELASTIC = {"btrfs", "zfs", "bcachefs"}
 _NO_LINKS = {"cifs", "smb3", "smbfs", "vfat", "msdos", "exfat"}
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -59,7 +59,7 @@ def check_file_system(folder: str) -> None:
 
 
 def tells_free_bytes(folder: str) -> bool:
-    """Return whether what does not fit into the free bytes of a folder's file system cannot fit."""
+    """Return whether a folder's file system holds no more than its free bytes."""
     kind = file_system(folder)
     return kind not in _ELASTIC and not _over_network(kind)
 

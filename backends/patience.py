@@ -19,9 +19,9 @@ class Patience:
     """How long to keep trying.
 
     Attributes:
-        attempts: Most calls in all, the first included.
-        deadline_s: No new attempt begins later than this after the first. A store that watches its
-            requests also ends the last one then, but for the time that the bytes may take.
+        attempts: The most calls, the first included.
+        deadline_s: No attempt begins later than this after the first. A store that watches its
+            requests also ends the last one then, plus the time for its bytes.
         first_s: Upper bound of the first pause; it doubles from pause to pause.
         longest_s: Upper bound of every pause.
         least_bytes_per_s: A request that moves fewer bytes than this for a third of the deadline
@@ -40,21 +40,21 @@ class Patience:
         return self.deadline_s / 3
 
     def pause_s(self, failures: int) -> float:
-        """Return a random pause after so many failures: all of it is jitter, so writers part."""
+        """Return a random pause after some failures; full jitter keeps writers apart."""
         # The exponent is bounded because a float overflows beyond 2 ** 1023.
         return random.uniform(0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32)))
 
     def opening(self) -> Patience:
-        """Return what is meant for a store that has never answered: a sixth of the time."""
+        """Return the patience for a store that has never answered: a sixth of the time."""
         return replace(self, attempts=min(self.attempts, 5), deadline_s=self.deadline_s / 6)
 
     def allowing(self, size_bytes: int) -> Patience:
-        """Return what leaves time for so many bytes at the least rate."""
+        """Return the same with the time that some bytes take at the least rate added."""
         return replace(self, deadline_s=self.deadline_s + size_bytes / self.least_bytes_per_s)
 
 
 def patience_of_environment() -> Patience:
-    """Return how long to wait for a store, as the environment has it.
+    """Return how long to wait for a store, from the environment.
 
     Raises:
         InvalidLocation: A variable is no positive number.
@@ -74,7 +74,7 @@ def _positive(name: str, usual: float) -> float:
         found = float(text)
     except ValueError:
         found = 0.0
-    # Also refuses what is not a number; a day is more than anybody waits.
+    # NaN is refused, too; nobody waits longer than a day.
     if not 0 < found <= 2**40:
         raise InvalidLocation("not a positive number", where=name, found=repr(text))
     return found
@@ -102,7 +102,7 @@ class Attempts:
         self._failures = 0
 
     def failed(self, error: StoreUnavailable) -> None:
-        """Wait before the next attempt, or raise the error when there is to be none."""
+        """Wait before the next attempt, or raise the error if there is none."""
         self._failures += 1
         passed_s = self._clock() - self._began_s
         pause_s = self._patience.pause_s(self._failures)

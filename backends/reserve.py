@@ -1,12 +1,12 @@
-"""The reserve of a folder: space and names set aside, so that a full file system can be helped.
+"""The reserve of a folder: bytes and inodes set aside for freeing space on a full disk.
 
 To free space a registry first has to write: a commit that evicts, an epoch, a mark in each run. The
-reserve is many small files, since some file systems run out of files before they run out of bytes.
-It lies in a folder below `.tmp/`, which no listing shows and no clearing of unfinished files
-enters. It is nobody's data: it may be lost, deleted and made again at any time, and is not synced.
+reserve is many small files, since some file systems run out of inodes before they run out of bytes.
+It is in a folder below `.tmp/`, which no listing shows and `clear_unfinished` does not enter. It
+holds no data: it may be lost, deleted and made again at any time, and is not synced.
 """
 
-# Paths stay strings here: to make a Path costs more than many of these calls.
+# Paths are strings here: making a Path costs more than many of these calls.
 # ruff: noqa: PTH103, PTH208
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from backends import folders
 from backends.walk import TEMPORARY
 
 RESERVE = f"{TEMPORARY}/reserve"
-#: A file of the reserve: a slot that is one block, and a block by which its folder may grow.
+#: Size of one file: one block for a slot, and one block by which its folder may grow.
 FILE_BYTES = 8192
-#: Files beside one for each run: for an epoch, a long eviction, and folders that are new.
+#: Files in addition to one for each run: for an epoch, a long eviction, and new folders.
 BASE_FILES = 32
 
 _NAME = re.compile(r"[0-9]{8}")
 
 
 def keep(root: str, below: str) -> None:
-    """Set space aside for a small file in each folder right below `below`, and for some more.
+    """Set space aside for a small file in each folder directly below `below`, and for some more.
 
-    At most half of what is free becomes reserve. No failure is told: a writer that has no reserve
-    writes as well as one that has.
+    At most half of the free space becomes reserve. Failures are ignored: writing works without a
+    reserve.
     """
     with suppress(OSError):
         wanted = {f"{number:08d}" for number in range(BASE_FILES + _count(f"{root}/{below}"))}
@@ -46,7 +46,7 @@ def keep(root: str, below: str) -> None:
 
 
 def give_up(root: str, most: int | None) -> int:
-    """Remove files that were set aside, `most` of them or all; return how many."""
+    """Remove `most` files of the reserve, or all; return how many."""
     given = 0
     with suppress(FileNotFoundError, NotADirectoryError), folders.opened(root, RESERVE) as folder:
         for name in filter(_NAME.fullmatch, os.listdir(folder)):
@@ -59,7 +59,7 @@ def give_up(root: str, most: int | None) -> int:
 
 
 def free_bytes(folder: str) -> int:
-    """Return the bytes that a file system has for users, by its own account."""
+    """Return the free bytes for users, as the file system reports them."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
@@ -80,7 +80,7 @@ def _room(root: str) -> int:
     """Return how many files may become reserve."""
     found = os.statvfs(root)
     by_bytes = found.f_bavail * found.f_frsize // FILE_BYTES
-    # Some file systems tell no number of files.
+    # Some file systems do not report a number of inodes.
     return (min(by_bytes, found.f_favail) if found.f_files else by_bytes) // 2
 
 

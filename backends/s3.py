@@ -73,7 +73,7 @@ class S3Backend(Backend):
 
     Args:
         location: The bucket, and options for the client.
-        patience: How long to wait; as the environment has it without one.
+        patience: How long to wait; from the environment if `None`.
     """
 
     concurrency = 16
@@ -85,7 +85,7 @@ class S3Backend(Backend):
         owner = os.environ.get(BUCKET_OWNER)
         self._owner: dict[str, Any] = {"ExpectedBucketOwner": owner} if owner else {}
         self._patience = patience or patience_of_environment()
-        # Until then it is asked with less patience: a wrong address should be told of soon.
+        # Until then there is less patience: a wrong address should be reported soon.
         self._answered = False
         self._made: S3Client | None = None
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class S3Backend(Backend):
                     return False
                 raise
             except NotProven:
-                # Only the store knows what became of it. Where it is absent it is sent again.
+                # Only the store knows whether the object was made. If it is absent, send it again.
                 if self._listed(key):
                     return False
                 raise
@@ -160,7 +160,7 @@ class S3Backend(Backend):
             except ClientError as error:
                 if error_code(error) != "404":
                     raise
-                # The answer to HEAD has no body: anybody could have given it, and about anything.
+                # The answer to HEAD has no body, so it does not prove who answered.
                 if self._listed(key):
                     raise NotProven("HTTP 404 for what the store lists") from error
                 raise ObjectNotFound("no such object", where=self._where(key)) from error
@@ -248,7 +248,7 @@ class S3Backend(Backend):
         return made
 
     def _ask(self, act: str, key: str, ask: Callable[[Wait], _T], size: int = 0) -> _T:
-        """Ask until an answer proves that it is the store's, or patience ends."""
+        """Repeat a request until an answer proves that it is the store's, or patience ends."""
         where = self._where(key)
         patience = self._patience if self._answered else self._patience.opening()
         attempts = Attempts(patience.allowing(size))
@@ -278,8 +278,8 @@ class S3Backend(Backend):
         checksum = 0
         for view in buffers:
             checksum = zlib.crc32(view, checksum)
-        # Given as a header because over TLS the SDK would send it behind a body that it cuts
-        # into pieces of its own, copying each many times.
+        # In a header, because over TLS the SDK would send it after the body, which it would split
+        # into its own pieces and copy many times.
         header = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         answer = self._client().put_object(
             **self._object(key),
@@ -293,10 +293,10 @@ class S3Backend(Backend):
         check_written(*_head(answer), header)
 
     def _listed(self, key: str) -> bool:
-        """Tell whether the store lists exactly this key; within an attempt of `_ask`."""
+        """Return whether the store lists exactly this key; for use within `_ask`."""
         name = self._base + key
         page = self._list({"Prefix": name, "MaxKeys": 1})
-        # It is the first of all that begin with it.
+        # Among the keys with this prefix it would be the first.
         return any(entry["Key"] == name for entry in page.get("Contents", ()))
 
     def _page(self, query: dict[str, Any], left: int | None) -> ListObjectsV2OutputTypeDef:
@@ -312,12 +312,12 @@ class S3Backend(Backend):
             [entry["Key"] for entry in page.get("Contents", ())],
             [folder["Prefix"] for folder in page.get("CommonPrefixes", ())],
         ):
-            # To go on after the last one would leave out what such a store lists later.
+            # Continuing after the last key would miss keys that such a store lists later.
             if keys != sorted(keys):
                 raise StoreUnsuitable(
                     "the store does not list its keys in order",
                     where=self._where(""),
-                    hint="Use a bucket of the usual kind: directory buckets list as they please.",
+                    hint="Use a general purpose bucket: directory buckets list in no order.",
                 )
         return page
 
@@ -339,7 +339,7 @@ class S3Backend(Backend):
 
 
 def _head(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str]]:
-    """Return status and headers of an answer; their names are in small letters."""
+    """Return status and headers of an answer; the names of headers are in lower case."""
     told = answer["ResponseMetadata"]
     return told["HTTPStatusCode"], told["HTTPHeaders"]
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 # Big enough that the cost of a call vanishes, small enough to stay in the processor's cache.
 _PIECE_BYTES = 256 * 1024
-# What a slow line sends at a time, so that its progress is seen; and what an upload begins with.
+# The piece on a slow connection, so that its progress can be seen, and an upload's first piece.
 _SMALL_PIECE_BYTES = 16 * 1024
 _FIRST_PIECE_BYTES = 64 * 1024
 
@@ -22,14 +22,14 @@ class Readable(Protocol):
 
 
 class _Pace:
-    """How large the next piece to send is: large while they pass quickly, small on a slow line."""
+    """The size of the next piece to send: large on a fast connection, small on a slow one."""
 
     def __init__(self) -> None:
         self._size = _FIRST_PIECE_BYTES // 2
         self._began_s = time.monotonic()
 
     def next(self) -> int:
-        """Return a size; called once for each piece, when the one before has passed."""
+        """Return the next size; call it once for each piece, after the previous one is sent."""
         now_s = time.monotonic()
         if now_s - self._began_s < 1:
             self._size = min(2 * self._size, _PIECE_BYTES)
@@ -47,7 +47,7 @@ class SendBody(io.RawIOBase):
 
     Args:
         buffers: The bytes.
-        moved: Told how many bytes were handed out.
+        moved: Called with the number of bytes that were handed out.
     """
 
     def __init__(self, buffers: Sequence[memoryview], moved: Callable[[int], None]) -> None:

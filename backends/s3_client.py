@@ -1,7 +1,7 @@
-"""The client of the SDK: how it is made, and connections that can be cut from another thread.
+"""Make the client of the SDK, with connections that another thread can cut.
 
-The SDK asks once: `backends.s3` repeats, since it knows which answers to believe and how long to go
-on. Only the SDK's finding of a bucket's region stays, for answers that name the region.
+The SDK asks once. `backends.s3` retries, since it knows which answers to accept and when to stop.
+The SDK only still finds a bucket's region, from answers that name the region.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
     Args:
         location: The bucket, and options for the client.
         patience: How long to wait.
-        connections: How many are kept open.
+        connections: How many connections are kept open.
 
     Raises:
-        InvalidLocation: The SDK takes this for no place.
+        InvalidLocation: The SDK does not accept this location.
     """
     endpoint = location.endpoint_url or _endpoint_of_environment()
     try:
@@ -61,8 +61,8 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
     except ValueError as error:
         raise InvalidLocation(str(error), where=location.url) from error
     client.meta.events.register("before-parse.s3", _before_parse)
-    # The SDK has no door for this. The table is the one from which it takes connections, through
-    # proxies too; a test that cuts a connection fails where a version of it has another.
+    # The SDK has no option for this. It takes connections from this table, through proxies too; a
+    # test that cuts a connection fails if a version of the SDK has another table.
     session_of_http = cast("Any", client)._endpoint.http_session
     session_of_http._pool_classes_by_scheme.update(http=_Pool, https=_TlsPool)
     return cast("S3Client", client)
@@ -70,7 +70,7 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
 
 @cache
 def _models(search_path: str | None) -> Loader:
-    """Return the descriptions of AWS's services; to parse them is most of what a client takes."""
+    """Return the descriptions of AWS's services; parsing them is most of the time for a client."""
     return create_loader(search_path)
 
 
@@ -79,13 +79,13 @@ def _endpoint_of_environment() -> str | None:
 
 
 def _config(endpoint: str | None, patience: Patience, connections: int) -> Config:
-    # Our checksum goes with each body, and TLS protects it; without TLS its SHA-256 is signed.
+    # Each body has our checksum. TLS protects it; without TLS the body's SHA-256 is signed.
     signed = endpoint is not None and endpoint.startswith("http://")
     return Config(
-        # One for every thread that a registry may ask with, or urllib3 warns and reconnects.
+        # One for each thread of a registry, or urllib3 warns and reconnects.
         max_pool_connections=connections,
         connect_timeout=min(_CONNECT_S, patience.try_s),
-        # Each wait for bytes; `backends.waiting` bounds their sum.
+        # Bounds each wait for bytes; `backends.waiting` bounds their sum.
         read_timeout=patience.try_s,
         tcp_keepalive=True,
         retries={"mode": "standard", "total_max_attempts": 1},
@@ -93,7 +93,7 @@ def _config(endpoint: str | None, patience: Patience, connections: int) -> Confi
             "addressing_style": "path" if endpoint else "auto",
             "payload_signing_enabled": signed,
         },
-        # Whatever is read is checked against a SHA-256 by those who asked for it.
+        # The callers check a SHA-256 of everything that they read.
         response_checksum_validation="when_required",
         user_agent_extra="holdfast",
     )
@@ -109,7 +109,7 @@ def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: obje
 
 
 class _CountedSocket:
-    """What a response needs of a socket: a file of it, which counts what is read."""
+    """Gives a response a file of its socket that counts the bytes read."""
 
     def __init__(self, sock: Any, wait: Wait | None) -> None:
         self._sock = sock
@@ -140,12 +140,12 @@ class _CountedFile(io.RawIOBase):
 
 
 class _Connection:
-    """What makes a connection of the SDK one that can be cut; it is mixed in before those."""
+    """Mixin for the connections of the SDK: another thread can cut them."""
 
     sock: Any
     response_class: Any
     _wait: Wait | None = None
-    # The response goes on with a socket that the connection has dropped, after "Connection: close".
+    # After "Connection: close" the response still uses a socket that the connection has dropped.
     _answering: Any = None
 
     def connect(self) -> None:
@@ -172,14 +172,14 @@ class _Connection:
             self.response_class = chosen
 
     def cut(self, wait: Wait) -> None:
-        """End what goes through it for `wait`, from another thread."""
+        """Cut the connection from another thread, if it serves `wait`."""
         if self._wait is not wait:
-            return  # it was given back and serves another call
+            return  # it went back to the pool and serves another call
         found = self.sock or self._answering
-        # TLS within TLS, to a proxy, is an object around the socket.
+        # For TLS within TLS, to a proxy, this is an object around the socket.
         plain = getattr(found, "socket", found)
         if isinstance(plain, socket.socket):
-            # Not the method of a TLS socket, which would make the reader go on without TLS.
+            # Not the method of a TLS socket: the reader would continue without TLS.
             with suppress(OSError):
                 socket.socket.shutdown(plain, socket.SHUT_RDWR)
 

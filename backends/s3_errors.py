@@ -52,7 +52,7 @@ _CREDENTIALS = {
 _PLACES = {
     "InvalidBucketName": "not a bucket name",
     "PermanentRedirect": "the bucket lies in another region",
-    "TemporaryRedirect": "the bucket lies in another region",
+    "TemporaryRedirect": "the bucket is in another region",
     "IllegalLocationConstraintException": "the bucket lies in another region",
     "AuthorizationHeaderMalformed": "the bucket lies in another region",
 }
@@ -85,7 +85,7 @@ _HOW_TO_LOG_IN = (
 
 @contextmanager
 def translated(where: str, *, writes: bool = False) -> Iterator[None]:
-    """Raise our errors for those of the SDK.
+    """Turn errors of the SDK into ours.
 
     Args:
         where: The URL of the object or bucket.
@@ -104,7 +104,7 @@ def translated(where: str, *, writes: bool = False) -> Iterator[None]:
     except NotProven as error:
         raise _not_proven(str(error), where, writes) from error
     except ValueError as error:
-        # The SDK's parser lets those of numbers and times through.
+        # The SDK's parser passes on errors of numbers and times.
         raise _not_proven(f"an answer that cannot be read: {error}", where, writes) from error
     except (HTTPError, EOFError, OSError) as error:
         raise _no_answer(error, where, writes) from error
@@ -116,7 +116,7 @@ def error_code(error: ClientError) -> str:
 
 
 def is_absent(error: ClientError) -> bool:
-    """Tell whether the server said that there is no such object."""
+    """Return whether the server said that there is no such object."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return error_code(error) == "NoSuchKey" and status == 404
 
@@ -153,7 +153,7 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
         )
     if code == "ConditionalRequestConflict":
         return StoreUnavailable(
-            "another write of this key was under way at each attempt",
+            "each attempt met another write of the same key",
             where=where,
             found=said,
             hint="Try again.",
@@ -161,7 +161,7 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
     if code in _BUSY or status == 429 or status >= 500:
         return _unavailable(said, where, writes)
     if (not code or code.isdigit()) and error.operation_name != "HeadObject":
-        # The SDK gives the status where there was no error to read.
+        # The SDK gives the status if the body was no error that it can read.
         return _not_proven(said, where, writes)
     return _denied(error, code, status, said, where) or StorageError(
         "the store refused the request", where=where, found=said
@@ -240,7 +240,7 @@ def _of_sdk(error: BotoCoreError, where: str, writes: bool) -> StorageError:
     if isinstance(error, (sdk.NoRegionError, sdk.InvalidRegionError, sdk.ParamValidationError)):
         return InvalidLocation("not a location of S3", where=where, found=error)
     if isinstance(error, ResponseParserError):
-        # The SDK repeats the whole answer behind the first line.
+        # After the first line the SDK repeats the whole answer.
         return _not_proven(str(error).partition("\n")[0], where, writes)
     if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError, sdk.IncompleteReadError)):
         return _no_answer(error, where, writes)
@@ -264,7 +264,7 @@ def _not_proven(said: str, where: str, writes: bool) -> StoreUnavailable:
     return StoreUnavailable(
         "something between here and the store answered in its place, also when asked again",
         where=where,
-        expected="what only the store can say",
+        expected="an answer that only the store can give",
         found=said,
         hint="Look for a proxy, a login page of the network or a wrong endpoint_url, and try again"
         f"{_outcome(writes)}.",

@@ -1,8 +1,8 @@
-"""What proves that an answer came from the store, and not from something in between.
+"""Check that an answer came from the store, and not from something in between.
 
-Proxies, login pages of networks, load balancers and caches answer in the store's place, most often
-with 200 or 404 and a page. To believe one is to acknowledge what was not written, or to take for
-absent what is there. So each answer must hold what only the store says; `docs/spec.md`, section 1,
+Proxies, login pages, load balancers and caches answer in the store's place, most often with 200 or
+404 and a page. Such an answer could acknowledge a write that did not happen, or make an object look
+absent. So each answer must contain what only the store can say; `docs/spec.md`, section 1,
 has the table.
 """
 
@@ -30,10 +30,10 @@ _ROOTS = {
     ),
 }
 _SILENT = ("PutObject", "DeleteObject")
-# Every S3 server gives the MD5 or something of its form; web servers build ETags otherwise. A
-# proxy may have marked it as weak.
+# Every S3 server gives the MD5 or an ETag of its form; ETags of web servers have other forms. A
+# proxy may have marked the ETag as weak.
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Fa-f]{32}(?:-[0-9]+)?"?')
-# Where an ETag has another form (directory buckets, encryption), one of these comes with it.
+# If an ETag has another form (directory buckets, encryption), one of these comes with it.
 _NAMES = ("x-amz-request-id", "x-amz-id-2", "x-amz-version-id", "x-goog-hash")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _LENGTH = re.compile(r"[0-9]{1,19}")
@@ -43,25 +43,25 @@ _ALIASES = ("-s3alias", "--ol-s3")
 
 
 class NotProven(Exception):
-    """An answer that anybody between here and the store could have given; says which."""
+    """An answer that a proxy could have given, too; the message describes it."""
 
 
 class Redirected(NotProven):
-    """An answer that sends the request elsewhere, without saying to which region."""
+    """A redirect that does not name the region."""
 
 
 def check_raw(operation: str, status: int, headers: Headers, body: object) -> None:
-    """Check an answer before the SDK parses it; the body of an object is a stream, others bytes.
+    """Check an answer before the SDK parses it; an object's body is a stream, others are bytes.
 
     Raises:
-        NotProven: It is not one that the store gives.
+        NotProven: The store does not give such an answer.
     """
     text = body if isinstance(body, bytes) else b""
     is_error = bool(_ERROR.match(text))
     if status in (301, 302, 303, 307, 308):
         _check_redirect(status, headers, text)
     elif status >= 500 or status == 429:
-        # No news of any object, whoever says it. The SDK makes a 500 of a 200 that it cannot parse.
+        # A server error proves nothing. The SDK makes a 500 of a 200 that it cannot parse.
         if text.strip() and not is_error:
             raise NotProven(f"no answer of S3, or one cut off: {_page(headers, text)}")
     elif status >= 300:
@@ -116,14 +116,14 @@ def check_got(status: int, headers: Headers, byte_range: ByteRange | None) -> in
     """Check that an object, or the range that was asked for, was sent by the store.
 
     Returns:
-        How many bytes come: fewer than the range has where the object ends within it.
+        How many bytes come: fewer than the range if the object ends within it.
 
     Raises:
         NotProven: It was not.
     """
     length = headers.get("content-length", "")
     encoding = headers.get("content-encoding", "").lower()
-    # What one SDK wrote in pieces keeps that word on some servers, and is sent as it was.
+    # On some servers an upload in pieces keeps this encoding; the body is sent plain all the same.
     plain = all(word.strip() in ("", "identity", "aws-chunked") for word in encoding.split(","))
     if not (plain and _is_of_store(headers) and _LENGTH.fullmatch(length)):
         raise NotProven(_described(status, headers))
@@ -149,7 +149,7 @@ def check_page(page: ListObjectsV2OutputTypeDef, query: Mapping[str, object]) ->
         query: What was asked.
 
     Raises:
-        NotProven: It is not of this bucket or prefix, or not whole.
+        NotProven: It is for another bucket or prefix, or not whole.
     """
     bucket, prefix = str(query["Bucket"]), str(query["Prefix"])
     name, echoed = page.get("Name"), page.get("Prefix")
@@ -196,7 +196,7 @@ def _is_of_store(headers: Headers) -> bool:
 
 
 def _same(echoed: str, asked: str) -> bool:
-    # Servers differ in what they encode; the SDK has decoded it once.
+    # Servers encode names differently; the SDK has decoded them once.
     return echoed in (asked, unquote_plus(asked), quote(asked), quote(asked, safe=""))
 
 
@@ -214,6 +214,6 @@ def _page(headers: Headers, text: bytes) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return some of a foreign text on one line, without what a terminal would obey."""
+    """Return the beginning of a foreign text on one line, without control characters."""
     printable = "".join(c if c.isprintable() else " " for c in text[:400])
     return " ".join(printable.split())[:80]

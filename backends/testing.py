@@ -204,7 +204,7 @@ class BackendContract:
         assert keys_of(backend) == ["packs/00/kept"]
 
     def test_what_was_seen_is_made_durable(self, backend: Backend) -> None:
-        """That it would survive a loss of power no test can see; that it is there, one can."""
+        """Test that the objects are still there; no test can see a loss of power."""
         keys = ["a", "b/c", "b/d", "b/e/f"]
         for key in keys:
             backend.put(key, key.encode())

@@ -1,9 +1,9 @@
-"""Watching requests: who waits for a store, since when, and when that has lasted too long.
+"""Watch requests to a store: log slow ones, and cut those that take too long.
 
 A socket's timeout bounds each single wait for bytes, so a peer that sends one byte at a time can
-hold a request for ever. One thread of the process looks after all requests that are under way: it
-tells of one that has waited for some seconds, and cuts the connection of one whose time is over,
-which wakes the thread that is blocked in it.
+hold a request for ever. One thread of the process watches all running requests: it logs a request
+that has waited for some seconds, and cuts the connection of a request whose time is over, which
+wakes the blocked thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Protocol
 from backends.errors import StoreUnavailable
 from backends.patience import Patience
 
-#: After so many seconds without enough bytes a line says what is waited for.
+#: After so many seconds without enough bytes a line is logged.
 TELL_AFTER_S = 5.0
 
 # Many requests of one store wait together: one line speaks for all of them.
 _BETWEEN_LINES_S = 30.0
-# How soon a connection that was not open yet when its time was over is looked at again.
+# If a connection was not open yet when its time was over, check again after this time.
 _AGAIN_S = 0.05
 _IDLE_S = 10.0
 _LOGGER = logging.getLogger("holdfast")
@@ -35,17 +35,17 @@ class Cuttable(Protocol):
     """A connection that another thread can end."""
 
     def cut(self, wait: Wait) -> None:
-        """End what goes through it for `wait`, if it still serves that one."""
+        """Cut the connection, if it still serves `wait`."""
 
 
 class Wait:
-    """One call of a store that is under way, with all its attempts.
+    """One running call of a store, with all its attempts.
 
     Args:
-        what: What is asked for, for the line that tells of it.
+        what: The operation, for messages.
         where: The URL of the object.
         patience: How long it may take.
-        limit: How a user can give it more time, for messages.
+        limit: The setting that allows more time, for messages.
         writes: Whether it changes something.
         size_bytes: How many bytes are to move, as far as that is known.
     """
@@ -79,7 +79,7 @@ class Wait:
         self.moved_bytes += size_bytes
 
     def expects(self, size_bytes: int) -> None:
-        """Leave time for bytes that were not known of at first."""
+        """Allow time for more bytes than were known at first."""
         self._ends_s += size_bytes / self._patience.least_bytes_per_s
 
     @contextmanager
@@ -87,7 +87,7 @@ class Wait:
         """Bound one attempt.
 
         Raises:
-            StoreUnavailable: Its time was over; whatever it failed with is the cause.
+            StoreUnavailable: Its time was over; the original error is the cause.
         """
         with _dog.lock:
             self._expired_s = None
@@ -104,7 +104,7 @@ class Wait:
                 self._attempt = self._connection = None
 
     def hold(self, connection: Cuttable) -> None:
-        """Take note of the connection that this call uses now.
+        """Note the connection that this call uses now.
 
         Raises:
             TimeoutError: The time of this attempt is over.
@@ -115,7 +115,7 @@ class Wait:
                 raise TimeoutError("the time for this request is over")
 
     def check(self, now_s: float) -> tuple[float, str]:
-        """Cut the connection if time is over; return when to look again, and a line to tell."""
+        """Cut the connection if time is over; return when to check again, and a line to log."""
         line = ""
         if self._line.is_slow(now_s, self.moved_bytes, self._patience.least_bytes_per_s):
             line = self._told(now_s)
@@ -173,7 +173,7 @@ class _Span:
 
 
 class _Watchdog:
-    """The thread that looks after waits; it ends when there have been none for a while."""
+    """The thread that watches calls; it ends after some time without calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -188,7 +188,7 @@ class _Watchdog:
             self._waits.add(wait)
             if self._thread is None:
                 started = threading.Thread(target=self._watch, name="holdfast-waiting", daemon=True)
-                # At the end of a process no thread can be started; the sockets' timeouts remain.
+                # At the end of a process no thread can start; only the sockets' timeouts hold then.
                 with suppress(RuntimeError):
                     started.start()
                     self._thread = started
@@ -224,7 +224,7 @@ class _Watchdog:
         now_s = time.monotonic()
         if now_s >= self._silent_until_s:
             self._silent_until_s = now_s + _BETWEEN_LINES_S
-            # A handler of the program's own that fails must not end the watching.
+            # A failing log handler of the program must not stop the watching.
             with suppress(Exception):
                 _LOGGER.warning(line)
 
@@ -235,7 +235,7 @@ _here = threading.local()
 
 @contextmanager
 def waiting(wait: Wait) -> Iterator[Wait]:
-    """Watch a call for as long as the block lasts, which this thread carries out."""
+    """Watch the call that this thread makes in the block."""
     _here.wait = wait
     _dog.add(wait)
     try:
@@ -246,12 +246,12 @@ def waiting(wait: Wait) -> Iterator[Wait]:
 
 
 def current() -> Wait | None:
-    """Return the call that this thread carries out."""
+    """Return the call that this thread makes."""
     return getattr(_here, "wait", None)
 
 
 def _forget() -> None:
-    """Begin again in a forked child, to which no thread of the parent came along."""
+    """Start from nothing in a forked child: a fork does not copy the parent's threads."""
     global _dog
     _dog = _Watchdog()
     _here.wait = None

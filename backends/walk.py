@@ -17,7 +17,7 @@ from backends.errors import StoreUnsuitable
 
 #: Where files are written before they get their name; never listed.
 TEMPORARY = ".tmp"
-#: Where stores are tried out; links there are listed by nobody, so that nothing is deleted by them.
+#: The folder of probes. Listings skip links there, so that nothing is deleted through them.
 PROBES = ".probe"
 
 

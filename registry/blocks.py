@@ -1,7 +1,7 @@
-"""The memory that callers' bytes are copied to on their way to the store.
+"""Blocks of memory for the copies that a save makes of the caller's bytes.
 
-Fresh memory costs more than the copy itself, so blocks are used again: what one save gives back,
-the next one takes, of whichever handle of the process. `registry.writing.hashing` decides what is
+Fresh memory costs more than the copy itself, so blocks are reused by later saves of any handle of
+the process. `registry.writing.hashing` decides what is
 copied into them.
 """
 
@@ -40,16 +40,16 @@ class Blocks:
     def lease(self) -> Lease:
         """Begin a save."""
         if self._pid != os.getpid():
-            # A fork copies the count of blocks that only threads of the parent will give back.
+            # A fork copies the count of blocks in use; only threads of the parent give them back.
             self._start()
         return Lease(self)
 
     def reserve(self, count: int, *, wait: bool) -> bool:
-        """Keep so many blocks for a save; return whether there are so many.
+        """Reserve blocks for a save; return whether that many were free.
 
         Args:
-            count: How many; at most as many as there are.
-            wait: Whether to wait until there are.
+            count: How many; at most `most`.
+            wait: Whether to wait until they are free.
         """
         with self._changed:
             while count > self._left:
@@ -70,8 +70,8 @@ class Blocks:
 class Lease:
     """The blocks of one save. Any thread may take and give.
 
-    Who reserves waits for blocks only while nothing depends on him that others need to give theirs
-    back: in the thread that began the save, never in one of a pool.
+    Only the thread that began the save waits for blocks, never a thread of a pool: other threads
+    may need the pool to give their blocks back.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -81,7 +81,7 @@ class Lease:
         self._taken: dict[int, memoryview] = {}
 
     def reserve(self, count: int, *, wait: bool = False) -> bool:
-        """Keep so many blocks for `take`; return whether there are so many."""
+        """Reserve blocks for `take`; return whether that many were free."""
         if not self._blocks.reserve(count, wait=wait):
             return False
         with self._lock:
@@ -89,7 +89,7 @@ class Lease:
         return True
 
     def take(self) -> memoryview:
-        """Return a block, of those that are reserved."""
+        """Return one of the reserved blocks."""
         try:
             block = _idle.pop()
         except IndexError:
@@ -98,13 +98,13 @@ class Lease:
         return block
 
     def skip(self, count: int = 1) -> None:
-        """Do without blocks that were reserved and not taken."""
+        """Give up blocks that were reserved and not taken."""
         with self._lock:
             self._reserved -= count
         self._blocks.release(count)
 
     def give(self, blocks: Iterable[memoryview]) -> None:
-        """Give blocks back, each once; after `close` it is done already."""
+        """Give blocks back, each once; does nothing after `close`."""
         given = [block for block in blocks if self._taken.pop(id(block), None) is not None]
         _idle.extend(given)
         self.skip(len(given))

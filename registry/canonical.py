@@ -22,7 +22,7 @@ Json = None | bool | int | str | list[Any] | dict[str, Any]
 
 #: Beyond this, other readers' doubles round an integer.
 MAX_INTEGER = 2**53
-#: Without so many digits in a row no integer is beyond 2^53, and Python's own parser will do.
+#: Text without 16 digits in a row has no integer beyond 2^53; Python's own parser is enough then.
 _LONG = re.compile(rb"[0-9]{16}")
 _DOUBLE = re.compile(r"[0-9a-f]{16}")
 

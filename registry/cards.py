@@ -61,7 +61,7 @@ def write_card(card: Mapping[str, Any]) -> str:
     # What `_mapping` returns shares no objects, which YAML would write as aliases.
     plain = _mapping(card, "card", 0)
     try:
-        # YAML has line breaks where JSON has brackets and commas: it is not so much shorter.
+        # YAML has line breaks for the brackets and commas of JSON: it is not four times shorter.
         _check_size(len(json.dumps(plain, ensure_ascii=False)) // 4, "card")
         text: str = yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True)
         if any(character in text for character in _MISREAD):
@@ -230,7 +230,7 @@ def _parse(text: str, where: str) -> object:
 
 
 def _loader() -> Any:
-    """Return the loader of libyaml, five times as fast, where PyYAML has it."""
+    """Return the loader of libyaml, which is five times as fast, if PyYAML has it."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -54,9 +54,9 @@ class Checkpoint(Stored):
 
     @property
     def record(self) -> CheckpointRecord:
-        """What the run's log says of it, as far as this handle has read.
+        """The record in the run's log, as far as this handle has read.
 
-        Of an evicted checkpoint the log is read from its beginning for it, once.
+        For an evicted checkpoint, the log is read from its beginning, once.
         """
         return self._log.knowing(self._n).by_n.get(self._n, self._record)
 
@@ -99,7 +99,7 @@ class Checkpoint(Stored):
 
     @property
     def created(self) -> datetime:
-        """When it was saved, by the trainer's clock, held within the years 1 to 9999."""
+        """When it was saved, by the trainer's clock; limited to the years 1 to 9999."""
         return moment(self._record.time_ms)
 
     @property
@@ -110,9 +110,9 @@ class Checkpoint(Stored):
         return state.is_superseded(self._n) if known else self._record.superseded
 
     def eviction(self) -> str | None:
-        """Return by which commit, when and why retention let it go; `None` while it is kept.
+        """Return the commit, time and reason of its eviction; `None` while it is kept.
 
-        The log is read for it.
+        This reads the log.
         """
         if self.record.evicted is None:
             return None
@@ -122,7 +122,7 @@ class Checkpoint(Stored):
                 for action in commit.actions:
                     if isinstance(action, Evict) and self._is_among(action):
                         last = commit
-        if last is None:  # it came from elsewhere, with a history of its own
+        if last is None:  # copied from another registry, with its own history
             return self.record.evicted
         return f"commit {last.n} of {format_time(last.time_ms)}: {self.record.evicted}"
 

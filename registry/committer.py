@@ -155,7 +155,7 @@ class Committer:
             compression: `none`, `zstd` or `lz4`; the registry's own without it.
             keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
                 has it without it. Deltas are compressed, by `zstd` where nothing else is said.
-            watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
+            watched: Patterns of the paths of tensors that are checked for NaN and infinity.
 
         Raises:
             StoreFull: It cannot fit.

@@ -279,8 +279,8 @@ def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
     if suspects:
         named = printable(", ".join(suspects))
         warnings.warn(
-            f"the configuration looks as if it held a secret: {named}. It enters the run's log, "
-            "where it stays for everybody who can read the registry.",
+            f"the configuration looks as if it held a secret: {named}. It is stored in the run's "
+            "log for ever, and everybody who can read the registry can read it.",
             SecretWarning,
             stacklevel=stacklevel,
         )

@@ -114,10 +114,10 @@ class Epochs:
         return highest
 
     def make_durable(self, epoch: int) -> None:
-        """Return when an epoch that was seen, and all before it, would survive a loss of power.
+        """Make an epoch that was seen durable, and all before it.
 
-        Before that nothing may be named, marked or deleted by it: lost, its number would be given
-        again, to a sweep of other keys.
+        Before that, nothing may be named, marked or deleted because of it: if it were lost, a sweep
+        of other keys could get its number.
         """
         if epoch > self._durable:
             self._store.backend.make_durable([epoch_key(epoch)])

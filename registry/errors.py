@@ -142,7 +142,7 @@ class MissingObject(IntegrityError):
 
 
 class RolledBack(IntegrityError):
-    """A log is shorter than it was seen before, or another one: it was set back or replaced."""
+    """A log is shorter than before, or a different one: it was set back or replaced."""
 
 
 class UnsupportedFormat(RegistryError):

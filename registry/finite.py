@@ -26,12 +26,12 @@ _NOT_FINITE = {
 }
 #: Words looked at in one go: few enough that the masked copy stays in the processor's cache.
 _BLOCK = 2**16
-#: Paths that a checkpoint names at most.
+#: The most paths that a checkpoint names.
 NAMED_AT_MOST = 8
 
 
 def is_watched(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
-    """Return whether a tensor is looked through.
+    """Return whether a tensor is checked for NaN and infinity.
 
     Args:
         leaf: The tensor.

@@ -66,7 +66,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     slots = list(log.slots())
     log.recall()  # what was evicted is asked for as well
     now = log.fold(slots)
-    log.make_durable()  # or a fork could outlive what it names as its parent
+    log.make_durable()  # or a loss of power could take the parent and leave the fork
     record = _record(store, now, source)
     check_not_dropped(now)
     if record.evicted is not None:

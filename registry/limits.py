@@ -1,9 +1,9 @@
-"""How much memory reading a record may take, reckoned from its bytes before it is parsed.
+"""Bound the memory for reading a record, computed from its bytes before it is parsed.
 
-A few kilobytes on a store can stand for gigabytes of values. How well they were compressed proves
-nothing, since honest values can be as regular as hostile ones. So the bound is on the memory that
-parsing would take. A record is held against it before it is written, too: what could not be read is
-not saved. Who needs more raises the bound with an environment variable, on both sides.
+A few kilobytes on a store can expand to gigabytes of values. The compression ratio proves nothing,
+since honest values can be as regular as hostile ones. So the bound is on the memory that parsing
+would take. A record is also checked before it is written, so that every saved record can be read.
+An environment variable raises the bound, for writers and readers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 _WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
 #: The bytes, their text, and the bytes that it is encoded to again.
 _COPIES = 3
-#: What a byte of JSON takes at most: a text that is within the bound by this need not be looked at.
+#: The most memory for a byte of JSON: a text within the bound by this needs no further check.
 HEAVIEST = max(_WEIGHTS.values()) + _COPIES
-#: Bytes that are looked at before the sum is held against the bound.
+#: Bytes that are counted before the sum is compared with the bound.
 _PART_BYTES = 2**23
 #: A row of a placement, with the chunk in it by its digest.
 ROW_BYTES = 160
@@ -84,7 +84,7 @@ def _sums(data: bytes | bytearray) -> Iterator[int]:
 def check_bytes(
     wanted: int, what: str, *, where: object, kind: type[RegistryError] = BeyondLimit
 ) -> None:
-    """Hold some memory against the bound, before it is taken.
+    """Check an amount of memory against the bound before it is taken.
 
     Args:
         wanted: How many bytes it is.
@@ -109,7 +109,7 @@ def check_bytes(
 
 @contextmanager
 def taking_turns(size_bytes: int) -> Iterator[None]:
-    """Let a large record be unpacked and parsed while no other one is; small ones never wait.
+    """Unpack and parse large records one at a time; small ones never wait.
 
     Args:
         size_bytes: How long it is once it is unpacked.

@@ -1,9 +1,9 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-snapshots, the look whether a log is still the one that was read, and reading what evicted
-checkpoints were. What slots mean is the business of `registry.state`; which objects a commit may
-name that of `registry.writer`.
+snapshots, the check that a log is still the one that was read, and reading the records of evicted
+checkpoints. `registry.state` defines the meaning of slots; `registry.writer` which objects a commit
+may name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 @dataclass(slots=True)
 class _Tail:
-    """What is remembered of the slots that were read last.
+    """The newest slots that were read.
 
     Attributes:
         newest: Digest of the newest one.
@@ -107,7 +107,7 @@ class RunLog:
         run_id: The run.
         state: The replay of everything read so far. It is compact, but for moments in which a rule
             needs what was evicted.
-        seen: How far this machine has seen the log before; to be set by whoever listed the slots
+        seen: The head of the log on this machine; set by the caller that listed the slots
             before this was made.
     """
 
@@ -133,7 +133,7 @@ class RunLog:
         slots. One that proves the head that was seen before is read with them.
 
         Args:
-            check_head: Refuse a log that does not go on from where it was seen before.
+            check_head: Refuse a log that does not continue from the head that was seen before.
 
         Raises:
             IntegrityError: A slot is damaged, missing or not legal.
@@ -153,7 +153,7 @@ class RunLog:
             return self.state
 
     def check_head(self, proofs: Iterable[Slot] = ()) -> None:
-        """Hold the log against what was seen of it before, and remember how far it goes now.
+        """Check the log against the head that was seen before, and remember its new head.
 
         Args:
             proofs: Slots before those that were read, in which the head that was seen is looked
@@ -166,13 +166,13 @@ class RunLog:
         if heads is not None and seen is not None:
             link = link_after(proofs, seen.commits) or self._tail.link
             if link is None and state.commits == seen.commits:
-                link = state.head  # marks and places alone stand behind the snapshot
+                link = state.head  # only marks and places follow the snapshot
             seen.require(heads.url, state.next_slot, state.commits, link)
         self._is_checked = True
         self._note_head()
 
     def _note_head(self) -> None:
-        """Remember how far the log goes, unless it was not held against what was seen before."""
+        """Remember the head of the log, if the log was checked against the old head."""
         heads, state = self._store.heads, self.state
         if heads is not None and state.head is not None and self._is_checked:
             heads.note(
@@ -227,7 +227,7 @@ class RunLog:
             return self._go_on(lambda: slots)
 
     def read_to(self, stop: int) -> RunManifest:
-        """Go on by the slots before `stop`, which were listed; a few are in memory at a time.
+        """Replay the slots before `stop`, which were listed; only a few are in memory at a time.
 
         Raises:
             Malformed: They do not continue the log legally, or one of them is absent.
@@ -286,20 +286,20 @@ class RunLog:
         return found or self.history().by_manifest.get(manifest)
 
     def recall(self) -> None:
-        """Have `state` complete, until the run is refreshed or a slot is put."""
+        """Make `state` complete, until the run is refreshed or a slot is put."""
         with self._lock:
             self.state = self.history()
 
     def forget(self) -> None:
-        """Have `state` compact again, and remember nothing else of what was evicted."""
+        """Make `state` compact again, and forget the records of evicted checkpoints."""
         with self._lock:
             self.state = self.state.compact()
             self._complete = RunManifest.empty(self.run_id)
 
     def _after(self, slot: Slot) -> tuple[RunManifest, bool]:
-        """Return the compact state after a slot, and whether it took the complete one.
+        """Return the compact state after a slot, and whether that needed the complete one.
 
-        Who opens the run by an older snapshot reads the whole log for such a slot.
+        A later reader with an older snapshot reads the whole log for such a slot.
         """
         try:
             return advance(self.state.compact(), [slot]), False
@@ -307,7 +307,7 @@ class RunLog:
             return advance(self.history(), [slot]).compact(), True
 
     def _go_on(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
-        """Fold further slots in; from the complete state where a rule needs what was evicted.
+        """Fold further slots in; from the complete state if a rule needs evicted records.
 
         Args:
             read: Gives the slots; called again for the complete state.
@@ -321,16 +321,16 @@ class RunLog:
         return self.state
 
     def _passing(self, tail: _Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
-        """Yield slots, and note in the tail what is asked of them later."""
+        """Yield slots, and note them in the tail."""
         commits = self.seen.commits if self.seen is not None else 0
         for slot in slots:
             tail.take(slot, commits)
             yield slot
 
     def look(self) -> Look:
-        """Begin to look whether the newest slot that was read is still there as it was read.
+        """Begin to check that the newest slot that was read is still there unchanged.
 
-        `append` waits for it, so whoever has something else to send first loses no time.
+        `append` waits for the result, so a caller that sends packs first loses no time.
         """
         with self._lock:
             number, digest = self.state.next_slot, self._tail.newest
@@ -351,14 +351,14 @@ class RunLog:
                 expected=f"the slot {digest.short}",
                 found="no slot" if found is None else f"the slot {found.short}",
                 hint="Nothing was committed. The log lost its newest slots, or another registry is "
-                "in its place: restore it, or open it again to go on from what is there.",
+                "in its place: restore it, or open the run again to continue from the present log.",
             )
 
     def make_durable(self) -> None:
-        """Return when every slot that was read would survive a loss of power.
+        """Make every slot durable that was read.
 
-        Whoever put them may have died before. What is acknowledged, put next or deleted because of
-        them must not outlive them.
+        Their writers may have died before. Acknowledgements, later slots and deletions that depend
+        on these slots must not survive them.
         """
         with self._lock:
             if self._durable < self.state.next_slot:
@@ -369,9 +369,9 @@ class RunLog:
                 self._durable = self.state.next_slot
 
     def confirm(self) -> RunManifest:
-        """Return the run as it was read, once that is certain to be there and to stay.
+        """Return the run as it was read, after checking that its slots are there and durable.
 
-        Who tells a caller that there is nothing left to commit rests on this.
+        Call it before telling a caller that there is nothing left to commit.
         """
         return self.append(lambda _: None)
 
@@ -400,7 +400,7 @@ class RunLog:
             Conflict: All of them were lost.
             RolledBack: The log is not the one that this handle has read; nothing was committed.
             StoreUnavailable: The store did not say whether the slot was put.
-            StoreUnsuitable: A symbolic link stands where files of runs belong.
+            StoreUnsuitable: There is a symbolic link in the place of a file of the run.
         """
         with self._lock:
             self.prepare_writing()
@@ -444,7 +444,7 @@ class RunLog:
             )
 
     def prepare_writing(self) -> None:
-        """Do what the first write waits for, once: refuse links, in the run's own folder too.
+        """Prepare the first write, once: refuse links, in the run's own folder too.
 
         Raises:
             StoreUnsuitable: There is one; nothing was written.
@@ -527,7 +527,7 @@ class RunLog:
         return range(start, listed[-1] + 1 if listed else start)
 
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
-        """Open the run by way of a snapshot; return whether that can be trusted."""
+        """Open the run from a snapshot; return whether the result can be trusted."""
         proofs = self._proofs(slot) if check_head else iter(())
         reading = self._store.pools.small.submit(self._snapshots.read, slot)
         slots = self._read_listed(slot)

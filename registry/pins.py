@@ -229,7 +229,7 @@ def _damaged(committer: Committer, gate: Pin) -> Digest:
     try:
         stored.load()
     except BeyondLimit:
-        raise  # it may well be sound
+        raise  # it may be whole
     except IntegrityError:
         return gate.manifest
     raise _taken(committer.log.state, gate.name, gate)

@@ -166,15 +166,15 @@ def is_dated(time_ms: int) -> bool:
 
 
 def moment(time_ms: int) -> datetime:
-    """Return a time of the log; of one beyond the calendar the first or last moment in it.
+    """Return a time of the log; outside the calendar the first or last moment in it.
 
-    The log may say any number: it is its author's clock, and nothing depends on it.
+    A log may have any number here: it is its author's clock, and nothing depends on it.
     """
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, _FIRST_MS), _LAST_MS))
 
 
 def format_time(time_ms: int) -> str:
-    """Return a time of the log for people: UTC, to the second; beyond the calendar the number."""
+    """Return a time of the log for people: UTC, to the second; outside the calendar the number."""
     if not is_dated(time_ms):
         return f"{time_ms} ms"
     return f"{moment(time_ms):%Y-%m-%d %H:%M:%S}Z"

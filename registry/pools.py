@@ -47,7 +47,7 @@ _HERE = _Here()
 class Threads(ThreadPoolExecutor):
     """A thread pool that goes on working in the calling thread when the program is ending.
 
-    Python refuses new work for pools once the main thread has ended; other threads may still save.
+    Python refuses new work for pools after the main thread has ended; other threads may still save.
     """
 
     _closed = False

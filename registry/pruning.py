@@ -19,7 +19,7 @@ from registry.writing.placing import Written
 def prune(
     committer: Committer, retention: Retention | None = None, *, dry_run: bool = False
 ) -> RetentionPlan:
-    """Let go of what retention does not keep; on a full store by way of its reserve.
+    """Evict the checkpoints that retention does not keep; on a full store use its reserve.
 
     Args:
         committer: Of the run.

@@ -117,13 +117,13 @@ def open(  # noqa: A001 - registry.open is the word that users expect
         cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read; the
             environment variable `HOLDFAST_CACHE` without it, for registries in buckets only. Empty
             for none, as is the default.
-        remember: Hold its logs against what this machine has seen of them before, and remember
-            them; a run that went back since is refused (`RolledBack`). `registry.trust` accepts
-            it. Not where the environment variable `HOLDFAST_HEADS` is `0`.
+        remember: Check its logs against the heads that this machine remembers, and remember the
+            new ones; a run that went back is refused (`RolledBack`). `registry.trust` accepts it.
+            Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
 
     Raises:
         NotFound: There is none.
-        Conflict: It is another registry than expected, or than was here before.
+        Conflict: It is not the expected registry, or not the one that was here before.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
     place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
@@ -368,12 +368,12 @@ class Registry:
             resume: A local file that keeps what was read, so that an interrupted verification goes
                 on; with `sample` each call reads another share until everything was read. Implies
                 `deep`.
-            decode: Decode every compressed chunk, too, and hash what comes of it: proves that what
-                a save compressed is what it hashed. Takes about as long as loading each checkpoint
+            decode: Also decode every compressed chunk and hash the result: proves that the writer
+                encoded the right bytes. Takes about as long as loading each checkpoint
                 and implies `deep`.
-            heads: A local file that `write_heads` wrote, of this registry or of one that it is a
-                mirror of: a log that is shorter than there, another one or gone is an error.
-            write_heads: A local file for the heads of all runs; written where no error was found.
+            heads: A local file that `write_heads` wrote, for this registry or its original: a log
+                that is shorter than there, different or gone is an error.
+            write_heads: A local file for the heads of all runs; written if no error was found.
             progress: Called with the number of bytes checked so far.
 
         Returns:

@@ -47,7 +47,7 @@ class Release(Stored):
 
     @property
     def record(self) -> Pin:
-        """What the run's log says of it."""
+        """The record in the run's log."""
         return self._pin
 
     @property
@@ -62,7 +62,7 @@ class Release(Stored):
 
     @property
     def published(self) -> datetime:
-        """When it was published, by the publisher's clock, held within the years 1 to 9999."""
+        """When it was published, by the publisher's clock; limited to the years 1 to 9999."""
         return moment(self._pin.time_ms)
 
     @property

@@ -112,7 +112,7 @@ def _first_whole(
         try:
             state = load_to_train(checkpoint, map_location)
         except BeyondLimit:
-            raise  # it may well be whole: an older one is not to take its place unasked
+            raise  # it may be whole, so do not silently restore an older one
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _LetGo from error

@@ -33,7 +33,7 @@ class Verdict:
 
 
 class RetentionPlan:
-    """What retention does with a run. The reasons of what stays are put together when asked for.
+    """The plan of retention for a run. The reasons of kept checkpoints are computed on request.
 
     Args:
         groups: Every phase and tier that has checkpoints.
@@ -55,12 +55,12 @@ class RetentionPlan:
 
     @cached_property
     def kept(self) -> tuple[Verdict, ...]:
-        """What stays, in log order."""
+        """The kept checkpoints, in log order."""
         return self._verdicts(stays=True)
 
     @cached_property
     def evicted(self) -> tuple[Verdict, ...]:
-        """What goes, in log order."""
+        """The checkpoints to evict, in log order."""
         return self._verdicts(stays=False)
 
     def _verdicts(self, *, stays: bool) -> tuple[Verdict, ...]:
@@ -134,7 +134,7 @@ class _Group:
         self.tier = tier
         self.policy = policy
         self.line = state.by_class.get((phase, tier, False), ())
-        # What training went back behind goes before what it goes on from.
+        # Superseded checkpoints are evicted before those of the current line.
         self.numbers = (*state.by_class.get((phase, tier, True), ()), *self.line)
         self.monitors = state.spec.phase(phase).monitors
 
@@ -149,7 +149,7 @@ class _Group:
         policy = self.policy
         if policy.all:
             return []
-        # Every save comes by here: nothing is put into words, and most members are not looked at.
+        # Every save runs this: no reasons are computed, and most members are skipped.
         candidates, last = self.numbers, set[int]()
         if policy.counts_protected:
             last = self.last
@@ -171,7 +171,7 @@ class _Group:
         return going
 
     def _is_back(self, record: CheckpointRecord) -> bool:
-        """Return whether retention lets a member alone because it was brought back by hand."""
+        """Return whether a member stays because it was brought back by hand."""
         return record.recovered and not self.overridden and not record.superseded
 
     def reasons(self, record: CheckpointRecord) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class _Group:
 
     @cached_property
     def protected(self) -> dict[int, list[str]]:
-        """What keeps checkpoints by their names, whatever the policy says."""
+        """The reasons that keep checkpoints whatever the policy says, by number."""
         state = self.state
         found: dict[int, list[str]] = {}
         key = self.phase, self.tier
@@ -215,7 +215,7 @@ class _Group:
 
     @cached_property
     def waiting(self) -> dict[int, str]:
-        """The newest that lack a metric; what went since counts, for it came."""
+        """The newest that lack a metric; evicted ones count towards `wait`."""
         wait = self.policy.wait
         if not wait:
             return {}
@@ -282,7 +282,7 @@ class _Group:
             yield f"for {policy.for_days} days"
 
     def why_it_goes(self, record: CheckpointRecord) -> str:
-        """Return why a member does not stay."""
+        """Return why a member is evicted."""
         policy = self.policy
         wanted = [
             f"last {policy.last}" if policy.last else "",

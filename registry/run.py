@@ -60,11 +60,11 @@ class Run(RunView):
                 raise
             self._trainer.leave("completed")
             return
-        # The caller's own error must come through; what the store says to this is only told.
+        # The caller's own error must be raised; an error of the store is only logged.
         try:
             self._trainer.settle()
         except RegistryError as said:
-            _LOGGER.error("%s: the save under way failed: %s", self.id, said)
+            _LOGGER.error("%s: the running save failed: %s", self.id, said)
         left: RunStatus = "failed" if issubclass(kind, Exception) else "interrupted"
         try:
             self._trainer.leave(left)
@@ -78,8 +78,8 @@ class Run(RunView):
 
         Args:
             state: A dict of whatever the training program wants back, tensors and plain values
-                nested at will; objects with `state_dict()` are taken by it. Parts of it that change
-                before this returns are kept as they were at some moment meanwhile.
+                nested at will; objects with `state_dict()` are taken by it. If parts of it change
+                before this returns, each is stored as it was at some moment during the call.
             step: Training step, update or epoch that the state belongs to.
             **options: Any of
 
@@ -175,8 +175,8 @@ class Run(RunView):
         """Keep a state in the background; return once it has been copied.
 
         The copy goes to host memory that is used again from save to save. One save is under way
-        at a time: the next one waits for it, and raises what it failed with. So does the end of the
-        program, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost there is told
+        at a time: the next one waits for it, and raises its error. The end of the program waits for
+        it, too, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged
         as an error on the logger `holdfast`, and the exit status is 120.
 
         Args and errors are those of `save`.

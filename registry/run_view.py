@@ -53,7 +53,7 @@ class RunView:
     def manifest(self) -> RunManifest:
         """The run as far as this handle has read its log; `refresh` reads on.
 
-        Of evicted checkpoints and entries of the pool it has the numbers alone; `full_manifest` has
+        It has only the numbers of evicted checkpoints and entries of the pool; `full_manifest` has
         their records.
         """
         return self._log.state
@@ -61,7 +61,7 @@ class RunView:
     def full_manifest(self) -> RunManifest:
         """Return the manifest with the records of everything that was ever evicted.
 
-        The log is read from its beginning for it.
+        This reads the log from its beginning.
         """
         return self._log.history()
 
@@ -196,9 +196,9 @@ class RunView:
         return Stored(self._store, self._log, found.manifest, found.ref)
 
     def evicted(self) -> list[Checkpoint]:
-        """Return the checkpoints that retention let go, as of now, oldest first.
+        """Return the checkpoints that are evicted now, oldest first.
 
-        The log is read from its beginning for them.
+        This reads the log from its beginning.
         """
         self._log.refresh()
         return [self._checkpoint(one) for one in self._log.history().evicted]
@@ -311,12 +311,12 @@ class RunView:
         are any, without waiting. Its halves are `fetch()`, which a thread may do while the model is
         in use, and `swap()`, which copies.
 
-        Whoever writes to the model between checkpoints, in whatever way, loses it to the next one:
-        the model is then what the checkpoint is, bit for bit. To know that, each checkpoint hashes
-        what it leaves as it is, and bases of deltas with what is made of them; where torch counted
-        a write, or cannot count, in arrays of NumPy and tensors made in inference mode, everything.
-        A program that never writes past torch's counter (by way of `.data` or foreign kernels) may
-        spare that with `rehash=False`. Nobody may write to the model while weights are put into it.
+        The next checkpoint overwrites everything that the program wrote to the model: afterwards
+        the model equals the checkpoint, bit for bit. To ensure that, each step hashes the chunks
+        that it does not replace, and the results of deltas. It hashes whole tensors if torch has
+        counted a write, or cannot count (NumPy arrays, tensors made in inference mode). A program
+        that never bypasses torch's counter (through `.data` or foreign kernels) may skip that with
+        `rehash=False`. Nobody may write to the model while weights are put into it.
 
         Args:
             model: An object with `state_dict()`, or a dict of tensors or arrays, on any device.
@@ -327,8 +327,8 @@ class RunView:
             latest_only: Go straight to the newest checkpoint; the model is then at what `latest`
                 gives, also when training goes back. `False`: every checkpoint that is kept, in log
                 order.
-            rehash: Which weights to hash before each checkpoint although nothing says that they
-                were written to: those that it leaves as they are, all (`True`), or none (`False`).
+            rehash: Which weights without counted writes to hash before each checkpoint: by default
+                those that it does not replace; all (`True`), or none (`False`).
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
             longest_poll_s: At most so long.

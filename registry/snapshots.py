@@ -1,7 +1,7 @@
 """Snapshots of a run: its compact replay as a file, so that opening it need not read its whole log.
 
-Owns the format, what an old one may still be used for, when one is due, and writing one without
-encoding again what has not changed. A snapshot is a cache: whatever does not fit is passed over.
+Owns the format, the use of older formats, when a snapshot is due, and writing one without encoding
+unchanged records again. A snapshot is a cache: one that does not fit is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from registry.state import RunManifest, Slot
 from registry.state.coherence import is_coherent
 from registry.store import Store
 
-#: A run of many checkpoints has one slot between snapshots for so many of them, up to a bound.
+#: A run has one slot between snapshots for each of so many checkpoints, up to a bound.
 _KEPT_PER_SLOT = 16
 _SLOTS_AT_MOST = 1024
 #: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
@@ -59,7 +59,7 @@ class Snapshots:
         return found
 
     def read(self, slot: int) -> Sequence[bytes] | None:
-        """Return the header and the body of a snapshot, or `None` where it is none."""
+        """Return the header and the body of a snapshot, or `None` if it is invalid."""
         key = snapshot_key(self._run_id, slot)
         try:
             lines = split_lines(self._store.backend.get(key), where=key)
@@ -68,7 +68,7 @@ class Snapshots:
         return lines if len(lines) == 2 else None
 
     def parse(self, lines: Sequence[bytes], slot: Slot) -> RunManifest | None:
-        """Return the run after a slot, or `None` where the snapshot does not fit it."""
+        """Return the run after a slot, or `None` if the snapshot does not fit the slot."""
         header, body = lines
         versions = (REPLAY_VERSION, *COMPLETE_VERSIONS)
         if header not in [snapshot_header(slot, version) for version in versions]:
@@ -88,8 +88,8 @@ class Snapshots:
     def is_due(self, state: RunManifest, every: int) -> bool:
         """Return whether the log has grown by `every` slots, or by more for a larger snapshot.
 
-        So what is written for each slot is bounded however many checkpoints the run keeps, and so
-        is the number of slots that are read when it is opened.
+        So the bytes written for each slot are bounded, however many checkpoints the run keeps, and
+        so is the number of slots that opening it reads.
         """
         for_size = min(len(state.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
         return state.next_slot - 1 - self.newest >= max(every, for_size)
@@ -116,7 +116,7 @@ class Snapshots:
         self, records: Sequence[Record], before: dict[int, tuple[Record, bytes]]
     ) -> Iterator[bytes]:
         for record in records:
-            # A number is given to another object only once this one is gone: so it is held as well.
+            # Keep the object: its id could be reused after it is freed.
             known = before.get(id(record)) or (record, record.encode())
             self._lines[id(record)] = known
             yield known[1]

@@ -44,12 +44,12 @@ REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 WRITER_VERSION = 1
 #: Manifests and placements kept parsed in a handle, each.
 _KEPT = 32
-#: Their content is kept up to so many bytes, beside the newest one; as objects it takes more.
+#: Bytes of content that are kept besides the newest; as objects they take more memory.
 _KEPT_BYTES = 32 * 2**20
 #: Tables of packs, of which one state with deltas can need many.
 _KEPT_TABLES = 256
 
-#: Objects for which the reserve is given up first: a slot, and folders for it.
+#: Files of the reserve that are freed first: for a slot, and folders for it.
 _LEAST_GIVEN = 4
 
 _T = TypeVar("_T")
@@ -84,9 +84,9 @@ class Store:
         backend: Where the bytes live.
         config: What `registry.json` says.
         pools: The handle's threads.
-        blocks: The memory that it copies to what it saves.
+        blocks: The memory for the copies of saves.
         cache: Chunks on a local disk, if they are kept.
-        heads: How far its logs went when they were seen before, if that is remembered.
+        heads: The heads of its logs that were seen before, if they are remembered.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class Store:
         self._is_prepared = False
 
     def prepare_writing(self) -> None:
-        """Do what the first write of a handle waits for, once.
+        """Prepare the first write of a handle, once.
 
-        The folders that all runs share are looked at for symbolic links, by their names alone; what
-        lies deeper is looked at by whoever writes there. And the reserve is filled up.
+        Check the folders that all runs share for symbolic links, only the names directly in them;
+        a write checks its own path. Then fill the reserve.
 
         Raises:
             StoreUnsuitable: There is a link; nothing was written.
@@ -124,9 +124,9 @@ class Store:
             self._is_prepared = True
 
     def with_reserve(self, write: Callable[[], _T]) -> _T:
-        """Write what helps to free space; on a full store the reserve is given up for it.
+        """Run a write that helps to free space; on a full store free the reserve for it.
 
-        A little first, and then always more: a collection needs it after an eviction.
+        First a little, then more each time: a collection after an eviction needs the rest.
         """
         most = _LEAST_GIVEN
         while True:
@@ -209,7 +209,7 @@ class Store:
             ) from error
 
     def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
-        """Keep what was just read or written, so that it need not be read again."""
+        """Keep an object that was just read or written, so that it need not be read again."""
         if isinstance(value, Manifest):
             self._keep(self._manifests, key, value)
             self._lighten(self._manifests)
@@ -260,7 +260,7 @@ class Store:
 
 
 def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
-    """Verify and parse a manifest, and hold its skeletons against its tensors.
+    """Verify and parse a manifest, and check its skeletons against its tensors.
 
     Raises:
         IntegrityError: It is damaged, or another one, or a skeleton does not fit.
@@ -276,7 +276,7 @@ def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
                 where=f"{key}: {error.where}",
                 expected=error.expected,
                 found=error.found,
-                hint="Nothing can load it: go on from another checkpoint.",
+                hint="It cannot be loaded: continue from another checkpoint.",
             ) from error
     return manifest
 

@@ -111,7 +111,7 @@ class Stored:
         return None
 
     def eviction(self) -> str | None:
-        """Return by which commit, when and why it was let go, where the log says so of it."""
+        """Return the commit, time and reason of its eviction, if the log has one."""
         return None
 
     @property
@@ -177,7 +177,7 @@ class Stored:
         through one staging tensor otherwise. Plain values of the checkpoint are left alone. A
         tensor that was saved with less precision fits a target of the type that it is stored in,
         and of the one that it had before, where it is widened exactly. Nobody else may write to the
-        target meanwhile: what is there in the end would be neither's.
+        target meanwhile: the result would be a mixture.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
@@ -337,7 +337,7 @@ class Stored:
         return aside
 
     def _check_lists(self, manifest: Manifest) -> None:
-        """Hold the claimed sizes of digest lists against the packs, before memory is taken."""
+        """Check the claimed lengths of digest lists against the packs, before memory is taken."""
         if manifest.chunk_lists:
             self._relocated(
                 lambda place: check_lists(manifest, self._store.placement(place.placement_key))

@@ -92,7 +92,7 @@ def sync(
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place.
         IntegrityError: Something of the source is damaged or gone; it is not passed on.
-        RolledBack: A run here or there is not what this machine has seen of it before.
+        RolledBack: The log of a run, here or there, went back since this machine has seen it.
     """
     with ExitStack() as stack:
         source, destination = _opened(src, stack), _opened(dst, stack)
@@ -190,7 +190,7 @@ class _RunCopy:
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._state = log.fold(slots)
         log.check_head(slots)
-        # A commit that the source could still lose would make another one out of its next.
+        # If the source lost a copied commit, its next commit would differ from the copy.
         log.make_durable()
 
     def _missing(self, state: RunManifest) -> Sequence[bytes]:

@@ -4,7 +4,7 @@ Rules W1 to W5 of docs/spec.md, "Collecting garbage": the run exists before the 
 an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
 met while committing moves the epoch and asks for every choice to be made again; what a manifest
 live in this run's own replay uses needs no check while the commit lands right after that replay.
-What others put is made durable before a commit rests on it. Saving, syncing and everything
+Objects of other writers are made durable before a commit uses them. Saving, syncing and everything
 later that names an object goes through `Writer`.
 """
 
@@ -87,7 +87,7 @@ class Writer:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
-        # Chosen for a commit to come, and put by this writer or made durable since it saw them.
+        # Chosen for the next commit, and put by this writer or made durable since it saw them.
         self._durable: set[ObjectKey] = set()
         self.log = log
         self.distrusted: set[ObjectKey] = set()
@@ -196,9 +196,9 @@ class Writer:
             raise Condemned(refused)
 
     def _make_durable(self, state: RunManifest, choice: Choice) -> None:
-        """Make durable what somebody else put and no place that was read covers (W5).
+        """Make chosen objects of other writers durable that no place covers (W5).
 
-        Whoever put it may have died before that. What a place covers its author made durable.
+        Their writer may have died before its sync. The author of a place made its objects durable.
         """
         seen = choice.unproven(state) - self._durable
         if seen:
@@ -207,10 +207,10 @@ class Writer:
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:
-    """Refuse to write what cannot fit, before a part of it is written.
+    """Raise if some bytes cannot fit, before any of them are written.
 
     Raises:
-        StoreFull: The store has less space, and says so.
+        StoreFull: The store reports less space.
     """
     free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:
@@ -219,11 +219,11 @@ def check_room(backend: Backend, needed_bytes: int) -> None:
         free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:
         raise StoreFull(
-            "it does not fit into the space that is left",
+            "not enough free space",
             where=backend.url,
             expected=f"{needed_bytes} bytes free",
             found=f"{free_bytes} bytes free",
-            hint="Evict checkpoints (`holdfast prune`) and collect what nothing needs (`holdfast "
+            hint="Evict checkpoints (`holdfast prune`) and collect unneeded objects (`holdfast "
             "gc --grace 0`), or free space in another way. Nothing was committed.",
         )
 

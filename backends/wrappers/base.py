@@ -67,7 +67,7 @@ class Wrapper(Backend):
         self.inner.delete(key)
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Return when objects that were seen would survive a loss of power."""
+        """Make objects durable that other processes put."""
         self.inner.make_durable(keys)
 
     def keeps_versions(self) -> bool | None:
@@ -87,7 +87,7 @@ class Wrapper(Backend):
         return self.inner.free_bytes()
 
     def keep_reserve(self, below: str) -> None:
-        """Set some space aside for when the store is full."""
+        """Set some space aside for a full store."""
         self.inner.keep_reserve(below)
 
     def give_up_reserve(self, most: int | None = None) -> int:
@@ -119,7 +119,7 @@ class ReadOnly(Wrapper):
         self._refuse("unfinished files")
 
     def keep_reserve(self, below: str) -> None:
-        """Set nothing aside, and do not complain: nobody asks for more than what is possible."""
+        """Set nothing aside; callers accept that."""
 
     def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
         """Refuse."""

@@ -125,7 +125,7 @@ class Faulty(Wrapper):
         self._act(lambda: self.inner.delete(key))
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Return when objects that were seen would survive a loss of power; counts as a read."""
+        """Make objects durable that other processes put; counts as a read."""
         self._read(lambda: self.inner.make_durable(keys))
 
     def keeps_versions(self) -> bool | None:

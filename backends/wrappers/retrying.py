@@ -92,7 +92,7 @@ class Retrying(Wrapper):
         self._retry(lambda: self.inner.delete(key))
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Return when objects that were seen would survive a loss of power."""
+        """Make objects durable that other processes put."""
         seen = list(keys)
         self._retry(lambda: self.inner.make_durable(seen))
 

@@ -80,7 +80,7 @@ def lock_folder(fd: int) -> Iterator[None]:
     """Hold the lock of an open folder.
 
     Raises:
-        TimeoutError: It was not to be had.
+        TimeoutError: Others held it too long.
     """
     until = time.monotonic() + PATIENCE_S
     while True:
@@ -193,7 +193,7 @@ class CacheFolder:
         """Hold the lock.
 
         Raises:
-            TimeoutError: It was not to be had.
+            TimeoutError: Others held it too long.
         """
         with lock_folder(self.fd):
             yield

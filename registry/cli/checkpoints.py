@@ -32,7 +32,7 @@ _LS = (
     Column("age", is_number=True),
     Column("marks", folds=True),
 )
-#: Stands for the checkpoints of a run that cannot be read.
+#: The row of a run that cannot be read.
 _DAMAGED_ROW = ("-", "-", "-", "-", "", "-", DAMAGED)
 _COMPONENTS = (
     Column("component", folds=True),
@@ -93,7 +93,7 @@ def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
 
 
 def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> None:
-    """Say that there is nothing to show, and how much is not shown."""
+    """Say that there are no checkpoints, and how many are not shown."""
     gone = sum(run.manifest.count for run in runs) - shown
     if not shown and none:
         output.note("no checkpoints" if gone else "no checkpoints yet")

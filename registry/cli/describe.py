@@ -23,14 +23,14 @@ _ENCODED = ("config", "meta")
 
 
 def iso(time_ms: int) -> str | int:
-    """Return a time as JSON has it: ISO 8601, UTC; beyond the calendar the log's milliseconds."""
+    """Return a time for JSON: ISO 8601, UTC; outside the calendar the log's milliseconds."""
     if not is_dated(time_ms):
         return time_ms
     return moment(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def time_ms_of(said: str | int) -> int:
-    """Return the time of the log that `iso` wrote."""
+    """Return the time in milliseconds; the reverse of `iso`."""
     return said if isinstance(said, int) else int(datetime.fromisoformat(said).timestamp() * 1000)
 
 
@@ -202,7 +202,7 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
 
 
 def source(run: Run, n: int | None) -> str | None:
-    """Return the name of the checkpoint that something was cut from, if the run knows of it."""
+    """Return the name of the checkpoint that something was made from, if the run knows it."""
     return run.find(n).ref if n in run.manifest.by_n else None
 
 
@@ -314,7 +314,7 @@ def _action(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(encoded: Any) -> Any:
-    """Return a value of the log; as it is encoded where only another program can rebuild it."""
+    """Return a value of the log; in its encoded form if only another program can rebuild it."""
     try:
         return None if encoded is None else decode_plain(encoded)
     except IncompatibleState:

@@ -86,7 +86,7 @@ def _tell_fault(error: Exception, *, debug: bool) -> None:
 
 
 def _trace(error: Exception) -> None:
-    # The errors of other libraries, which ours come from, repeat what they were given as it is.
+    # Errors of other libraries, the causes of ours, repeat their input without escaping it.
     print(printable("".join(traceback.format_exception(error)), spare="\n"), file=sys.stderr)
 
 

@@ -162,7 +162,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
 
 
 def _of(refs: Mapping[int, str], n: int) -> str:
-    """Return the name of a checkpoint; the log may name one that the run does not know of."""
+    """Return the name of a checkpoint; the log may name one that the run does not have."""
     return refs.get(n, f"the checkpoint of commit {n}")
 
 

@@ -1,4 +1,4 @@
-"""Several runs told of together: one that cannot be read is shown as damaged and hides no other."""
+"""List several runs: a run that cannot be read is shown as damaged and does not hide the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _T = TypeVar("_T")
 
 
 class Listing:
-    """The runs of a registry, told of one by one.
+    """The runs of a registry, for a listing.
 
     Args:
         opened: The registry.
 
     Attributes:
-        damaged: What is wrong with runs that cannot be read, or not be told of, by name.
+        damaged: The errors of runs that cannot be read or described, by name.
     """
 
     def __init__(self, opened: Registry) -> None:
@@ -32,7 +32,7 @@ class Listing:
         self.damaged: dict[str, RegistryError] = {}
 
     def runs(self) -> list[Run]:
-        """Return the runs that can be read; a stray folder among them is named on stderr."""
+        """Return the runs that can be read; name stray folders among them on stderr."""
         found = []
         for name in self._opened.runs():
             try:
@@ -45,7 +45,7 @@ class Listing:
         return found
 
     def told(self, runs: Iterable[Run], tell: Callable[[Run], _T]) -> dict[str, _T]:
-        """Return what is to be told of each run by name; one of which nothing can be is damaged."""
+        """Describe each run, by name; a run that cannot be described counts as damaged."""
         found = {}
         for run in runs:
             try:
@@ -56,19 +56,19 @@ class Listing:
 
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):
-            raise error  # of the other runs nothing would be told either
+            raise error  # the other runs would fail in the same way
         self.damaged[name] = error
 
     def finish(self) -> None:
-        """End the command with the status of damage, where there is any."""
+        """If there is damage, end the command with its exit status."""
         end(self.damaged)
 
 
 def end(damaged: Mapping[str, RegistryError]) -> None:
-    """Tell of runs that could not be read on stderr, and end the command with a status for it.
+    """Report runs that could not be read on stderr, and end the command with an exit status.
 
     Raises:
-        Exit: There are any. The status is that of damage, or of the first error where none is that.
+        Exit: There are some. The status is that of damage, or of the first error if none is damage.
     """
     for name, error in damaged.items():
         output.note(f"damaged: {name}: {error.summary}")

@@ -48,7 +48,7 @@ def verify(
         bool,
         typer.Option(
             "--decode",
-            help="Decode every compressed chunk, too, and hash what comes of it; implies --deep.",
+            help="Also decode every compressed chunk and hash the result; implies --deep.",
         ),
     ] = False,
     heads: Annotated[
@@ -56,7 +56,7 @@ def verify(
         typer.Option(
             "--heads",
             metavar="FILE",
-            help="Hold each log against the heads in FILE: shorter, another one or gone is wrong.",
+            help="Check each log against FILE: it must not be shorter, different or gone.",
         ),
     ] = None,
     write_heads: Annotated[
@@ -163,23 +163,23 @@ def _print_finding(finding: Finding) -> None:
 
 def trust(
     url: Annotated[
-        str | None, typer.Argument(metavar="URL", help="The registry; -r without it.")
+        str | None, typer.Argument(metavar="URL", help="The registry; by default that of -r.")
     ] = None,
     registry: options.OptionalRegistry = None,
     *,
     json: options.Json = False,
 ) -> None:
-    """Accept a registry that went back, or was replaced: forget the heads that were seen of it."""
+    """Accept a registry that went back, or was replaced: forget its heads."""
     place = url or registry
     if place is None:
-        raise typer.BadParameter("no URL is given, neither here nor in HOLDFAST_REGISTRY")
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
     shown, forgotten = parse(place).url, trust_registry(place)
     if json:
         output.document({"url": shown, "forgotten": forgotten})
     elif forgotten:
-        output.line(f"trusted: {shown}; what this machine sees of it next is what counts")
+        output.line(f"trusted: {shown}; this machine has forgotten its old heads")
     else:
-        output.line(f"nothing was remembered of {shown}")
+        output.line(f"no heads were remembered for {shown}")
 
 
 def repair(

@@ -114,8 +114,8 @@ class Following(Iterator[Checkpoint]):
     def fetch(self) -> Checkpoint | None:
         """Have newer weights ready for `swap`, if there are any now; the model is only read.
 
-        A thread of its own may do this while the model is in use: `swap` then only hashes what it
-        leaves as it is, and copies what changed.
+        Another thread may do this while the model is in use: `swap` then only hashes the chunks
+        that stay, and copies those that changed.
 
         Returns:
             Their checkpoint; `None` if the model has the newest already.
@@ -142,7 +142,7 @@ class Following(Iterator[Checkpoint]):
     def swap(self) -> Checkpoint | None:
         """Put into the model what `fetch` has made ready.
 
-        Where the model was written to since, more may be fetched first.
+        If the model was written to since, this may fetch more first.
 
         Returns:
             The checkpoint; `None` if nothing is ready.

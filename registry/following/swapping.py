@@ -103,9 +103,9 @@ class SwappedModel:
         model: An object with `state_dict()`, or a dict of tensors or arrays.
         component: The component that the model stands for; without it its keys are components.
         strict: Whether a path that only one side has is an error; that all are is one always.
-        rehash: What is hashed of tensors that have the mark that was left on them: everything,
-            nothing, or with `None` what would be left as it is. Where writes are not counted, that
-            is everything, too.
+        rehash: What to hash in tensors without counted writes: everything (`True`), nothing
+            (`False`), or the chunks that would not be replaced (`None`; everything if writes cannot
+            be counted).
 
     Attributes:
         changed: Paths of the tensors that the last exchange wrote to.
@@ -210,11 +210,11 @@ class SwappedModel:
         return made
 
     def _survey(self, exchange: Exchange, rehash: bool | None) -> None:
-        """Find out what the model holds: by what is known of it, by hashing where nothing is.
+        """Find the digests of the chunks in the model: known ones, or by hashing.
 
-        What is known may be wrong: not every write is counted. A chunk that is to be replaced may
-        be another than is known; as the base of a delta it is hashed with what is made of it. One
-        that is to stay is hashed here, or the model would be told to be what it is not.
+        A known digest may be wrong, since not every write is counted. That is harmless for a chunk
+        that is replaced; if it is the base of a delta, the result is hashed. A chunk that stays is
+        hashed here, or the model could differ from the checkpoint.
         """
         marks = {path: resident.mark() for path, resident in exchange.residents.items()}
         held: dict[str, list[Digest | None]] = {}

@@ -129,7 +129,7 @@ class Watch(Iterator[Checkpoint]):
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
-                self._log.make_durable()  # or what others have done could be to do again
+                self._log.make_durable()  # or work of others could be lost and needed again
                 raise StopIteration
             if state.next_slot > before:
                 self._patience.encourage()
@@ -175,7 +175,7 @@ class Watch(Iterator[Checkpoint]):
     def _take(self) -> CheckpointRecord | None:
         """Acknowledge what is held and claim what comes next, both in one commit."""
         if self._held is None and next(self._free(self._log.state), None) is None:
-            return None  # nothing to say: whoever waits asks for the next slot and no more
+            return None  # the caller then only asks for the next slot
         taken: CheckpointRecord | None = None
 
         def compose(state: RunManifest) -> Sequence[Action] | None:

@@ -84,7 +84,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise ValueError(f"{twice[:80]!r} stands twice")
+        raise ValueError(f"{twice[:80]!r} is there twice")
     return found
 
 

@@ -85,7 +85,7 @@ def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
         raise no_room(error, str(path), size_bytes) from error
     if error.errno == errno.EFBIG:
         raise StoreFull(
-            "the file system, or a limit of this process, allows no file of this size",
+            "the file is too large for the file system or for a limit of this process",
             where=path,
             found=f"{size_bytes} bytes",
             hint="Raise the limit (ulimit -f), or write to another file system.",

@@ -24,13 +24,13 @@ from registry.limits import check_bytes, max_record_bytes
 
 #: Values that a file may unfold to when each shared list is counted wherever it is used.
 MAX_VALUES = 20_000_000
-#: Bytes of memory that a byte of a pickle makes, and more that one makes of which a list, a dict or
-#: a set comes.
+#: Bytes of memory for each byte of a pickle, and the extra for a byte that makes a list, a dict or
+#: a set.
 _PICKLED_BYTES = 8
 _CONTAINER_BYTES = 64
 _CONTAINERS = (b"]", b"}", b"\x8f")
-#: Views that tensors may be of the bytes in the file, in multiples of its size, where they are more
-#: than a record may take.
+#: The most bytes of views on the data of a file, in multiples of its size, if that is more than the
+#: bound of a record.
 _MAX_SHARING = 16
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)")
 _KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
@@ -96,7 +96,7 @@ def _check_archive(file: BinaryIO, path: Path) -> int:
 
 
 def _check_objects(pickles: Iterable[bytes], path: Path) -> None:
-    """Refuse what would make more objects than there is memory for: a byte can make a list."""
+    """Refuse a pickle whose objects would take too much memory: one byte can make a list."""
     wanted = sum(
         len(data) * _PICKLED_BYTES + sum(map(data.count, _CONTAINERS)) * _CONTAINER_BYTES
         for data in pickles

@@ -107,11 +107,10 @@ class _Folder:
         return arrays, groups, root
 
     def check_strays(self, arrays: Mapping[str, ArrayNode]) -> None:
-        """Note which chunks are there, and refuse files that would be passed over.
+        """Note which chunks are there, and refuse files that would be ignored.
 
-        Those may be of an array that lost its metadata.
-
-        Metadata of version 2 beside that of version 3 is known to be passed over.
+        Such files may belong to an array that lost its metadata. Only metadata of version 2 beside
+        that of version 3 may be ignored.
         """
         strays = sorted(name for name in self.files if not self._belongs(name, arrays))
         if not strays:

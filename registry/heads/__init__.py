@@ -1,9 +1,9 @@
 """Heads that were seen before: how far each run's log went, and its last commit.
 
-A digest proves that bytes belong together. It does not prove that they are the newest: who can
-write to a store can put an older copy in place of a log. A reader notices that only by what it
-remembers. `record` has the record and its file, `folder` the place where a user's files are kept,
-`memory` what an open registry remembers.
+A digest proves that bytes belong together. It does not prove that they are the newest: anybody who
+can write to a store can replace a log by an older copy. A reader can notice that only if it
+remembers heads. `record` has the record and its file, `folder` the folder of a user's files,
+`memory` the heads of an open registry.
 """
 
 from __future__ import annotations

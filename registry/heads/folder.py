@@ -1,7 +1,7 @@
 """The folder in which a user's heads are kept: one file for each registry.
 
-Nothing depends on it: a file that cannot be read counts for nothing. Links are not followed, and
-what is in the way is left alone. Any number of processes share the folder.
+Nothing depends on it: a file that cannot be read is ignored. Links are not followed, and foreign
+files are left alone. Any number of processes can share the folder.
 """
 
 # Names in an open folder, which pathlib cannot express.
@@ -21,7 +21,7 @@ from registry.caching.cache_folder import OPEN, lock_folder, open_folder
 from registry.environment import host_name
 from registry.heads.record import MAX_FILE_BYTES
 
-#: Registries of which heads are kept; of more those go that were written longest ago.
+#: The most registries with heads; beyond that the files written longest ago are removed.
 MAX_FILES = 1000
 _SUFFIX = ".heads"
 _STAGED = ".new-"
@@ -42,8 +42,9 @@ def state_folder() -> str | None:
 def file_name(location: Location) -> str:
     """Return the name of a registry's file.
 
-    A folder is a place of this machine: another one that shares the user's home folder may have
-    another registry at the same path. So may another S3 server under the name of a bucket.
+    The name depends on the machine for a folder: another machine with the same home folder may have
+    another registry at the same path. It depends on the endpoint for a bucket: another S3 server
+    may have a bucket of the same name.
     """
     if location.scheme == "file":
         of = host_name()
@@ -89,7 +90,7 @@ def locked(path: str) -> Iterator[int]:
     """Open the folder at `path`, made if it is not there, and hold its lock.
 
     Raises:
-        OSError: It cannot be made or is another user's, or the lock was not to be had.
+        OSError: It cannot be made, belongs to another user, or others held the lock too long.
     """
     folder = open_folder(path, make=True)
     try:
@@ -100,7 +101,7 @@ def locked(path: str) -> Iterator[int]:
 
 
 def replace(folder: int, name: str, data: bytes) -> None:
-    """Replace a file atomically; wants the lock."""
+    """Replace a file atomically; the caller holds the lock."""
     is_new = not _exists(folder, name)
     staged = _STAGED + secrets.token_hex(8)
     fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN, 0o600, dir_fd=folder)
@@ -134,7 +135,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _tidy(folder: int) -> None:
-    """Remove the files that were written longest ago, beyond the bound, and what was abandoned."""
+    """Remove the oldest files beyond the bound, and abandoned temporary files."""
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,8 +1,8 @@
-"""What an open registry remembers of its logs: asked before one is believed, told afterwards.
+"""The heads that an open registry remembers: a log is checked against them, then they are updated.
 
 Heads are written to the user's state folder when the registry is closed, at the end of the
-program, and while it is open at most every half minute. Processes that share the folder add what
-they saw themselves to what is there; of one run the further head stays.
+program, and while it is open at most every half minute. Processes that share the folder add the
+heads that they saw themselves; for each run the head with more commits is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from registry.heads.record import Head, HeadLines, HeadsFile, advice
 
 #: The environment variable that turns remembering off: `0`.
 MEMORY = "HOLDFAST_HEADS"
-#: Runs of which heads are kept; of more those go that were noted longest ago.
+#: The most runs with heads; beyond that the heads noted longest ago are dropped.
 MAX_RUNS = 10_000
 _WRITE_EVERY_S = 30.0
 
@@ -52,7 +52,7 @@ class Heads:
         self._pid, self._lock = os.getpid(), RLock()
 
     def meet(self, registry_id: str, *, replace: bool = False) -> None:
-        """Hold the registry against the one that was here before.
+        """Check that the registry is the one that was here before.
 
         Args:
             registry_id: Its id.
@@ -70,7 +70,7 @@ class Heads:
                 where=self.url,
                 expected=self._kept.registry,
                 found=registry_id,
-                hint="Check the URL, and who may write there. If the registry was replaced on "
+                hint="Check the URL, and who can write there. If the registry was replaced on "
                 f"purpose, run `holdfast trust {self.url}`.",
             )
         self._kept, self._epoch = None, 0
@@ -88,14 +88,14 @@ class Heads:
             return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
 
     def missing(self, listed: Iterable[str]) -> list[str]:
-        """Return the runs that were seen and are not among those that are there now.
+        """Return the runs that were seen before and are gone now.
 
-        Seen before the registry was opened, that is: another thread may have begun one just now.
+        Only runs seen before the registry was opened: another thread may have begun one just now.
         """
         return sorted(self._kept.heads.keys() - set(listed)) if self._kept is not None else []
 
     def check_runs(self, listed: Iterable[str]) -> None:
-        """Refuse a registry in which a run is missing that was seen before.
+        """Raise if a run is gone that was seen before.
 
         Raises:
             RolledBack: One is.
@@ -110,7 +110,7 @@ class Heads:
         return self._epoch
 
     def check_epoch(self, epoch: int, seen: int = 0) -> None:
-        """Refuse a log of epochs that is shorter than it was, and remember how long it is.
+        """Raise if the log of epochs is shorter than before; otherwise remember its length.
 
         Args:
             epoch: The highest epoch that is there.
@@ -125,7 +125,7 @@ class Heads:
                 where=self.url,
                 expected=f"at least epoch {seen}",
                 found=f"epoch {epoch}",
-                hint=f"Nobody may write until it is back. {advice(self.url)}",
+                hint=f"Let nobody write until it is restored. {advice(self.url)}",
             )
         with self._held():
             if epoch > self._epoch:
@@ -140,7 +140,7 @@ class Heads:
             slots: How many slots its log has.
             commits: How many commits.
             link: Link to the last one.
-            slot: The slot that holds that one; `None` where the caller does not know.
+            slot: The slot that holds that commit; `None` if unknown.
         """
         with self._held():
             before = self.seen(run_id)
@@ -153,7 +153,7 @@ class Heads:
                 self._remember()
 
     def write(self) -> None:
-        """Add what was noted to the file; where that fails nothing is lost but the memory."""
+        """Add the noted heads to the file; a failure is ignored, and the heads are forgotten."""
         with self._held():
             if self not in _pending:
                 return
@@ -196,7 +196,7 @@ class Heads:
             self.write()
 
 
-#: Memories with something to write; one whose registry is never closed is written at the end.
+#: Memories with unwritten heads; they are written at the end if their registry is never closed.
 _pending: set[Heads] = set()
 
 
@@ -207,14 +207,14 @@ def _write_all() -> None:
 
 
 def recall(location: Location, *, wanted: bool = True) -> Heads | None:
-    """Return what is remembered of the registry at a place; `None` where nothing is to be.
+    """Return the heads of the registry at a place; `None` if none are to be remembered.
 
     Raises:
-        InvalidInput: The environment variable says neither yes nor no.
+        InvalidInput: The environment variable is neither 0 nor 1.
     """
     said = os.environ.get(MEMORY) or "1"
     if said not in ("0", "1"):
-        raise InvalidInput("neither yes nor no", where=MEMORY, expected="0 or 1", found=repr(said))
+        raise InvalidInput("neither 0 nor 1", where=MEMORY, expected="0 or 1", found=repr(said))
     path = folder.state_folder()
     if not wanted or said == "0" or location.scheme == "memory" or path is None:
         return None
@@ -222,7 +222,7 @@ def recall(location: Location, *, wanted: bool = True) -> Heads | None:
 
 
 def trust(url: str | os.PathLike[str]) -> bool:
-    """Accept a registry as it is now: forget the heads that this machine has seen of it.
+    """Accept a registry as it is now: forget its heads on this machine.
 
     Args:
         url: Where it is.
@@ -232,7 +232,7 @@ def trust(url: str | os.PathLike[str]) -> bool:
 
     Raises:
         InvalidLocation: The URL names no place.
-        InvalidInput: What is remembered cannot be removed.
+        InvalidInput: The file of heads cannot be removed.
     """
     name, path = folder.file_name(parse(url)), folder.state_folder()
     return path is not None and _forget(path, name)

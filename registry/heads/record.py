@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 64 * 2**20
 
 
 class Head(Record):
-    """How far the log of a run went.
+    """The head of a run: how far its log went.
 
     Attributes:
         run: The run.
@@ -46,18 +46,18 @@ class Head(Record):
         return other is None or (self.commits, self.slots) > (other.commits, other.slots)
 
     def skipped(self, snapshot: int) -> range:
-        """Return the slots that prove this head and that are not read from a snapshot on.
+        """Return the slots that prove this head and that are before the slots read anyway.
 
         Args:
             snapshot: The slot of the snapshot; slots are read from there on.
         """
         if self.slot is not None:
             return range(self.slot, min(self.slot + 1, snapshot))
-        # The next commit names the last one; it stands somewhere behind the slots that were seen.
+        # The next commit names the last one; it is somewhere after the slots that were seen.
         return range(self.slots, snapshot)
 
     def require(self, url: str, slots: int, commits: int, link: Digest | None) -> None:
-        """Refuse a log that does not go on from here.
+        """Raise if a log does not continue from this head.
 
         Args:
             url: Where the log is.
@@ -93,7 +93,7 @@ class _Header(Record):
     epoch: Annotated[int, Field(ge=0)] = 0
 
 
-#: A line of a run. There may be thousands, of which a reader wants one: they are parsed when asked.
+#: A line of a run. There may be thousands, and a reader needs one: each is parsed on request.
 _LINE = re.compile(
     rb'\{"commits":[1-9][0-9]{0,15},"head":"[0-9a-f]{64}",'
     rb'"run":"([A-Za-z0-9][A-Za-z0-9._-]{0,127})",'
@@ -128,7 +128,7 @@ class HeadLines(Mapping[str, Head]):
 
 @dataclass(frozen=True, slots=True)
 class HeadsFile:
-    """What was seen of one registry.
+    """The heads of one registry.
 
     Attributes:
         registry: Its id.
@@ -152,7 +152,7 @@ class HeadsFile:
         """Read the bytes of a file.
 
         Raises:
-            IntegrityError: They are not those of such a file, or a run stands there twice.
+            IntegrityError: It is not a valid file of heads, or names a run twice.
         """
         first, *rest = split_lines(data, where=where)
         header = _Header.parse(first, where=where)
@@ -170,7 +170,7 @@ class HeadsFile:
 def advice(url: str) -> str:
     """Return what to do about a log that went back."""
     return (
-        "Somebody put an older or another copy in its place, or deleted its newest slots: ask "
-        "who, and bring the log back from a backup. If it was meant, run "
+        "Somebody replaced it by an older or different copy, or deleted its newest slots: find out "
+        "who, and restore the log from a backup. If the change was intended, run "
         f"`holdfast trust {url}`."
     )

@@ -36,11 +36,11 @@ from registry.reading.lazy import Source
 
 #: Chunks kept decoded in a store, at most.
 _KEPT_BYTES = 64 * 2**20
-#: Chunks of a foreign array that zarr is asked for at once, at most.
+#: The most chunks of a foreign array that zarr is asked for at once.
 _CHUNKS_AT_ONCE = 4096
-#: The same for each that is there, since the others cost as much.
+#: The same for each present chunk, since absent chunks cost as much.
 _ABSENT_AT_ONCE = 64
-#: First chunk and the one behind the last, along each axis of a grid.
+#: The first chunk and the one after the last, along each axis of a grid.
 _Ranges = list[tuple[int, int]]
 #: Names of metadata, of either version.
 _DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
@@ -115,10 +115,10 @@ def _fill_parts(
     there: Sequence[tuple[int, ...]],
     chunk_shape: Sequence[int],
 ) -> Exception | None:
-    """Read chunks within ranges of the grid; return what was wrong with them, if anything was.
+    """Read chunks within ranges of the grid; return the error, if there was one.
 
-    zarr takes its time and memory for each chunk, also for those that are not there. So many are
-    read by halves, and of a half without any chunk only one is asked for.
+    zarr takes time and memory for each chunk, also for absent ones. So large ranges are read by
+    halves, and in a half without any chunk only one chunk is requested.
     """
     count = math.prod(stop - start for start, stop in ranges)
     part = _slices(ranges, chunk_shape)

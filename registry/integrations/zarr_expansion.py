@@ -1,9 +1,9 @@
-"""What a compressed chunk of a foreign Zarr array expands to, found out before zarr decodes it.
+"""Check how long a compressed chunk of a foreign Zarr array is, before zarr decodes it.
 
-Some bytes can stand for gigabytes, and codecs take memory for all that a chunk expands to before
-anybody compares it with the shape. So each chunk file is decompressed here first, by parts that are
-let go at once, until it is whole or longer than its array allows. Of a shard that is done with each
-chunk that its index names, as often as it is named, within a bound for each and one for them all.
+A few bytes can expand to gigabytes, and codecs take memory for the whole chunk before anybody
+compares it with the shape. So each chunk file is decompressed here first, in parts that are dropped
+at once, until it is whole or longer than its array allows. In a shard this is done for each chunk
+in the index, as often as the index names it, with a bound for each chunk and one for all of them.
 Nothing here needs zarr.
 """
 
@@ -27,9 +27,9 @@ _WIDEST = 16
 _SLACK_BYTES = 2**16
 #: The same for each chunk within a shard.
 _INNER_SLACK_BYTES = 2**8
-#: What the index of a shard says of a chunk that is not there.
+#: The entry of an absent chunk in the index of a shard.
 _ABSENT = 2**64 - 1
-#: Decompressed at once, and handed to a decompressor at once.
+#: Bytes that are decompressed at once, and given to a decompressor at once.
 _PART_BYTES = 2**20
 _FED_BYTES = 2**14
 #: Streams of bzip2 in a chunk, at most.
@@ -66,7 +66,7 @@ def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
 
 
 def can_expand(chunks: Chunks) -> bool:
-    """Return whether chunks can be longer when they are decoded than their files are."""
+    """Return whether decoded chunks can be longer than their files."""
     return chunks.compressor is not None or chunks.shard is not None
 
 
@@ -82,7 +82,7 @@ def _limit(chunks: Chunks) -> int:
 
 
 def _expanded(chunks: Chunks, data: bytes) -> Iterator[int]:
-    """Yield what a chunk expands to, part by part; nothing more once it turns out to be broken."""
+    """Yield the lengths of a decompressed chunk, part by part; stop if the chunk is broken."""
     data = data[: len(data) - chunks.trailer_bytes]
     if chunks.shard is not None:
         yield from _expanded_shard(chunks.shard, data)
@@ -122,10 +122,10 @@ def _bz2(data: bytes) -> Iterator[int]:
     for part in _fed(data):
         rest = part
         while rest or not stream.needs_input:
-            if stream.eof:  # several streams can stand one behind the other
+            if stream.eof:  # several streams can follow one another
                 stream, streams = bz2.BZ2Decompressor(), streams + 1
                 if streams > _MOST_STREAMS:
-                    yield _TOO_MUCH  # the codec copies all that follows at each
+                    yield _TOO_MUCH  # the codec copies the whole rest at each stream
             yield len(stream.decompress(rest, _PART_BYTES))
             rest = stream.unused_data if stream.eof else b""
             if stream.eof and not rest:
@@ -151,7 +151,7 @@ def _inflating() -> Any:
 
 
 def _fed(data: bytes) -> Iterator[bytes]:
-    """Yield the bytes by short parts: what a decompressor leaves of one is copied each time."""
+    """Yield the bytes in short parts: a decompressor copies the rest of a part each time."""
     for start in range(0, len(data), _FED_BYTES):
         yield data[start : start + _FED_BYTES]
 

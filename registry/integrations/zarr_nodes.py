@@ -70,9 +70,9 @@ class Chunks:
 
     Attributes:
         shape: Axis lengths; every one at least 1.
-        compressor: What decodes the bytes of one, if it can make much of little.
-        trailer_bytes: Length of checksums behind what the compressor, or the shard, made.
-        shard: How one is divided, if it is a shard.
+        compressor: The codec of a chunk, if its output can be longer than its input.
+        trailer_bytes: Length of the checksums after the compressed bytes, or after the shard.
+        shard: How a chunk is divided, if it is a shard.
     """
 
     shape: tuple[int, ...]
@@ -83,14 +83,14 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A chunk that is divided into others, with an index of where each of them lies.
+    """A chunk that is divided into smaller ones, with an index of their places.
 
     Attributes:
-        count: How many they are.
+        count: The number of inner chunks.
         inner: How they are encoded.
-        is_index_last: Whether the index stands behind them, and not before.
-        byte_order: Of the numbers in it, as `struct` spells it.
-        index_trailer_bytes: Length of checksums behind them.
+        is_index_last: Whether the index is after the chunks, and not before.
+        byte_order: Byte order of the index, as `struct` spells it.
+        index_trailer_bytes: Length of the checksums after the index.
     """
 
     count: int
@@ -147,7 +147,7 @@ class ArrayNode:
         return separator.join([first] * bool(first) + [str(n) for n in position]) or "0"
 
     def position(self, key: str) -> tuple[int, ...] | None:
-        """Return the position in the grid of a chunk by its key; None if it is none of a chunk."""
+        """Return the position of a chunk in the grid by its key; None if it is no chunk's key."""
         first, separator = self.naming
         steps = key.split(separator)
         if first and steps.pop(0) != first:
@@ -288,7 +288,7 @@ def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, 
 
 
 def _chunks(where: str, codecs: object, shape: tuple[int, ...], depth: int = 0) -> Chunks:
-    """Check a chain of codecs; return how chunks of a shape are encoded by it."""
+    """Check a chain of codecs; return how it encodes chunks of a shape."""
     if not isinstance(codecs, list) or depth > _MAX_SHARDS:
         _broken(where, "codecs are no list, or nest too deeply", "a list", codecs)
     checked = [_check_codec(where, codec, "name", _CODECS) for codec in codecs]
@@ -315,7 +315,7 @@ def _shard(
         _broken(where, "a shard that is no whole number of chunks", list(shape), list(part))
     names = [codec["name"] for codec in index]
     if names.count("bytes") > 1 or not {*names} <= {"bytes", "crc32c"}:
-        # Whatever else there is could make much of little, or is of no use for an index.
+        # Other codecs could expand a few bytes to many, or make no sense for an index.
         _broken(where, "another encoding of a shard's index", "bytes, crc32c", ", ".join(names))
     endian = [codec.get("configuration") or {} for codec in index if codec["name"] == "bytes"]
     return Shard(

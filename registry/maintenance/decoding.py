@@ -1,7 +1,7 @@
-"""Encoded chunks decoded, differences added up, and held against the digests of their raw bytes.
+"""Decode encoded chunks, apply deltas, and check the digests of their raw bytes.
 
-That a chunk is stored as its writer left it is proved without this; here it is proved that the
-writer encoded the right bytes. The store is read the way that a load reads it, past the cache.
+Other checks prove that stored bytes did not change; this one proves that the writer encoded the
+right bytes. It reads the store as a load does, but without the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELD_BYTES = 3 * _BATCH_BYTES
 
 
 class DecodePass:
-    """Chunks of a registry being decoded, each once, however many states hold it.
+    """Decodes chunks of a registry, each once, also if several states hold it.
 
     Args:
         store: The registry's objects.
@@ -38,7 +38,7 @@ class DecodePass:
 
     def __init__(self, store: Store) -> None:
         self._store = copy(store)
-        self._store.cache = None  # the store's own bytes are what is looked at
+        self._store.cache = None  # check the store's own bytes
         self._lock = Lock()
         self._sound: dict[ObjectKey, set[int]] = {}
         self.bytes_read = 0
@@ -53,10 +53,10 @@ class DecodePass:
 
         Args:
             manifest: The state.
-            placement: Where its chunks lie; its rows are those of its packs.
+            placement: The places of its chunks; its rows agree with its packs.
 
         Returns:
-            What is wrong, by the pack that has it.
+            The errors, by pack.
         """
         lists = read_lists(self._store, manifest, placement)
         lengths = manifest.all_chunks(lists)

@@ -8,8 +8,8 @@ protocol as a program in tests/model; the writers' side is `registry.writer`.
 Nothing here asks a clock whether a deletion is safe. Grace spares writers from storing again what
 was about to be named, and keeps `undo` possible for a while.
 
-On a full store nothing can be condemned before something was freed: first goes what may go without
-a word (`tidy`), then the reserve (`spend_reserve`).
+On a full store nothing can be condemned before some space is free: first delete files that need no
+epoch (`tidy`), then use the reserve (`spend_reserve`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from registry.state import RunManifest
 from registry.store import Store
 
 DAY_S = 86_400.0
-#: A longer grace than this is none that anybody means: 30,000 years.
+#: The longest grace: 30,000 years.
 _LONGEST_S = 10**12
 #: Unfinished files and probes younger than this stay, whatever the grace: their makers may live.
 _LEFTOVER_S = 3600.0
@@ -73,7 +73,7 @@ _RECENT_EPOCHS = 4
 _SNAPSHOTS_KEPT = 2
 #: Races for a slot that a mark may lose: what it waits for is a busy run, never a stuck one.
 _RACES = 1000
-#: Objects that a sweep condemns on a full store: its epoch has to fit into the reserve.
+#: The most objects that a sweep condemns on a full store: its epoch must fit into the reserve.
 _CONDEMNED_WHEN_FULL = 256
 _DELETES_AT_ONCE = 4096
 _RUNS_AT_ONCE = 256
@@ -120,7 +120,7 @@ def collect(
         if not collector.is_partial:
             store.backend.keep_reserve(RUNS)
             return report
-        # There is space now for an epoch that condemns the others.
+        # Now there is space for an epoch that condemns the other objects.
         done_bytes += collector.deleted_bytes
 
 
@@ -167,7 +167,7 @@ class Collector:
 
     Attributes:
         deleted_bytes: How much was deleted so far.
-        is_partial: Whether, for want of space, less is condemned than nothing needs.
+        is_partial: Whether only some unneeded objects are condemned, because space is short.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Collector:
         return self._plan
 
     def _refuse_links(self) -> None:
-        """Refuse links: what is behind one may be unread, and nothing may be deleted there."""
+        """Raise if there is a link: it may hide a run, and nothing behind it may be deleted."""
         for folder in (*FOLDERS, PROBES):
             refuse_links(self._store.backend, folder)
 
@@ -253,7 +253,7 @@ class Collector:
     def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
         """Return the store's time; in a dry run, which writes nothing, this machine's.
 
-        A store that is full to the last byte cannot tell: then it is not before `newest_s`.
+        A completely full store cannot give its time: then the result is at least `newest_s`.
         """
         if dry_run:
             return time.time()
@@ -324,7 +324,7 @@ class Collector:
                 return None
             while self._sweep is None:
                 newest = self._epochs.observe()
-                # Whoever put it may have died before it was durable, and what follows rests on it.
+                # Its writer may have died before it was durable, and the next steps depend on it.
                 self._epochs.make_durable(newest)
                 fresh = candidates.keys() - self._condemned_lately(candidates, newest)
                 entry = encode_sweep(newest + 1, fresh, self._epochs.min_writer(newest))
@@ -361,7 +361,7 @@ class Collector:
             live: set[ObjectKey] = set()
             for needed in self._in_parallel(partial(self._mark_run, sweep), run_ids):
                 live |= needed
-            # Once more, since the logs were read long ago: what is behind a link may be unread.
+            # Once more, since the logs were read long ago: a new link may hide a run.
             self._refuse_links()
             sweep.live = frozenset(live)
 
@@ -383,14 +383,14 @@ class Collector:
         # What the run needs at its mark, or, where one stood already, at any slot after it.
         log.append(compose, races=_RACES, caches=self._may_cache)
         needed = self._needed_by(log)
-        # An eviction that was seen, and is lost with the power, would need again what goes now.
+        # If a loss of power undid one of these evictions, its run would need the objects again.
         log.make_durable()
         return needed & sweep.doomed.keys()
 
     # On a full store
 
     def tidy(self) -> None:
-        """Delete stale caches, and what dead writers left: all that needs no epoch and no space."""
+        """Delete stale caches and files of dead writers, which needs no epoch and no space."""
         stale = () if self._is_tidy else self._chosen().stale
         self._delete_all((info.key, info.size_bytes) for info in stale)
         self._is_tidy = True
@@ -399,7 +399,7 @@ class Collector:
         )
 
     def spend_reserve(self) -> None:
-        """Give the store's reserve up, and condemn no more than it has space for."""
+        """Give up the store's reserve, and condemn only as much as it has space for."""
         self._store.backend.give_up_reserve()
         self._may_cache = False
         candidates = self._chosen().candidates
@@ -479,10 +479,10 @@ def _stale(
 
 @contextmanager
 def _nothing_deleted(*, is_tidy: bool = False) -> Iterator[None]:
-    """Say with an error that it stopped the collection before anything was deleted.
+    """Add to an error that it stopped the collection before anything was deleted.
 
     Args:
-        is_tidy: Whether stale caches were deleted already, and so only objects were not.
+        is_tidy: Whether stale caches were deleted already, but no objects.
     """
     told = "No object was deleted" if is_tidy else "Nothing was deleted"
     try:

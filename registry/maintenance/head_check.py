@@ -1,7 +1,7 @@
-"""The heads that were seen before, held against the logs as a verification reads them.
+"""Check the logs that a verification reads against heads that were seen before.
 
-Some are remembered by this machine, others stand in a file that an auditor keeps. Commits are the
-same in every registry, so a file of one registry serves for its mirrors as well.
+This machine remembers some heads; others are in a file that an auditor keeps. Commits are the same
+in every registry, so the file of a registry also works for its mirrors.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from registry.store import Store
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one source has seen.
+    """The heads of one source.
 
     Attributes:
-        source: Who or what, for messages.
+        source: The name of the source, for messages.
         heads: The heads.
         epoch: The highest epoch.
-        advice: What to do where the registry is not what was seen.
-        is_of_this: Whether they are of this registry and not of a mirror.
+        advice: What to do if the registry differs from the heads.
+        is_of_this: Whether they are heads of this registry and not of a mirror.
     """
 
     source: str
@@ -46,7 +46,7 @@ class HeadCheck:
         path: The auditor's file, if there is one.
 
     Raises:
-        InvalidInput: The file cannot be read, or is none of heads.
+        InvalidInput: The file cannot be read, or is not a file of heads.
     """
 
     def __init__(self, store: Store, path: str | os.PathLike[str] | None = None) -> None:
@@ -55,8 +55,8 @@ class HeadCheck:
         if path is not None:
             file = read_heads(path)
             advice = (
-                f"{os.fspath(path)} says otherwise: ask who changed the registry, and bring the "
-                "log back from a backup. If it was meant, write the file again."
+                f"The registry differs from {os.fspath(path)}: find out who changed it, and "
+                "restore the log from a backup. If the change was intended, write the file again."
             )
             is_of_this = file.registry == store.config.id
             seen = _Seen(os.fspath(path), file.heads, file.epoch, advice, is_of_this)
@@ -64,7 +64,7 @@ class HeadCheck:
         self._heads: dict[str, Head] = {}
 
     def commits_of(self, run_id: str) -> Collection[int]:
-        """Return the numbers of commits after which the link of a run is wanted."""
+        """Return the numbers of commits after which the link of a run is needed."""
         heads = (seen.heads.get(run_id) for seen in self._seen)
         return {head.commits for head in heads if head is not None}
 
@@ -84,7 +84,7 @@ class HeadCheck:
             self._store.heads.note(run_id, head.slots, head.commits, head.head, head.slot)
 
     def check_registry(self, run_ids: Iterable[str], epoch: int) -> Iterator[Finding]:
-        """Yield runs that are missing altogether, and a log of epochs that is too short."""
+        """Yield runs that are gone, and a log of epochs that is too short."""
         there = set(run_ids)
         for seen in self._seen:
             for run_id in sorted(seen.heads.keys() - there):
@@ -123,7 +123,7 @@ def read_heads(path: str | os.PathLike[str]) -> HeadsFile:
     """Read an auditor's file.
 
     Raises:
-        InvalidInput: It cannot be read, or is none of heads.
+        InvalidInput: It cannot be read, or is not a file of heads.
     """
     where = os.fspath(path)
     try:
@@ -149,14 +149,14 @@ def read_heads(path: str | os.PathLike[str]) -> HeadsFile:
 def _remembered(heads: Heads | None) -> Iterator[_Seen]:
     if heads is not None:
         advice = (
-            "Ask who changed the registry, and bring the log back from a backup. If it was meant, "
-            f"run `holdfast trust {heads.url}`."
+            "Find out who changed the registry, and restore the log from a backup. If the change "
+            f"was intended, run `holdfast trust {heads.url}`."
         )
         yield _Seen("this machine", heads.all(), heads.epoch, advice, is_of_this=True)
 
 
 def _difference(history: History, seen: _Seen) -> str | None:
-    """Say how a log differs from what was seen; `None` where it goes on from there."""
+    """Say how a log differs from a head; `None` if it continues from the head."""
     expected, state = seen.heads.get(history.state.run_id), history.state
     if expected is None:
         return None

@@ -27,6 +27,7 @@ from registry.store import Store, gaps
 #: Slots folded in together, and fetched ahead.
 _TOGETHER = 512
 _AHEAD = 512
+_NO_VALUE = "It is lost; the tensors of the checkpoint can be read by `load_into`."
 _MEND_LOG = (
     "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
     "mirror's objects and cannot stand in. Without one: `holdfast sync` the run from a mirror "
@@ -43,7 +44,7 @@ class History:
         findings: What is wrong with its log and its snapshots.
         size_bytes: Bytes that were read.
         slot: The slot that holds the last commit.
-        links: Links of the history after the numbers of commits that were asked for.
+        links: Links of the history after the requested numbers of commits.
     """
 
     state: RunManifest
@@ -98,7 +99,7 @@ def read_history(
     chosen, wanted = frozenset(snapshots), frozenset(commits)
     empty = RunManifest(run_id=run_id)
     try:
-        # Of what was evicted only the numbers: many runs are replayed at once.
+        # Compact, with only the numbers of evicted checkpoints: many runs are replayed at once.
         return _Reading(store, empty.compact(), chosen, wanted).read()
     except Forgotten:
         return _Reading(store, empty, chosen, wanted).read()
@@ -198,22 +199,22 @@ class _Reading:
                 self._check_snapshot(None, slot)
 
     def _check_values(self) -> None:
-        """Tell of values that the log holds encoded and that cannot be rebuilt."""
+        """Report values in the log that cannot be decoded."""
         state, run_id = self._history.state, self._run_id
         if state.created is not None:
-            self._check_value("config", state.created.config, run_id)
+            advice = "The run's configuration is lost; its checkpoints are not affected."
+            self._check_value("config", state.created.config, run_id, advice)
         for record in state.checkpoints:
             ref = f"{run_id}/{record.manifest.short}"
             self._check_value("meta", record.meta, ref)
             if record.commit_keys is not None:
                 self._check_value("commit keys", record.commit_keys.values, ref)
 
-    def _check_value(self, name: str, encoded: Json, ref: str) -> None:
+    def _check_value(self, name: str, encoded: Json, ref: str, advice: str = _NO_VALUE) -> None:
         try:
             pytree.check_arrays(name, encoded, ())
             pytree.check_values(name, encoded)
         except Malformed as error:
-            advice = "It is lost; the tensors of the checkpoint can be read by `load_into`."
             self._history.findings.append(
                 Finding("log", self._run_id, error.summary, (ref,), advice)
             )

@@ -35,10 +35,8 @@ _GAPS_TOLD = 16
 _FOREIGN = "Holdfast did not write it: move it away if nobody needs it."
 _BLOCKS = "Nothing is collected while it is there. " + _FOREIGN
 _STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
-_LINK = "a symbolic link, which is not followed by whoever writes or deletes"
-_LINK_STOPS = (
-    "Nothing can be written or collected while it is there: put what it leads to in its place."
-)
+_LINK = "a symbolic link, which writing and deleting do not follow"
+_LINK_STOPS = "It stops writing and collecting: replace it by the file or folder that it names."
 _LINK_LEFT = "Move it away if nobody needs it."
 _RESTORE_EPOCH = (
     "Restore the entry from a backup of this registry; nothing can be written or collected before."
@@ -62,7 +60,7 @@ class Names:
     epoch: int = 0
 
     def list_links(self, store: Store) -> None:
-        """Look for symbolic links. Reading follows them; what one hides is found otherwise."""
+        """Report symbolic links. Reading follows them, so damage behind one is found as usual."""
         for link in store.backend.links():
             stops = link == TEMPORARY or f"{link}/".startswith(FOLDERS)
             advice = _LINK_STOPS if stops else _LINK_LEFT

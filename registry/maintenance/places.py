@@ -27,7 +27,7 @@ from registry.objects.manifest import Manifest
 from registry.objects.placement import PackRef, Placement
 from registry.store import Store, decode_manifest, missing
 
-#: A manifest that unpacks to more is checked while no other such is.
+#: Manifests that unpack to more are checked one at a time.
 _LARGE_BYTES = 2**20
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class Fault:
         message: In words.
         is_gone: Whether it is not there at all.
         size_bytes: The size that it should have, where a placement tells.
-        is_within: Whether its bytes are those that were stored, and stand for wrong ones.
+        is_within: Whether its bytes are those that were stored, but decode to wrong ones.
     """
 
     message: str
@@ -159,7 +159,7 @@ class PlaceCheck:
         return None
 
     def _manifest(self, data: bytes, key: ObjectKey) -> Manifest:
-        """Return a manifest out of which the state can be put together again."""
+        """Return a manifest from which the state can be rebuilt."""
         manifest = decode_manifest(data, key)
         for name, part in manifest.components.items():
             if part.digest not in self._proven:

@@ -281,7 +281,7 @@ class _Repair:
                 log = RunLog(self._mirror, run_id)
                 placed = log.open().by_manifest
                 if not manifests <= placed.keys() and log.state.evicted_count:
-                    placed = log.history().by_manifest  # what was evicted may lie there yet
+                    placed = log.history().by_manifest  # evicted ones may still be there
             except (IntegrityError, UnsupportedFormat):
                 continue  # its other runs may still help
             for manifest in manifests & placed.keys():

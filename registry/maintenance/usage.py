@@ -85,9 +85,9 @@ class Usage:
         table_bytes: Tables of contents of the packs that are needed.
         log_bytes: Logs and snapshots of all runs.
         other_bytes: `registry.json`, epochs, and whatever else lies there.
-        damaged: What is wrong with the runs that could not be read, by name. They are not among
-            `runs`, and what they alone need counts as unneeded here; `gc` deletes nothing of it
-            before they are mended.
+        damaged: The errors of the runs that could not be read, by name. They are not among `runs`,
+            and objects that only they need count as unneeded here; `gc` deletes nothing until they
+            are repaired.
     """
 
     runs: tuple[RunUsage, ...]
@@ -130,7 +130,7 @@ def measure(store: Store) -> Usage:
     """Count what lies on a store, and what needs it.
 
     Raises:
-        IntegrityError: Something is damaged or gone that is no run's.
+        IntegrityError: Something is damaged or gone that belongs to no run.
         StorageError: The store did not answer.
     """
     damaged: dict[str, RegistryError] = {}
@@ -144,7 +144,7 @@ def measure(store: Store) -> Usage:
         except RegistryError as error:
             looks += 1
             if isinstance(error, MissingObject) and looks < _LOOKS:
-                continue  # let go while we looked, and collected since?
+                continue  # evicted meanwhile, and collected since?
             if not failed:
                 raise
             damaged |= failed
@@ -157,8 +157,8 @@ def _measure(
 
     Args:
         store: The registry's objects.
-        damaged: What is wrong with them, by name; those whose log cannot be read are added.
-        failed: Gets the runs because of which this raises.
+        damaged: Their errors, by name; runs whose log cannot be read are added.
+        failed: Receives the runs that make this raise, with their errors.
     """
     runs: list[str] = []
     holders: list[_Holder] = []
@@ -185,7 +185,7 @@ def _measure(
 
 @contextmanager
 def _blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
-    """Note the run because of which the block raises."""
+    """Note the run that makes the block raise."""
     try:
         yield
     except RegistryError as error:

@@ -3,7 +3,7 @@
 Structure: logs dense, chained and legal; everything that a run holds placed; every object that a
 place needs there and of the right size; nothing there that stops collection. Deep: every object
 read once and hashed, and every placement held against the tables of the packs that it names. An
-encoded chunk is held against the digest of its stored bytes, and with `decode` decoded, too.
+encoded chunk is checked against the digest of its stored bytes; with `decode` it is also decoded.
 Nothing is changed here, and a registry may be in use meanwhile: what was let go and collected, or
 moved, while it was looked at is no finding.
 """
@@ -45,7 +45,7 @@ _MEND = (
     "state again into a new run."
 )
 _WRONG_WITHIN = (
-    "Its writer stored wrong bytes, and mirrors have the same: `repair` does not mend it. Save the "
+    "Its writer stored wrong bytes, and mirrors have the same: `repair` cannot help. Save the "
     "same states again into a new run."
 )
 _ORPHAN = (
@@ -92,10 +92,10 @@ def verify(
         sample: Read and hash this share of the packs' bytes, drawn anew each time.
         resume: A local file that keeps what was read, so that an interrupted verification goes on;
             implies `deep` where `sample` is not given.
-        decode: Decode every encoded chunk that a run needs, too, and hash what comes of it; implies
-            `deep` where `sample` is not given.
-        heads: A local file of heads; each log is held against it.
-        write_heads: A local file that the heads are written to where no error was found.
+        decode: Also decode every encoded chunk that a run needs and hash the result; implies `deep`
+            if `sample` is not given.
+        heads: A local file of heads; each log is checked against it.
+        write_heads: A local file for the heads; written if no error was found.
         progress: Told of bytes checked.
 
     Raises:
@@ -152,12 +152,12 @@ class Verification:
         *,
         decode: bool = False,
     ) -> None:
-        """Read and hash the packs, or a share of them; `check` then tells of them.
+        """Read and hash the packs, or a share of them; `check` then reports on them.
 
         Args:
             sample: As for `verify`.
             resume: As for `verify`.
-            decode: Whether `check` is to decode what states hold of the packs that were read.
+            decode: Whether `check` also decodes the chunks of states in these packs.
         """
         check_sample(sample)
         notes = None if resume is None else PassNotes(resume, self._store.config.id)

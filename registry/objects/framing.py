@@ -17,7 +17,7 @@ from registry.limits import check_bytes
 
 _DIGEST_BYTES = 32
 _DIGEST_LINE = 65
-#: What a line takes beside its bytes.
+#: The memory of a line in addition to its bytes.
 _LINE_BYTES = 64
 
 
@@ -56,7 +56,7 @@ def wrap_frame(content: bytes) -> bytes:
 
 
 def content_bytes(data: bytes) -> int:
-    """Return how long the content of a frame file says that it is; 0 where that cannot be told."""
+    """Return the content size that a frame file states; 0 if it states none."""
     try:
         size: int = zstandard.get_frame_parameters(data).content_size
     except zstandard.ZstdError:

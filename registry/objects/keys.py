@@ -19,9 +19,9 @@ KINDS: tuple[Kind, ...] = ("packs", "manifests", "placements")
 CONFIG = "registry.json"
 RUNS = "runs/"
 EPOCHS = "epochs/"
-#: What a registry consists of, beside its configuration: the beginnings of its keys.
+#: The prefixes of all keys of a registry, except its configuration.
 FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS)
-#: Where stores are tried out and asked for their time; files that nobody needs for long.
+#: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
 _LAST: int = 10**_DIGITS - 1
@@ -112,7 +112,7 @@ def snapshot_slot(key: str) -> int:
 
 
 def is_probe(key: str) -> bool:
-    """Return whether a file is called as those are that probes and collectors leave behind."""
+    """Return whether a file has a name that probes and collectors give to their files."""
     return _PROBE.fullmatch(key) is not None
 
 

@@ -231,7 +231,7 @@ class Manifest:
         return wrap_frame(content)
 
     def _content(self) -> Iterator[bytes]:
-        """Yield the canonical JSON of all by parts, of components that have theirs."""
+        """Yield the canonical JSON of the manifest in parts, with the JSON of its components."""
         before = b'{"components":[['
         for name, component in self.components.items():
             yield before + canonical.encode(name) + b","
@@ -286,7 +286,7 @@ class Manifest:
 
 
 def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None:
-    """Hold a content against what it should be, without joining that: it may be long."""
+    """Compare a content with its expected parts without joining them: they may be long."""
     end = 0
     for part in parts:
         canonical.check(content[end : end + len(part)], part, where=where)
@@ -340,7 +340,7 @@ def _component(body: Any) -> Component:
     if type(entries) is not list:
         raise ValueError("tensors are no list")
     for index, entry in enumerate(entries):
-        entries[index] = _tensor(entry)  # in its place: what was parsed takes as much once more
+        entries[index] = _tensor(entry)  # in place: the parsed entries take as much memory again
     return Component(body["skeleton"], tuple(entries), Digest.of(encoded), encoded)
 
 

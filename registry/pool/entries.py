@@ -52,7 +52,7 @@ class PoolEntry(Stored):
     @property
     def conservative(self) -> float:
         """The skill that it has almost surely: mu - 3 sigma."""
-        # Not by way of `Rating`: what is stored may be anything, and is shown as it is.
+        # Without `Rating`: stored numbers may be anything, and are shown unchecked.
         return self.mu - 3 * self.sigma
 
     @property
@@ -98,7 +98,7 @@ class PoolEntry(Stored):
 
     @property
     def promoted(self) -> datetime:
-        """When it was promoted, by the clock of who did, held within the years 1 to 9999."""
+        """When it was promoted, by the promoter's clock; limited to the years 1 to 9999."""
         return moment(self._record.time_ms)
 
     @property

@@ -24,7 +24,7 @@ class PoolEvent:
         version: The entry.
         event: `promoted`, `rated` (a match was recorded) or `evicted`.
         n: Number of the commit that says so.
-        time: When, by the clock of who committed, held within the years 1 to 9999; UTC.
+        time: When, by the committer's clock; limited to the years 1 to 9999; UTC.
         mu: Its rating.
         sigma: The uncertainty of its rating.
         games: Games that it had played.

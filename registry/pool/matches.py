@@ -145,12 +145,12 @@ def _is_text(match: str) -> bool:
 
 
 def _stored(state: RunManifest, entry: PoolRecord) -> Rating:
-    """Return the rating that the log says an entry has."""
+    """Return the rating of an entry in the log."""
     try:
         return Rating(entry.mu, entry.sigma)
     except InvalidInput as error:
         raise Malformed(
-            "the log holds no rating that can be computed with",
+            "the log has an invalid rating",
             where=f"{state.run_id}/pool/v{entry.version:04d}",
             expected="finite numbers, the uncertainty above 0",
             found=f"mu {entry.mu}, sigma {entry.sigma}",

@@ -83,7 +83,7 @@ def rating_of(state: RunManifest, metrics: Mapping[str, float]) -> Rating:
     what training went back behind; a checkpoint that was evicted meanwhile still counts.
 
     Raises:
-        Forgotten: Only the record of an evicted one can tell, and the run is compact.
+        Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
     """
     for known in chain((metrics,), _newest_metrics(state)):
         rating = own_rating(state, known)
@@ -98,7 +98,7 @@ def _newest_metrics(state: RunManifest) -> Iterator[Mapping[str, float]]:
     for record in reversed(state.checkpoints):
         if gone is not None and gone.n > record.n:
             yield gone.metrics
-            raise Forgotten  # it is no rating, and those before it are not known
+            raise Forgotten  # its metrics are no rating, and earlier ones are not known
         if not record.superseded:
             yield record.metrics
     if gone is not None:

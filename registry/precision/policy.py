@@ -213,8 +213,8 @@ def _memory(leaf: ArrayLeaf) -> tuple[object, ...]:
 def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
     """Return a state whose chosen leaves give their bytes rounded, when they are asked for.
 
-    What is refused here is refused again while a leaf is rounded, of the numbers that are: the
-    program may have written to it since.
+    The same check is repeated on the numbers that are rounded: the program may have changed the
+    leaf since.
 
     Raises:
         UnsupportedValue: A finite number would become infinity, or a part of a tensor zero; none of
@@ -269,7 +269,7 @@ class _NarrowedLeaf(ArrayLeaf):
 
 
 def _rounded(leaf: ArrayLeaf, nbytes: int, dtype: str) -> memoryview:
-    """Round a leaf, part by part, and refuse what of these very numbers cannot be held."""
+    """Round a leaf, part by part, and refuse numbers that the new type cannot hold."""
     rounding, item = _rounding(), ITEM_SIZES[dtype]
     made = memoryview(bytearray(nbytes))
     lost = nonzero = 0

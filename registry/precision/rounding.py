@@ -48,8 +48,8 @@ def narrow(data: memoryview, original: str, dtype: str) -> memoryview:
 def parts(data: memoryview, dtype: str) -> Iterator[tuple[memoryview, int, int]]:
     """Yield elements in copies, each good until the next, with the numbers of the first and last.
 
-    What a program writes to the elements meanwhile does not reach a copy: all that is asked about
-    one is asked about the same numbers.
+    A program that writes to the elements meanwhile does not change the copy: all checks of a copy
+    see the same numbers.
 
     Args:
         data: The elements.

@@ -1,8 +1,8 @@
-"""What a stored skeleton says of its arrays, held against what is stored of them; and its values.
+"""Check a stored skeleton against the tensors that are stored with it, and check its values.
 
-Both are foreign, and each can be well formed without the other: a skeleton may name an array that
-is not there, or a string of floats. No array is made here and no library is imported for one, so
-that a store can be verified where the states in it could not be loaded.
+Both may be hostile, and each can be valid alone: a skeleton may name an array that is not there, or
+a string made of floats. This module makes no array and imports no library, so that a store can be
+verified on a machine that could not load its states.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Stored(Protocol):
 
 
 def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
-    """Hold what a skeleton names against the tensors that are stored with it.
+    """Check that a skeleton fits the tensors that are stored with it.
 
     Args:
         name: The component, for messages.
@@ -40,7 +40,7 @@ def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
         tensors: Its tensors.
 
     Raises:
-        Malformed: It does not name each of them once, or one cannot be what it is said to be.
+        Malformed: It does not name each tensor once, or gives a tensor a type it cannot have.
     """
     count = 0
     for index, tag, path in walk(name, skeleton):
@@ -62,7 +62,7 @@ def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
         fits = dtype == "uint8" and len(shape) == 1
     if not fits or (0 in shape and not _is_thinkable(tag, dtype, shape)):
         raise Malformed(
-            "a tensor cannot be what the skeleton says that it is",
+            "a tensor cannot have the type that the skeleton gives it",
             where=path,
             expected=_EXPECTED[tag],
             found=f"{dtype}{list(shape)}",
@@ -70,9 +70,9 @@ def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def _is_thinkable(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a library makes an empty array of a shape: some lengths overflow it.
+    """Return whether a library makes an empty array of a shape: some lengths overflow.
 
-    Of arrays that are not empty the manifest bounds the bytes.
+    The manifest bounds the bytes of arrays that are not empty.
     """
     if tag != "t":
         return prod(filter(None, shape)) * ITEM_SIZES[dtype] < _LIMIT
@@ -93,8 +93,7 @@ _EXPECTED = {
 def check_values(name: str, skeleton: Json) -> None:
     """Rebuild the values of a skeleton without its arrays, to see that it can be done.
 
-    What an adapter of the program makes, and what needs a library that is not here, is not looked
-    into.
+    Values of the program's adapters, or of a library that is not installed, are not checked.
 
     Raises:
         Malformed: A node breaks a rule of the format.

@@ -68,7 +68,7 @@ class ArrayLeaf:
         return self._source
 
     def moved(self, view: memoryview) -> ArrayLeaf:
-        """Return the same leaf with its bytes in a copy that is ours; the tensor is let go."""
+        """Return the same leaf with its bytes in a copy that is ours, without the tensor."""
         return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link, True)
 
     def __repr__(self) -> str:

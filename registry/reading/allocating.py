@@ -21,7 +21,7 @@ from registry.reading.loading import Target
 LoadPrecision = Literal["stored", "original"]
 
 
-#: Axes that every version of every library takes.
+#: Axes that every version of every library supports.
 _AXES_EVERYWHERE = 32
 
 
@@ -85,7 +85,7 @@ def allocate(ref: str, parts: Mapping[str, Component], precision: LoadPrecision)
 
 
 def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception) -> RegistryError:
-    """Say why there is no memory for a tensor. Of a shape NumPy says ValueError, torch all else."""
+    """Return the error for a failed allocation. For a bad shape NumPy raises ValueError."""
     if not tensor.nbytes and len(tensor.shape) <= _AXES_EVERYWHERE:
         return Malformed(
             "no library makes an array of this shape", where=where, found=list(tensor.shape)
@@ -95,7 +95,7 @@ def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception)
             "the library here makes no array of this shape",
             where=where,
             found=f"{list(tensor.shape)}: {error}",
-            hint="NumPy takes more than 32 axes from version 2 on.",
+            hint="More than 32 axes need NumPy 2.",
         )
     return IncompatibleState(
         "the component does not fit into memory",

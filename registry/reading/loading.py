@@ -98,12 +98,12 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
 
 
 def check_lists(manifest: Manifest, placement: Placement) -> Places:
-    """Hold the sizes of the digest lists that a manifest claims against what the packs hold.
+    """Check the lengths of digest lists against the packs, before memory is taken.
 
-    Before memory is taken: a manifest can claim any shape, a pack only what it holds.
+    A manifest can claim any shape.
 
     Returns:
-        Which of the chunks that the manifest itself names lies in which row.
+        The row of each chunk that the manifest itself names.
 
     Raises:
         Malformed: A list is longer or shorter than the tensor needs.

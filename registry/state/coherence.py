@@ -1,7 +1,7 @@
-"""Whether the parts of a run that was read from a snapshot fit each other.
+"""Check that the parts of a run that was read from a snapshot are consistent.
 
-A replay of the log cannot give anything else. A snapshot is a cache that anyone who can write to
-the store can seal: one that names what it does not hold is passed over, like any that is damaged.
+A replay of the log is always consistent. But anybody who can write to the store can make a
+snapshot: one that names something it does not hold is ignored, like a damaged one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run while slots are folded in: the fields of its manifest, open to change.
 
-A table is copied when it is first written to, and the lookups of the run before are carried on, so
-that a commit costs what it changes and a few copies of flat tables, however long the history is.
+A table is copied when it is first written to, and lookups are carried over from the run before. So
+a commit costs what it changes and a few copies of flat tables; the cost does not grow with history.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from registry.state.run_manifest import RunManifest, rating_metrics, rating_of
 #: Lookups of a run that make up fields of it, with the field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
 _LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "asked", "spec")
-#: With more changes than this, the best are looked for among all checkpoints again.
+#: With more changes than this the best are computed again.
 _FEW = 64
 
 
@@ -38,7 +38,7 @@ class GroupDraft:
     """Followers, open to change.
 
     Args:
-        group: How they stand.
+        group: Their present record.
     """
 
     def __init__(self, group: GroupRecord) -> None:
@@ -168,7 +168,7 @@ class Draft:
             self._note(after)
 
     def evict(self, record: CheckpointRecord, reason: str) -> None:
-        """Let a kept checkpoint go."""
+        """Evict a kept checkpoint."""
         self._release((record.manifest, *record.companions.values()))
         if self.gone is None:
             self.change(record.n, evicted=reason, recovered=False)
@@ -270,7 +270,7 @@ class Draft:
         self._write("by_version")[entry.version] = entry
 
     def evict_entry(self, entry: PoolRecord, reason: str) -> None:
-        """Let an entry of the pool go."""
+        """Evict an entry of the pool."""
         self._release((entry.manifest,))
         if self.gone is None:
             changed = entry.model_copy(update={"evicted": reason})
@@ -300,7 +300,7 @@ class Draft:
         """Set the place of a manifest."""
         table = self._write("by_manifest")
         if place.manifest not in self._read("uses"):
-            # Dead until now: a compact run did not know it, and has it last.
+            # Not needed until now: a compact run did not have it, so it comes last.
             table.pop(place.manifest, None)
         table[place.manifest] = place
         self._touched.add(place.manifest)
@@ -326,7 +326,7 @@ class Draft:
             is_placed: Whether the slot gives places; a commit that is only foreseen has none.
 
         Raises:
-            Forgotten: Something is needed again whose place was dropped.
+            Forgotten: A manifest is needed again whose place was dropped.
         """
         if self.gone is None:
             return
@@ -367,7 +367,7 @@ class Draft:
             groups = {group.name: group for group in base.groups}
             groups |= {name: group.freeze() for name, group in self._groups.items()}
             fields["groups"] = tuple(groups.values())
-        # Not model_copy: it would carry lookups along that have changed.
+        # Not model_copy: it would also copy lookups that have changed.
         state = RunManifest.model_construct(**fields)
         for lookup in _LOOKUPS:
             found = self._tables.get(lookup, base.__dict__.get(lookup))

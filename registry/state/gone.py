@@ -1,7 +1,7 @@
-"""What of evicted checkpoints and pool entries stays in a run's state: their numbers alone.
+"""The numbers of evicted checkpoints and pool entries: all that a compact state keeps of them.
 
-A number is a bit, so that a run of a hundred thousand saves takes a few kilobytes for what it
-evicted. Their records stand in the log; `registry.log` reads it where a rule or a question needs
+A number is a bit, so that a run of a hundred thousand saves takes a few kilobytes for them. The
+records are in the log; `registry.log` reads it when a rule or a caller needs
 one.
 """
 
@@ -14,9 +14,9 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from registry.records import Metrics, Name, PhaseName, Record
 
-#: Numbers in a file beyond this are refused: they would take memory and nothing else.
+#: Larger numbers in a file are refused: they would only take memory.
 _MOST_BITS = 2**27
-#: Of a gone checkpoint: its phase and tier.
+#: Phase and tier of an evicted checkpoint.
 Class = tuple[str, str | None]
 
 
@@ -96,7 +96,7 @@ class Gone(Record):
     Attributes:
         checkpoints: The evicted checkpoints, by phase and tier in the order of their names.
         versions: The entries that left the pool.
-        rating: The rating that the current line of training had last, of those.
+        rating: The newest rating among evicted checkpoints of the current line of training.
     """
 
     checkpoints: tuple[GoneClass, ...] = ()

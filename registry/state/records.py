@@ -82,7 +82,7 @@ class CheckpointRecord(Record):
         return not self.superseded and self.evicted is None
 
     def is_rated_in(self, phase: str | None) -> bool:
-        """Whether it counts where the checkpoints of a phase, or of all, are compared."""
+        """Whether it counts when the checkpoints of a phase, or of a run, are compared."""
         counts = self.is_live and not self.held_back
         return counts and (phase is None or self.phase == phase)
 
@@ -99,7 +99,7 @@ class CheckpointRecord(Record):
         return {}
 
     def changed(self, **fields: object) -> CheckpointRecord:
-        """Return it with other values; unlike `model_copy` without its remembered ranks."""
+        """Return a copy with other values, without the remembered ranks (unlike `model_copy`)."""
         kept = {name: getattr(self, name) for name in type(self).model_fields}
         return CheckpointRecord.model_construct(**kept | fields)
 
@@ -313,13 +313,13 @@ class GroupRecord(Record):
     claims: tuple[ClaimRecord, ...] = ()
 
     def knows(self, n: int) -> bool:
-        """Return whether a checkpoint was ever worked on, as far as this tells."""
+        """Return whether a checkpoint was ever worked on, as far as this record knows."""
         at = bisect_left(self.done, n)
         is_done = at < len(self.done) and self.done[at] == n
         return is_done or any(claim.checkpoint == n for claim in self.claims)
 
     def without(self, kept: Container[int]) -> GroupRecord:
-        """Return it as if no checkpoints but these had ever been worked on."""
+        """Return a copy without the checkpoints that are not among `kept`."""
         return GroupRecord.model_construct(
             name=self.name,
             done=tuple(n for n in self.done if n in kept),

@@ -32,10 +32,10 @@ FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 class RunManifest(Record):
     """A run at one slot of its log.
 
-    There are two forms. One that is *complete* has the records of everything that ever was. One
-    that is *compact* has those of what is kept; of evicted checkpoints and entries of the pool it
-    has the numbers, and of manifests that nothing needs no places. Readers and writers use the
-    compact form; `registry.log.RunLog.history` gives the complete one.
+    There are two forms. A *complete* one has the records of everything that ever was. A *compact*
+    one has the records of kept checkpoints and entries of the pool, only the numbers of evicted
+    ones, and no places of unneeded manifests. Readers and writers use the compact form;
+    `registry.log.RunLog.history` gives the complete one.
 
     Attributes:
         run_id: The run.
@@ -168,14 +168,14 @@ class RunManifest(Record):
 
     @cached_property
     def asked(self) -> set[tuple[Monitor, str | None]]:
-        """What `bests` was asked for, of this run or of one that replay made out of it."""
+        """The monitors and phases that `bests` was asked for, in this run or a later state."""
         return set()
 
     def prepare(self) -> None:
-        """Make the lookups that saves ask for, so that replay carries them on.
+        """Make the lookups that saves use, so that replay carries them over.
 
-        A save asks for them after it has foreseen its own commit: made there alone, they would be
-        made again for each save.
+        A save uses them only on the state after its own commit: made there, they would be made
+        again for each save.
         """
         _ = self.by_class, self.by_step
         for monitor, phase in list(self.asked):

@@ -43,10 +43,10 @@ class Slot:
 
 
 def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
-    """Return the link of a history after so many commits, as some of its slots show it.
+    """Return the link of a history after a number of commits, from some of its slots.
 
     Args:
-        slots: Slots in which the last of these commits, or the next one, is looked for.
+        slots: Slots that may hold the last of these commits, or the next one.
         commits: How many, at least 1.
     """
     for slot in slots:

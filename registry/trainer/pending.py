@@ -1,8 +1,8 @@
-"""Saves in the background: waiting for one, and finishing them when the program ends.
+"""Wait for saves in the background, and finish them when the program ends.
 
 Python joins its threads before it runs `atexit` callbacks, and before that it closes every thread
-pool, so a save that still needs one would fail unheard. So this module is called before the pools
-are closed, waits for the saves under way, and tells of each that was lost.
+pool, so a save that still needs a pool would fail silently. So this module is called before the
+pools are closed, waits for the running saves, and reports each save that was lost.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import IO, Any, NoReturn
 from registry.checkpoint import Checkpoint
 from registry.errors import InvalidInput
 
-#: How many seconds the end of a program waits for the saves that are under way.
+#: How many seconds the end of a program waits for its running saves.
 EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
 DEFAULT_EXIT_WAIT_S = 600.0
 #: Exit status of a program whose last save was lost: Python's own for an error in its cleanup.
 LOST_STATUS = 120
 _INTERRUPTED_STATUS = 130
-#: The wait is silent for so long, and is told of again after each further minute.
+#: The wait is logged after this time, and then every minute.
 _SILENT_S = 1.0
 _REMINDER_S = 60.0
 
@@ -36,7 +36,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class PendingSave:
-    """A save under way. The state it was given may change meanwhile.
+    """A running save. The state may change meanwhile.
 
     Args:
         future: The save.
@@ -56,7 +56,7 @@ class PendingSave:
         future.add_done_callback(self._forget_if_saved)
 
     def done(self) -> bool:
-        """Return whether it is finished, well or not."""
+        """Return whether it is finished, also if it failed."""
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> Checkpoint:
@@ -70,13 +70,13 @@ class PendingSave:
         try:
             return self._future.result(timeout_s)
         except BaseException as error:
-            # Not where the waiting itself was interrupted, or took too long.
+            # Not if the wait was interrupted, or took too long.
             if self._future.done() and self._future.exception() is error:
                 self._be_told()
             raise
 
     def settle(self) -> None:
-        """Wait; raise what the save failed with unless `wait` has told the caller already."""
+        """Wait; raise the error of the save unless `wait` has raised it already."""
         if self._future.exception() is not None and not self._told:
             self.wait()
 
@@ -89,7 +89,7 @@ class PendingSave:
             _untold.discard(self)
 
 
-#: Saves that are under way, or that failed and nobody knows it yet.
+#: Running saves, and failed ones whose error nobody has seen yet.
 _untold: set[PendingSave] = set()
 
 
@@ -97,7 +97,7 @@ def exit_wait_s() -> float:
     """Return how many seconds the end of the program waits for a save, as the environment says.
 
     Raises:
-        InvalidInput: It says something else than a number of seconds.
+        InvalidInput: It is not a number of seconds.
     """
     said = os.environ.get(EXIT_WAIT, "")
     try:
@@ -115,12 +115,12 @@ def exit_wait_s() -> float:
 
 
 def _here() -> list[PendingSave]:
-    """Return the saves that this process began; a forked child has copies of its parent's."""
+    """Return the saves that this process began; a forked child also has copies of its parent's."""
     return [pending for pending in list(_untold) if pending._pid == os.getpid()]
 
 
 def _finish() -> None:
-    """Wait for the saves under way; end the program where they are not done in time."""
+    """Wait for the running saves; end the program if they take too long."""
     under_way = [pending for pending in _here() if not pending.done()]
     status = LOST_STATUS
     try:
@@ -132,7 +132,7 @@ def _finish() -> None:
     _tell_failures()
     for pending in late:
         _LOGGER.error(
-            "%s: the save was not finished: it was under way when the program ended, and %s "
+            "%s: the save was not finished: it was running when the program ended, and %s "
             "(%s is %g)",
             pending.name,
             why,
@@ -165,7 +165,7 @@ def _wait_for(under_way: Sequence[PendingSave]) -> list[PendingSave]:
 
 
 def _tell_failures() -> None:
-    """Tell of saves that failed and that nobody has waited for."""
+    """Report saves that failed and that nobody has waited for."""
     for pending in _here():
         error = pending._future.exception() if pending.done() else None
         if error is not None:
@@ -177,7 +177,7 @@ def _tell_failures() -> None:
 class _FailsAtTheEnd:
     """A stream whose last flush fails: Python then ends with status 120, after all its cleanup.
 
-    `os._exit` would set a status too, and take away `atexit` callbacks and unwritten files.
+    `os._exit` would set a status too, but skip `atexit` callbacks and lose unwritten files.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -198,7 +198,7 @@ def _fail_at_the_end() -> None:
 
 
 def _end_at_once(status: int) -> NoReturn:
-    """End the process: Python would wait for its threads, and these may never come back."""
+    """End the process at once: Python would wait for its threads, which may never end."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
@@ -206,10 +206,10 @@ def _end_at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-# `concurrent.futures` closes its pools by the same means; what is registered last is called first.
-# A Python without it runs `_finish` after its threads: the saves end without a limit of time. A
-# program that is ending already saves in the foreground: `registry.pools.Threads`.
+# `concurrent.futures` closes its pools in the same way; the last callback is called first. A Python
+# without it runs `_finish` after its threads end: then the saves have no time limit. A program that
+# is ending already saves in the foreground: `registry.pools.Threads`.
 with suppress(RuntimeError):
     getattr(threading, "_register_atexit", atexit.register)(_finish)
-# Of saves that threads began after the main thread had ended, all done by then.
+# For saves that threads began after the main thread had ended; all are done by then.
 atexit.register(_tell_failures)

@@ -1,9 +1,9 @@
-"""Chunks on their way from a state to its packs: copied where they can change, and hashed.
+"""Copy the chunks of a state where they can change, and hash them.
 
-A program may write to its tensors while they are saved. So the bytes of a chunk are read from its
-memory once, into a block of ours (`registry.blocks`), and everything else is done with the copy:
-hashing, the search for NaN, encoding, sending and sending again. So what is stored under a digest
-hashes to it, whatever the program does; its parts may be of different moments.
+A program may write to its tensors while they are saved. So each chunk is read once from the
+program's memory, into a block of ours (`registry.blocks`). Everything else uses the copy: hashing,
+the search for NaN, encoding, sending and sending again. So stored bytes always match their digest,
+whatever the program does; the parts of a state may be of different moments.
 
 Groups of chunks are hashed in the thread pool, a few ahead of the one that is packed, as far as
 there are blocks.
@@ -40,8 +40,8 @@ class Piece:
         number: The chunk's place in its grid.
         start: Where it begins in the tensor's bytes.
         stop: Where it ends.
-        is_steady: Whether the chunk in this place was stored already when the last state came.
-        is_watched: Whether it is looked through for NaN and infinity.
+        is_steady: Whether the last save found the chunk in this place already stored.
+        is_watched: Whether it is checked for NaN and infinity.
         digest: Its id, once it is hashed.
         view: Its bytes, until they are packed; `None` where it is stored already.
         is_finite: Whether nothing was found.
@@ -103,7 +103,7 @@ class Hashing:
         for pieces in groups:
             batches = list(_batches(pieces))
             blocks = sum(map(_needs_block, batches))
-            # What is hashed already goes out first: it holds the blocks that are wanted.
+            # Send hashed groups first: they hold the blocks that this group needs.
             while not self._lease.reserve(blocks, wait=not ahead):
                 yield _await(*ahead.popleft())
             group = Group(pieces)
@@ -137,10 +137,10 @@ class Hashing:
             self._lease.skip()
 
     def _is_found(self, piece: Piece, data: memoryview) -> bool:
-        """Hash a chunk where it lies if it is likely to be stored; return whether it is.
+        """Hash a chunk in place if it is probably stored already; return whether it is.
 
-        If not, its digest means nothing: it may be another one by now. And one that is looked
-        through has to be a copy.
+        If not, ignore that digest: the chunk may have changed since. A watched chunk must always be
+        copied.
         """
         if not piece.is_steady or piece.is_watched:
             return False
@@ -149,21 +149,21 @@ class Hashing:
 
 
 class Steady:
-    """Which chunks of the last states were stored already when they came.
+    """Remembers which chunks of the last states were already stored.
 
-    Those are likely to be stored the next time, too, so that they are hashed where they lie: to
-    save an unchanged state takes no copy.
+    Those are probably stored the next time, too, so they are hashed in place: saving an unchanged
+    state needs no copy.
     """
 
     def __init__(self) -> None:
         self._known: dict[Digest, Mapping[str, bytes]] = {}
 
     def of(self, manifest: Digest) -> Mapping[str, bytes]:
-        """Return a byte for each chunk of a state, by component: whether it was."""
+        """Return a byte for each chunk of a state, by component: whether it was stored already."""
         return self._known.get(manifest, {})
 
     def remember(self, manifest: Digest, found: Mapping[str, bytes], at_most: int) -> None:
-        """Keep this of a state, of so many states."""
+        """Remember this for a state; keep only the newest few states."""
         self._known.pop(manifest, None)
         self._known[manifest] = found
         while len(self._known) > at_most:
@@ -209,7 +209,7 @@ def _needs_block(batch: Iterable[Piece]) -> bool:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Cut a group into jobs: enough to outweigh the hand-over, and no more than a block holds."""
+    """Cut a group into jobs: large enough for a thread, and no larger than a block."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:

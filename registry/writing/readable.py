@@ -1,8 +1,8 @@
-"""Whether a state can be read again, told before any of it is stored.
+"""Check that a state can be read again, before any of it is stored.
 
-What a manifest says of a tensor is as long as its type and shape make it, whatever the digests are.
-So a state whose manifest would be beyond the bound of `registry.limits` is refused while nothing is
-written yet. The manifest itself is held against the bound once more when it is encoded.
+Type and shape of a tensor decide the length of its entry in a manifest; the digests do not matter.
+So a state whose manifest would exceed the bound of `registry.limits` is refused before anything is
+written. The manifest itself is checked again when it is encoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BETWEEN_BYTES = 36
 
 
 def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
-    """Check that what a state is to be stored as can be read.
+    """Check that the manifest of a state could be read.
 
     Args:
         state: The state.

@@ -1,11 +1,10 @@
-"""Whether a state fits into the space that its store has left, asked before a byte is written.
+"""Check that a state fits into the free space of its store, before a byte is written.
 
-Nothing is refused that would fit. How many bytes a state takes is known only after it was hashed:
-chunks may be stored already, within a base or in a pack of another run. So where the whole state is
-smaller than the free space nothing is asked further. Otherwise it is hashed once more, ahead of the
-save, and refused as soon as the packs that are certainly new exceed the free space. How short
-encoded chunks become is not known ahead; their packs are held against the free space one by one,
-as all packs are (`registry.writer`).
+A state that would fit is never refused. Its stored size is known only after hashing: chunks may be
+stored already, in a base or in a pack of another run. If the whole state is smaller than the free
+space, nothing else is checked. Otherwise it is hashed once before the save, and refused as soon as
+the packs that are certainly new exceed the free space. The size of encoded chunks is not known in
+advance; like all packs, theirs are checked against the free space one by one (`registry.writer`).
 """
 
 from __future__ import annotations

@@ -45,11 +45,11 @@ from registry.writing.hashing import Group, Hashing, Piece, Steady, in_use
 from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
 from registry.writing.readable import check_readable
 
-#: Packs on their way to the store at once. Those of copied chunks are fewer: blocks run out first.
+#: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
 _PACKS_IN_FLIGHT = 8
 #: The same of packs whose chunks are encoded: those bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
-#: States of which it is remembered which of their chunks did not change.
+#: The number of states whose unchanged chunks are remembered.
 _KEPT_STEADY = 24
 
 _P = ParamSpec("_P")
@@ -80,7 +80,7 @@ def write_state(
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.
         steady: Which chunks earlier saves have found unchanged.
-        watched: Patterns of the paths of tensors that are looked through for NaN and infinity.
+        watched: Patterns of the paths of tensors that are checked for NaN and infinity.
     """
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
     return made.write(state, steady or Steady(), watched)
@@ -217,7 +217,7 @@ class _StateWriter:
         Args:
             state: The state.
             known: By component, a byte for each chunk: whether it is likely to be stored.
-            watched: Patterns of the paths of tensors that are looked through.
+            watched: Patterns of the paths of tensors that are checked.
         """
         cut = 0
         for component in state.components:
@@ -306,7 +306,7 @@ class _StateWriter:
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
         future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
-        # Not before it is there: a store that fails is sent the same bytes again.
+        # Only after the put: a failing store is sent the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
         self._packs[name] = (size, future)

@@ -141,7 +141,7 @@ def test_a_link_is_read_through_and_told(link: str, root: Path, reg: Registry) -
     report = reg.verify(deep=True)
     told = {finding.where: finding.severity for finding in report.findings}
     assert told == {link: "error"}
-    assert "put what it leads to in its place" in report.findings[0].advice
+    assert "replace it by the file or folder that it names" in report.findings[0].advice
 
 
 def test_a_pack_behind_a_link_is_not_used_again(root: Path) -> None:

@@ -51,7 +51,7 @@ class Survey:
 
     Args:
         store: The registry's objects.
-        failed: Gets the runs because of which `read` raises.
+        failed: Receives the runs that make `read` raise, with their errors.
 
     Attributes:
         packs: Every pack that is needed, in the order in which runs and their states name them.
@@ -139,7 +139,7 @@ class Survey:
         return self._store.read_table(pack)
 
     def _by_offset(self, pack: PackRef) -> dict[int, PackEntry]:
-        """Return a table by offset; what is wrong with it is noted of every run that needs it."""
+        """Return a table by offset; an error in it is noted for every run that needs it."""
         try:
             table = {entry.offset: entry for entry in self._read_table(pack)}
             if not self.ranks[pack.key].keys() <= table.keys():
@@ -163,7 +163,7 @@ def read_states(
 
     Args:
         store: The registry's objects.
-        damaged: Runs that are left out; where it is given, those that cannot be read are added.
+        damaged: Runs to leave out; if given, runs that cannot be read are added.
 
     Raises:
         IntegrityError: A log is damaged or gone.

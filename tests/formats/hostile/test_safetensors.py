@@ -36,7 +36,7 @@ SAMPLES: dict[str, tuple[bytes, str]] = {
     "not an object": (build([1, 2]), "no object"),
     "a name twice": (
         build(b'{"w":%s,"w":%s}' % ((json.dumps(F32).encode(),) * 2), bytes(8)),
-        "stands twice",
+        "is there twice",
     ),
     "overlap": (
         build({"a": F32, "b": {**F32, "data_offsets": [4, 12]}}, bytes(12)),
@@ -89,7 +89,7 @@ def test_a_key_that_stands_twice_among_many_is_found(tmp_path: Path, refuse: Ref
     """Each key is looked at once: by pairs this would take hours."""
     pairs = [b'"%d":""' % number for number in range(400_000)]
     (tmp_path / "x.safetensors").write_bytes(metadata([*pairs, pairs[-1]]))
-    refuse(tmp_path / "x.safetensors", "'399999' stands twice")
+    refuse(tmp_path / "x.safetensors", "'399999' is there twice")
 
 
 def test_a_header_that_would_fill_the_memory_is_not_parsed(
