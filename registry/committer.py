@@ -110,8 +110,7 @@ class Committer:
                         try:
                             compose(state)
                         except Forgotten:
-                            self.log.recall()
-                            compose(self.log.state)
+                            compose(self.log.history())
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:
@@ -133,11 +132,12 @@ class Committer:
             )
 
     def _planned(self, plan: Plan) -> Sequence[Written]:
-        try:
-            return plan()
-        except Forgotten:
+        for _ in range(_PLANS):
+            with suppress(Forgotten):
+                return plan()
+            # Once is enough, unless another thread reads on and has the run compact again.
             self.log.recall()
-            return plan()
+        return plan()
 
     def write(
         self,
