@@ -26,6 +26,7 @@ from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
+    IntegrityError,
     Malformed,
     ObjectNotFound,
     RolledBack,
@@ -252,15 +253,20 @@ class RunLog:
         The log is read from its first slot for it; later calls read on from where the last one was.
 
         Raises:
-            Malformed: The log does not lead to what was read.
+            RolledBack: The log does not lead to what was read.
+            IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
             if self.state.gone is None:
                 return self.state
             done, end = self._complete.next_slot, self.state.next_slot
-            complete = advance(self._complete, self.fetch(range(done, end)))
+            try:
+                complete = advance(self._complete, self.fetch(range(done, end)))
+            except IntegrityError:
+                self.look().outcome.result()  # in a log that was replaced anything may be missing
+                raise
             if complete.head != self.state.head:
-                raise Malformed(
+                raise RolledBack(
                     "the log is not the one that this handle has read",
                     where=self.run_id,
                     expected=f"{self.state.commits} commits, the last one {self.state.head}",
@@ -283,7 +289,7 @@ class RunLog:
         return self.history() if is_gone else state
 
     def place_of(self, manifest: Digest) -> Place | None:
-        """Return where a manifest lies, or lay when it was evicted; `None` where nothing says."""
+        """Return the place of a manifest, also of an evicted one; `None` without one."""
         found = self.state.by_manifest.get(manifest)
         return found or self.history().by_manifest.get(manifest)
 

@@ -151,7 +151,7 @@ def train_twice(story: Story, reg: Registry, folder: Path) -> tuple[str, str]:
     run = reg.run(killed)
     for ck in run.checkpoints():
         story.say(f"{killed}: {describe(ck)}")
-    saved = len(run.manifest.checkpoints)
+    saved = run.manifest.count
     story.claim(f"SIGKILL at a random instant ended {killed}", status == -signal.SIGKILL)
     story.claim(f"{saved} checkpoints were saved, of {STEPS // EVERY}", saved >= 2)
     story.chapter("The same command again")
@@ -179,7 +179,7 @@ def wait_for_checkpoints(reg: Registry, run_id: str, trainer: Program) -> None:
         if run is None and run_id in reg.runs():
             run = reg.run(run_id)
         if run is not None:
-            found = len(run.refresh().manifest.checkpoints)
+            found = run.refresh().manifest.count
             saved += [time.monotonic()] * (found - len(saved))
     # Anywhere in the time that the next checkpoint takes, the save of it included.
     time.sleep(random.random() * (saved[-1] - saved[0]) / (wanted - 1))
@@ -198,7 +198,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
     )
     # The log tells of every checkpoint, of those too that retention has let go.
     histories = [
-        [(one.step, one.manifest) for one in reg.run(name).manifest.checkpoints]
+        [(one.step, one.manifest) for one in reg.run(name).full_manifest().checkpoints]
         for name in (killed, straight)
     ]
     expected = STEPS // EVERY
@@ -206,7 +206,8 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
         f"so have all {expected} steps",
         histories[0] == histories[1] and len(histories[0]) == expected,
     )
-    told = sum(one.size_bytes for run in reg.runs() for one in reg.run(run).manifest.checkpoints)
+    every = [one for run in reg.runs() for one in reg.run(run).full_manifest().checkpoints]
+    told = sum(one.size_bytes for one in every)
     kept = bytes_in(folder)
     story.claim(
         f"what is equal is stored once: {megabytes(told)} of checkpoints lie in {megabytes(kept)}",
@@ -232,7 +233,7 @@ def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
     with registry.open(url, read_only=True) as reg:
         ck = reg.checkpoint(ref)
         run = reg.run(ck.run_id)
-        phase = [one for one in run.manifest.checkpoints if one.phase == ck.phase]
+        phase = [one for one in run.full_manifest().checkpoints if one.phase == ck.phase]
         lowest = min(one.metrics["validation_loss"] for one in phase)
         story.claim(
             f"best has the lowest validation loss of phase {ck.phase}",

@@ -19,8 +19,6 @@ from registry.errors import IncompatibleState, Malformed
 from registry.pytree.survey import walk
 from registry.pytree.unflatten import unflatten_component
 
-#: What numpy has no name for, with ml_dtypes or without.
-_NOT_NUMPY = frozenset({"complex32"})
 _LIMIT = 2**63
 #: Tags whose payload is, or ends in, arrays.
 _ARRAYS = frozenset({"t", "n", "nt", "B", "BA", "S", "coo", "csr", "csc", "bsr", "bsc"})
@@ -59,7 +57,7 @@ def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
 
 
 def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
-    fits = {"t": True, "n": dtype not in _NOT_NUMPY, "nt": dtype == "int64"}.get(tag)
+    fits = {"t": True, "n": True, "nt": dtype == "int64"}.get(tag)
     if fits is None:
         fits = dtype == "uint8" and len(shape) == 1
     if not fits or (0 in shape and not _is_thinkable(tag, dtype, shape)):
@@ -86,7 +84,7 @@ def _is_thinkable(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
 _LENGTHS = "and of lengths that do not overflow"
 _EXPECTED = {
     "t": f"a tensor {_LENGTHS}",
-    "n": f"an array of an element type that numpy has, {_LENGTHS}",
+    "n": f"an array {_LENGTHS}",
     "nt": f"an array of int64 {_LENGTHS}",
     **dict.fromkeys(("B", "BA", "S"), "uint8 with one axis"),
 }

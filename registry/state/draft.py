@@ -30,7 +30,7 @@ from registry.state.run_manifest import RunManifest, rating_metrics, rating_of
 #: Lookups of a run that make up fields of it, with the field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
 _LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "asked", "spec")
-#: With more changes than this the best are looked for anew.
+#: With more changes than this, the best are looked for among all checkpoints again.
 _FEW = 64
 
 
@@ -297,7 +297,7 @@ class Draft:
     # Places
 
     def place(self, place: Place) -> None:
-        """Note where a manifest lies."""
+        """Set the place of a manifest."""
         table = self._write("by_manifest")
         if place.manifest not in self._read("uses"):
             # Dead until now: a compact run did not know it, and has it last.
@@ -323,7 +323,7 @@ class Draft:
         """Drop places that nothing needs, where the run is compact.
 
         Args:
-            is_placed: Whether what the slot holds anew has its places. If not, nothing says so yet.
+            is_placed: Whether the slot gives places; a commit that is only foreseen has none.
 
         Raises:
             Forgotten: Something is needed again whose place was dropped.

@@ -133,7 +133,7 @@ class GoneDraft:
     """What was evicted, open to change.
 
     Args:
-        gone: How it stands.
+        gone: What was evicted so far.
     """
 
     def __init__(self, gone: Gone) -> None:

@@ -15,7 +15,7 @@ from registry.actions import (
     ReportMetrics,
 )
 from registry.canonical import float_to_hex
-from registry.charge import Charge
+from registry.charge import Charge, check_not_dropped
 from registry.committer import Committer, Stale, preview
 from registry.digest import Digest
 from registry.errors import Conflict, IncompatibleState
@@ -70,6 +70,7 @@ class SaveCommit:
         if self._same_step(run) is not None:
             # What seems to be there may have been let go since this handle last looked.
             run = committer.log.refresh()
+            check_not_dropped(run)
         known = self._same_step(run)
         self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
         self._companions = {

@@ -182,10 +182,6 @@ def _times_of_floats(parts: dict[str, Any]) -> None:
     parts["data"]["skeleton"]["d"][0][1] = {"nt": [0, "datetime64[D]"]}
 
 
-def _array_of_a_type_without_name(parts: dict[str, Any]) -> None:
-    parts["bare"]["tensors"][0] |= {"dtype": "complex32", "shape": [10]}
-
-
 def _value_misspelled(parts: dict[str, Any]) -> None:
     parts["data"]["skeleton"]["d"][-1][1] = {"i": "0x1"}
 
@@ -210,7 +206,6 @@ def _entry(parts: dict[str, Any], name: str, index: int) -> dict[str, Any]:
         _names_one_twice,
         _text_of_floats,
         _times_of_floats,
-        _array_of_a_type_without_name,
         _value_misspelled,
         _unknown_tag,
     ],

@@ -10,7 +10,7 @@ from backends.wrappers import Metered
 from backends.wrappers.metered import Call
 from registry import Monitor, canonical
 from registry.actions import AddCheckpoint, Evict, SetPin
-from registry.errors import Conflict, Malformed, NotFound
+from registry.errors import Conflict, NotFound, RolledBack
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
 from registry.maintenance.histories import read_history
 from registry.objects.framing import join_lines, split_lines
@@ -260,7 +260,7 @@ def test_a_log_that_does_not_lead_to_what_was_read_is_told_of(reopened, backend)
     for number in range(reopened.manifest.next_slot):
         key = slot_key("run", number)
         backend.put(key, other.get(key))
-    with pytest.raises(Malformed, match="the log is not the one that this handle has read"):
+    with pytest.raises(RolledBack, match="the log is not the one that this handle has read"):
         reopened.evicted()
 
 

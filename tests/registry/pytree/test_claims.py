@@ -65,7 +65,6 @@ def test_every_empty_shape_that_torch_makes_is_taken() -> None:
     [
         *((tag, "float32", (3,)) for tag in ("B", "BA", "S")),
         *((tag, "uint8", (3, 1)) for tag in ("B", "BA", "S")),
-        ("n", "complex32", (3,)),
     ],
 )
 def test_arrays_that_cannot_be_what_is_said(tag: str, dtype: str, shape: tuple[int, ...]) -> None:

@@ -578,3 +578,11 @@ def test_the_status_is_set_after_the_save_under_way(run):
     pending = run.save_async(small_state(), step=1)
     run.set_status("completed")
     assert pending.wait().step == 1
+
+
+def test_a_repeated_save_into_a_run_that_was_dropped_meanwhile(backend, open_registry):
+    open_registry(backend).create_run("run", seed=1).save(small_state(1), step=1)
+    late = open_registry(backend).run("run")
+    open_registry(backend).run("run").drop("a mistake")
+    with pytest.raises(Conflict, match="the run was dropped"):
+        late.save(small_state(1), step=1)
