@@ -78,6 +78,7 @@ class Lease:
         self._blocks = blocks
         self._lock = Lock()
         self._reserved = 0
+        self._is_lost = False
         self._taken: dict[int, memoryview] = {}
 
     def reserve(self, count: int, *, wait: bool = False) -> bool:
@@ -100,6 +101,8 @@ class Lease:
     def skip(self, count: int = 1) -> None:
         """Give up blocks that were reserved and not taken."""
         with self._lock:
+            if self._is_lost:
+                return
             self._reserved -= count
         self._blocks.release(count)
 
@@ -113,3 +116,10 @@ class Lease:
         """End the save: nobody uses its blocks any more."""
         self.give(list(self._taken.values()))
         self.skip(self._reserved)
+
+    def lose(self) -> None:
+        """End a save whose threads may still use its blocks: no other save ever gets those."""
+        with self._lock:
+            self._is_lost, count = True, self._reserved
+        self._taken.clear()
+        self._blocks.release(count)

@@ -6,6 +6,7 @@ the trainer (`registry.trainer.trainer`), and those who annotate a run and need 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial, reduce
@@ -66,7 +67,14 @@ class Committer:
         self._bases: dict[Digest, Base] = {}
         self._trials = Trials()
         self._steady = Steady()
-        self._lock = RLock()
+        self._pid, self._made_lock = os.getpid(), RLock()
+
+    @property
+    def _lock(self) -> RLock:
+        if self._pid != os.getpid():
+            # A fork copies the lock as it was: a save that the parent has under way holds it.
+            self._pid, self._made_lock = os.getpid(), RLock()
+        return self._made_lock
 
     def commit(self, compose: Compose, plan: Plan = tuple) -> RunManifest:
         """Commit, once what the commit names is on the store.
@@ -110,8 +118,7 @@ class Committer:
                         try:
                             compose(state)
                         except Forgotten:
-                            self.log.recall()
-                            compose(self.log.state)
+                            compose(self.log.history())
                     continue
                 choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
                 try:
@@ -133,11 +140,12 @@ class Committer:
             )
 
     def _planned(self, plan: Plan) -> Sequence[Written]:
-        try:
-            return plan()
-        except Forgotten:
+        for _ in range(_PLANS):
+            with suppress(Forgotten):
+                return plan()
+            # Once is enough, unless another thread reads on and has the run compact again.
             self.log.recall()
-            return plan()
+        return plan()
 
     def write(
         self,
@@ -240,10 +248,6 @@ class Committer:
                 # A damaged state saves nothing; what it held is stored again.
                 continue
         return list(bases.values())
-
-    def start_anew_after_fork(self) -> None:
-        """In a forked child let go of a lock that another thread may hold in the parent."""
-        self._lock = RLock()
 
 
 def preview(state: RunManifest, actions: Sequence[Action]) -> RunManifest:

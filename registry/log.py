@@ -9,6 +9,7 @@ may name.
 from __future__ import annotations
 
 import getpass
+import os
 import random
 import secrets
 import time
@@ -113,7 +114,7 @@ class RunLog:
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
-        self._lock = RLock()
+        self._pid, self._made_lock = os.getpid(), RLock()
         self._snapshots = Snapshots(store, run_id, snapshot_slot)
         self._complete = RunManifest.empty(run_id)
         # As it was before anything is read: another thread may be committing meanwhile.
@@ -125,6 +126,13 @@ class RunLog:
         self._durable = 0
         self.run_id = run_id
         self.state = self._complete.compact()
+
+    @property
+    def _lock(self) -> RLock:
+        if self._pid != os.getpid():
+            # A fork copies the lock as it was, and nobody would ever release it here.
+            self._pid, self._made_lock = os.getpid(), RLock()
+        return self._made_lock
 
     def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the run in at most three round trips.

@@ -187,6 +187,7 @@ class _RunCopy:
     def _read_source(self) -> None:
         log = RunLog(self._source, self._run_id)
         slots = list(log.slots())
+        log.recall()  # what was evicted is counted as well
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._state = log.fold(slots)
         log.check_head(slots)

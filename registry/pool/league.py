@@ -111,7 +111,8 @@ class OpponentPool:
                 known = [one.name for one in state.pins_of("gate")]
                 where = f"{state.run_id}/gates/{name}"
                 raise NotFound("no such gate", where=where, hint=near(name, known))
-            return Source(state.by_n[pin.checkpoint], name)
+            n = pin.checkpoint
+            return Source(state.by_n.get(n) or self._log.knowing(n).by_n[n], name)
 
         return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
 

@@ -20,7 +20,8 @@ def is_coherent(state: RunManifest) -> bool:
         (state.created is not None) == (state.commits > 0)
         and _ascend([0, *numbers, max(state.commits, 1)])
         and _ascend([0, *versions, state.next_version])
-        and named <= set(numbers)
+        # A log may set a gate on what was evicted before, of which a compact run has the number.
+        and all(n in state.by_n or (n is not None and state.is_evicted(n)) for n in named)
     )
 
 

@@ -24,7 +24,7 @@ from registry.pool.promotion import candidate_of, find_entry, pool_rules, promot
 from registry.pytree import FlatState
 from registry.retention import has_policies, plan_retention
 from registry.rules import inference_parts
-from registry.state import CheckpointRecord, RunManifest
+from registry.state import CheckpointRecord, Forgotten, RunManifest
 from registry.streams.appends import PlannedAppend, plan_append
 from registry.tiers import choose_tier
 from registry.trainer.save_request import PreparedSave, SaveRequest
@@ -80,7 +80,7 @@ class SaveCommit:
         if self._repeats:
             return [self._state]  # what stands beside it was said with it
         self._model = self._cut_model(run)
-        claimed = preview(run, self._claim(run))
+        claimed = self._claimed(run)
         # Overtaken once, a segment is not merged again: then nothing can make it stale.
         self._appends = [
             plan_append(committer, claimed, name, entries, merge=not self._replanned)
@@ -135,6 +135,15 @@ class SaveCommit:
 
     def _claim(self, state: RunManifest) -> list[Action]:
         return self._charge.claim(state) if self._request.takes_over else []
+
+    def _claimed(self, run: RunManifest) -> RunManifest:
+        """Return the run as the save finds it, once it is in charge; no commit is planned yet."""
+        try:
+            return preview(run, self._claim(run))
+        except Forgotten:
+            # Not by having the run complete: whoever reads on, in `plan` too, compacts it again.
+            run = self._committer.log.history()
+            return preview(run, self._claim(run))
 
     def _same_step(self, state: RunManifest) -> CheckpointRecord | None:
         """Return the checkpoint that holds this step on the line of training that is continued."""

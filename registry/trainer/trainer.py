@@ -131,7 +131,6 @@ class Trainer:
             self._charge.reset()
             self._background, self._pending, self._stagings = None, None, {}
             self._lock, self._handing_over = RLock(), RLock()
-            self._committer.start_anew_after_fork()
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:

@@ -181,7 +181,7 @@ class _Passage:
                 name: phase_sequence(seed, number) if index is None else child(seed, number, index)
                 for name, index in self._table.reseeded.items()
             },
-            checkpoint=Checkpoint(self._committer.store, log, state.by_n[self._way.checkpoint]),
+            checkpoint=Checkpoint(self._committer.store, log, self._record(self._way)),
             report=self._table.applied,
         )
 
@@ -195,7 +195,7 @@ class _Passage:
                 expected=", ".join(sorted(way.rules.conditions)) or "none",
                 hint=near(name, way.rules.conditions),
             )
-        record = committer.log.state.by_n[way.checkpoint]
+        record = self._record(way)
         checkpoint = Checkpoint(committer.store, committer.log, record)
         # Whole and exactly this one: damage is an error, and nothing is fallen back to
         # (seeds/hydra.md, Gate checkpoint verification).
@@ -235,7 +235,7 @@ class _Passage:
     def _promotion(self, state: RunManifest, pin: Pin, written: Written) -> list[Action]:
         """Return what lets an anchor into the pool, unless it is in it already."""
         assert pin.checkpoint is not None  # replay has every gate name one
-        record = state.by_n[pin.checkpoint]
+        record = state.record(pin.checkpoint)
         candidate = Candidate(
             manifest=written.base.manifest.digest,
             phase=record.phase,
@@ -253,6 +253,10 @@ class _Passage:
         parts = self._stored(pin).manifest.components
         spec = self._committer.log.state.spec
         return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
+
+    def _record(self, way: _Way) -> CheckpointRecord:
+        """Return the source, which another writer may have evicted meanwhile."""
+        return self._committer.log.knowing(way.checkpoint).by_n[way.checkpoint]
 
     def _stored(self, pin: Pin) -> Stored:
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
@@ -308,7 +312,7 @@ def _source(state: RunManifest, rules: Transition) -> CheckpointRecord:
     if name:
         pin = find_pin(state, "gate", name)
         assert pin.checkpoint is not None  # replay has every gate name one
-        return state.by_n[pin.checkpoint]
+        return state.record(pin.checkpoint)
     found = state.latest(rules.from_phase)
     if kind == "best":
         monitors = state.spec.phase(rules.from_phase).monitors

@@ -181,10 +181,18 @@ class _StateWriter:
             manifest = Manifest(state.kind, self._components)
             written = self._place(manifest)
         finally:
-            abandon(self._under_way)
-            self._lease.close()
+            self._end()
         steady.remember(manifest.digest, self._found(state), _KEPT_STEADY)
         return replace(written, nonfinite=self._named(state)) if watched else written
+
+    def _end(self) -> None:
+        """Give the blocks back once no thread uses them; an interrupt may end the wait for that."""
+        try:
+            abandon(self._under_way)
+        except BaseException:
+            self._lease.lose()
+            raise
+        self._lease.close()
 
     def write_stream(
         self,

@@ -9,7 +9,7 @@ import pytest
 from backends.wrappers import Metered
 from backends.wrappers.metered import Call
 from registry import Monitor, canonical
-from registry.actions import AddCheckpoint, Evict
+from registry.actions import AddCheckpoint, Evict, SetPin
 from registry.errors import Conflict, NotFound, RolledBack
 from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
 from registry.maintenance.histories import read_history
@@ -154,6 +154,25 @@ def test_a_save_goes_on_from_what_another_one_evicted(reg, backend, open_registr
     assert [one.step for one in run.checkpoints()] == [3]
     assert run.manifest.encode() == replayed(backend).compact().encode()
     assert reg.verify().ok
+
+
+def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, open_registry):
+    run = reg.create_run("gated", seed=1)
+    first = run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    run.prune(Retention(last=1))
+    log = run.committer.log
+    # Not by `set_gate`, which refuses it; a log in which it stands is legal.
+    gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
+    log.append(lambda state: [commit_line(state, [gate])])
+    snapshots = Snapshots(reg.store, "gated")
+    (newest, *_) = snapshots.listed()
+    (slot, *_) = log.slots(newest)
+    assert snapshots.parse(snapshots.read(newest), slot) == log.state
+    reopened = open_registry(backend).run("gated")
+    assert reopened.gate("g").digest == first.digest
+    with pytest.raises(Conflict, match="not kept any more"):
+        reopened.pool.promote_gate("g")
 
 
 def test_the_pool_rates_by_what_was_evicted(reg, backend, open_registry):

@@ -96,6 +96,11 @@ def test_the_report_counts_every_commit_that_was_lacking(source, target, filled)
     assert sync(source, target).runs[0].commits == 4
 
 
+def test_the_report_counts_checkpoints_that_were_evicted_since(source, target, filled):
+    filled.prune(Retention(last=1))
+    assert sync(source, target).runs[0].checkpoints == 3
+
+
 def test_ids_are_the_same_on_both_sides(source, target, filled):
     sync(source, target)
     assert [c.digest for c in target.run("run").checkpoints()] == [

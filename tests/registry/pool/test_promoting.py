@@ -50,6 +50,22 @@ def between(hooked: Hooked, action) -> Once:
     return hooked.before
 
 
+def test_an_evicted_checkpoint_is_refused_while_another_thread_reads_on(make, monkeypatch):
+    run, _ = make()
+    first, _ = save(run, 1, 2)
+    run.prune(Retention(last=1))
+    recall, reads = log.RunLog.recall, iter([run.refresh])
+
+    def recalled(self):
+        recall(self)
+        for read in reads:  # once, right after
+            read()
+
+    monkeypatch.setattr(log.RunLog, "recall", recalled)
+    with pytest.raises(Conflict, match="not kept any more"):
+        run.pool.promote(first)
+
+
 def test_the_loser_of_a_race_gets_the_next_version(make, hooked, other):
     run, reg = make()
     first, second = save(run, 1, 2)

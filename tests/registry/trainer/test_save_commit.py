@@ -554,6 +554,18 @@ def test_a_handle_that_others_went_back_behind_may_not_go_on(run, reg, backend, 
     assert first.save(small_state(5), step=5).step == 5
 
 
+def test_a_step_that_is_taken_is_refused_after_an_eviction_that_decides(run):
+    run.tag("kept", run.save(small_state(1), step=1))
+    run.save(small_state(2), step=2, metrics={"mu": 25.0, "sigma": 3.0})
+    run.save(small_state(3), step=3)
+    run.prune(Retention(last=1))
+    run.restore(at=run.checkpoints()[0])
+    # Which rating counts after the rewind only the record of the evicted one can tell.
+    with pytest.raises(Conflict, match="holds another state"):
+        run.save(small_state(9), step=1)
+    assert run.save(small_state(9), step=2).step == 2
+
+
 def test_naming_waits_for_no_upload(run, reg):
     first = run.save(small_state(), step=1)
     with run.committer._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import numpy as np
@@ -10,10 +11,14 @@ import pytest
 import torch
 
 from backends.errors import StoreUnavailable
+from backends.local import LocalBackend
 from backends.wrappers import Wrapper
 from registry import Monitor
 from registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
+from registry.objects.keys import slot_key
 from registry.registry import open as open_place
+from registry.registry import open_on
+from registry.store import create_config
 from registry.sync import sync
 from registry.trainer.pending import PendingSave
 from tests.registry.conftest import flip, new_backend, packs_of, small_state
@@ -182,6 +187,45 @@ def test_a_forked_child_is_another_trainer(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with pytest.raises(Fenced):
             run.save(small_state(3), step=3)
+
+
+class Held(Wrapper):
+    """Holds the put of a slot in the process that made it."""
+
+    def __init__(self, inner, key: str) -> None:
+        super().__init__(inner)
+        self._pid, self._key = os.getpid(), key
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def put_if_absent(self, key, body):
+        if key == self._key and os.getpid() == self._pid:
+            self.reached.set()
+            self.go_on.wait(60)
+        return super().put_if_absent(key, body)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
+    backend = LocalBackend(tmp_path / "reg")
+    create_config(backend, "skipped")
+    held = Held(backend, slot_key("run", 1))
+    with open_on(held) as reg:
+        run = reg.create_run("run", seed=1)
+        pending = run.save_async(small_state(1), step=1)
+        assert held.reached.wait(60)
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(30)
+                run.add_artifact("kept", small_state(2))
+                run.push(small_state(3), step=1, phase="other")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        held.go_on.set()
+        assert status == 0
+        assert pending.wait(60).step == 1
 
 
 def test_a_training_that_restored_nothing_does_not_begin_before_the_newest_step(

@@ -7,7 +7,9 @@ import pytest
 
 from backends.wrappers import Wrapper
 from registry import Checkpoint
+from registry.actions import Evict, Eviction, SetPin
 from registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
+from registry.log import commit_line
 from registry.pool.ratings import DEFAULT
 from tests.registry.conftest import Hooked, Once, contents, flip, objects, packs_of, same
 from tests.registry.transitions.world import (
@@ -52,6 +54,19 @@ def test_it_is_one_commit(reg):
         ("step", "carry", None),
         ("phase", "reset", None),
     ]
+
+
+def test_a_gate_on_what_was_evicted_leads_over(reg):
+    run = lived(reg, spec(source="gates/first"))
+    first = run.checkpoints()[0]
+    # Not by `set_gate`, which refuses it; a log in which it stands is legal.
+    for action in (
+        Evict(evictions=(Eviction(checkpoint=first.n, reason="old"),)),
+        SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.n),
+    ):
+        run.committer.log.append(lambda now, said=action: [commit_line(now, [said])])
+    assert first.record.evicted
+    assert over(run).checkpoint.n == first.n
 
 
 def test_the_conditions_are_recorded(reg):

@@ -13,7 +13,7 @@ from backends.errors import StoreUnavailable
 from registry import blocks
 from registry.blocks import BLOCK_BYTES, Blocks, Lease
 from registry.digest import Digest
-from registry.writing import hashing
+from registry.writing import hashing, saving
 from tests.registry.conftest import Hooked, new_backend, packs_of, same, small_grid
 
 MOST = 6
@@ -141,6 +141,37 @@ def test_blocks_come_back_whatever_fails(few, open_registry, how):
         assert reg._store.blocks._left == MOST
     store.before = lambda method, key: None
     assert same(run.save(state(), step=99, **how).load(), state())
+
+
+def test_blocks_are_lost_where_the_wait_for_their_threads_is_interrupted(
+    few, open_registry, monkeypatch
+):
+    reg = open_registry(new_backend())
+    run = reg.create_run("run", seed=1)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "abandon", interrupted)
+        patch.setattr(saving._StateWriter, "_pack_group", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(state(), step=1)
+    # A save that waited for the missing ones would never end.
+    assert reg._store.blocks._left == MOST
+    assert same(run.save(state(1), step=1).load(), state(1))
+    assert reg._store.blocks._left == MOST
+
+
+def test_a_block_that_may_be_in_use_is_not_used_again():
+    lease = Blocks().lease()
+    lease.reserve(3)
+    block = lease.take()
+    lease.lose()
+    lease.give([block])
+    lease.skip()
+    assert not any(block is idle for idle in blocks._idle)
+    assert lease._blocks._left == blocks.MOST_BLOCKS
 
 
 def test_saves_that_share_a_handle_end(few, open_registry):
