@@ -199,7 +199,10 @@ class LocalBackend(Backend):
 
         A folder gets new names, so it is synced each time; the path to it only once.
         """
-        for folder in dict.fromkeys(os.path.dirname(self._path(key)) for key in keys):
+        seen = dict.fromkeys(os.path.dirname(self._path(key)) for key in keys)
+        if seen and os.statvfs(self._root).f_flag & os.ST_RDONLY:
+            return  # some file systems that are only read know no sync, and lose nothing
+        for folder in seen:
             try:
                 self._sync_way(folder)
                 disk.sync_folder(folder)

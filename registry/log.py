@@ -54,6 +54,8 @@ MAX_LOST_RACES = 20
 _AHEAD = 512
 _PROOFS_AT_ONCE = 64
 _UNKNOWN_RETRIES = 8
+#: After so many seconds an outcome that is still unknown is told of.
+_UNKNOWN_S = 60.0
 _LONGEST_PAUSE_S = 1.0
 
 #: Composes the lines of the next slot from the run as it stands; `None` means nothing to do.
@@ -488,6 +490,7 @@ class RunLog:
     def _put(self, slot: Slot) -> bool:
         """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
         key = slot_key(self.run_id, slot.number)
+        until = time.monotonic() + _UNKNOWN_S
         for attempt in range(_UNKNOWN_RETRIES):
             try:
                 if self._store.backend.put_if_absent(key, slot.data):
@@ -496,7 +499,8 @@ class RunLog:
             except ObjectNotFound:
                 pass  # "exists" and then absent: a listing still settling; ask the same slot again.
             except StoreUnavailable:
-                if attempt == _UNKNOWN_RETRIES - 1:
+                # The store has been patient already: a silent one must not be asked for hours.
+                if attempt == _UNKNOWN_RETRIES - 1 or time.monotonic() > until:
                     raise
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.02 * 2**attempt)))
         raise StoreUnavailable(

@@ -873,3 +873,21 @@ def test_free_bytes_are_told_where_they_bound_what_fits(
     monkeypatch.setenv(mounts.ALLOW, "1")
     monkeypatch.setattr(disk, "nearest", lambda _: "/mnt/nfs")
     assert LocalBackend("/mnt/nfs/x").free_bytes() is None, "who knows what is behind it"
+
+
+def test_what_lies_on_a_file_system_that_is_only_read_needs_no_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(tmp_path)
+    backend.put("a/b", b"x")
+
+    def refuse(_path: str) -> None:
+        raise OSError(errno.EINVAL, "no sync here")
+
+    monkeypatch.setattr(disk, "sync_folder", refuse)
+    with pytest.raises(StorageError):
+        backend.make_durable(["a/b"])
+    there = os.statvfs(tmp_path)
+    flags = os.ST_RDONLY | there.f_flag
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=flags))
+    backend.make_durable(["a/b"])
