@@ -25,6 +25,7 @@ from registry.digest import Digest
 from registry.environment import host_name
 from registry.errors import (
     Conflict,
+    IntegrityError,
     Malformed,
     ObjectNotFound,
     RolledBack,
@@ -245,23 +246,31 @@ class RunLog:
 
         Raises:
             Malformed: The log does not lead to what was read.
+            RolledBack: Nor is its newest slot the one that was read.
         """
         with self._lock:
             if self.state.gone is None:
                 return self.state
-            done, end = self._complete.next_slot, self.state.next_slot
-            complete = advance(self._complete, self.fetch(range(done, end)))
-            if complete.head != self.state.head:
-                raise Malformed(
-                    "the log is not the one that this handle has read",
-                    where=self.run_id,
-                    expected=f"{self.state.commits} commits, the last one {self.state.head}",
-                    found=f"{complete.commits}, the last one {complete.head}",
-                    hint="Run `holdfast verify`: a snapshot says something else than the log, or "
-                    "the log was replaced.",
-                )
-            self._complete = complete
-            return complete
+            try:
+                self._complete = self._read_history()
+            except IntegrityError:
+                self._check_newest(self.state.next_slot - 1, self._tail.newest)
+                raise
+            return self._complete
+
+    def _read_history(self) -> RunManifest:
+        done, end = self._complete.next_slot, self.state.next_slot
+        complete = advance(self._complete, self.fetch(range(done, end)))
+        if complete.head != self.state.head:
+            raise Malformed(
+                "the log is not the one that this handle has read",
+                where=self.run_id,
+                expected=f"{self.state.commits} commits, the last one {self.state.head}",
+                found=f"{complete.commits}, the last one {complete.head}",
+                hint="Run `holdfast verify`: a snapshot says something else than the log, or "
+                "the log was replaced.",
+            )
+        return complete
 
     def knowing(self, n: int) -> RunManifest:
         """Return a replay that has the record of a checkpoint, also of an evicted one."""
