@@ -28,12 +28,14 @@ from registry.errors import (
     Conflict,
     IntegrityError,
     Malformed,
+    NotFound,
     ObjectNotFound,
     RolledBack,
     StorageError,
     StoreUnavailable,
 )
 from registry.objects.keys import (
+    CONFIG,
     RUNS,
     epoch_key,
     is_run_id,
@@ -44,7 +46,7 @@ from registry.objects.keys import (
 )
 from registry.snapshots import Snapshots
 from registry.state import Forgotten, RunManifest, Slot, advance, has_bit, link_after
-from registry.store import Store, gaps
+from registry.store import Store, gaps, read_config
 
 #: A snapshot is written when the log has grown by so many slots.
 SNAPSHOT_EVERY = 64
@@ -348,7 +350,8 @@ class RunLog:
 
     def _check_newest(self, number: int, digest: Digest | None) -> None:
         if digest is None:
-            return  # nothing was read yet
+            self._check_registry()
+            return
         key = slot_key(self.run_id, number)
         try:
             found: Digest | None = Digest.of(self._store.backend.get(key))
@@ -362,6 +365,23 @@ class RunLog:
                 found="no slot" if found is None else f"the slot {found.short}",
                 hint="Nothing was committed. The log lost its newest slots, or another registry is "
                 "in its place: restore it, or open the run again to continue from the present log.",
+            )
+
+    def _check_registry(self) -> None:
+        """Refuse to begin a log in another registry than the handle was opened on, or in none."""
+        opened = self._store.config.id
+        try:
+            found = read_config(self._store.backend).id
+        except NotFound:
+            found = None
+        if found != opened:
+            raise RolledBack(
+                "the registry is not the one that this handle was opened on",
+                where=f"{self._store.backend.url}/{CONFIG}",
+                expected=f"the registry {opened}",
+                found="none" if found is None else f"the registry {found}",
+                hint="Nothing was committed. Bring the registry back from a backup, or open it "
+                "again to work with what is there.",
             )
 
     def make_durable(self) -> None:

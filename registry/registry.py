@@ -300,8 +300,10 @@ class Registry:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
+        # Before the listing: a run that begins meanwhile is seen, and not listed.
+        seen = self._store.heads.all() if self._store.heads is not None else {}
         runs = list_runs(self._store)
-        for gone in self._store.heads.missing(runs) if self._store.heads is not None else ():
+        for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
 

@@ -98,9 +98,10 @@ def sync(
         source, destination = _opened(src, stack), _opened(dst, stack)
         if source.url == destination.url:
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
+        seen = source.store.heads.all() if source.store.heads is not None else {}
         known = source.runs()
         # A run that was seen before and is gone is refused with the rest of what went back.
-        gone = source.store.heads.missing(known) if source.store.heads is not None else []
+        gone = sorted(seen.keys() - set(known))
         chosen = [*known, *gone] if runs is None else list(runs)
         for name in chosen:
             if name not in known and name not in gone:

@@ -13,6 +13,7 @@ from registry.registry import Registry
 from registry.run import Run
 
 DAMAGED = "damaged"
+_VERIFY = "`holdfast verify` tells what is affected and what to do."
 
 _T = TypeVar("_T")
 
@@ -73,7 +74,8 @@ def end(damaged: Mapping[str, RegistryError]) -> None:
     for name, error in damaged.items():
         output.note(f"damaged: {name}: {error.summary}")
     if damaged:
-        output.note("hint: `holdfast verify` tells what is affected and what to do.")
+        for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
+            output.note(f"hint: {hint}")
         codes = [error.exit_code for error in damaged.values()]
         damage = IntegrityError.exit_code
         raise typer.Exit(damage if damage in codes else codes[0])

@@ -87,22 +87,18 @@ class Heads:
         with self._held():
             return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
 
-    def missing(self, listed: Iterable[str]) -> list[str]:
-        """Return the runs that were seen before and are gone now.
-
-        Only runs seen before the registry was opened: another thread may have begun one just now.
-        """
-        return sorted(self._kept.heads.keys() - set(listed)) if self._kept is not None else []
-
-    def check_runs(self, listed: Iterable[str]) -> None:
+    def check_runs(self, listed: Iterable[str], seen: Mapping[str, Head]) -> None:
         """Raise if a run is gone that was seen before.
+
+        Args:
+            listed: The runs that are there.
+            seen: What `all` returned before they were listed: a run may have begun since.
 
         Raises:
             RolledBack: One is.
         """
-        for run_id in self.missing(listed):
-            if (seen := self.seen(run_id)) is not None:
-                seen.require(self.url, 0, 0, None)
+        for run_id in sorted(seen.keys() - set(listed)):
+            seen[run_id].require(self.url, 0, 0, None)
 
     @property
     def epoch(self) -> int:

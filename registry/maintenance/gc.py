@@ -218,7 +218,7 @@ class Collector:
             cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
             runs = list(list_run_files(self._store))
             if self._store.heads is not None:
-                self._store.heads.check_runs(files.run_id for files in runs)
+                self._store.heads.check_runs((files.run_id for files in runs), self._seen)
             needed, kept = self._read_runs(runs, cutoff_s)
             unneeded = objects.keys() - needed
             recent = {key for key in unneeded if objects[key].modified_s > cutoff_s or key in kept}

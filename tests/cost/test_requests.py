@@ -76,11 +76,11 @@ def trained(watched: Watched) -> Run:
     return run
 
 
-def test_create_run_is_one_request() -> None:
+def test_create_run_looks_at_the_registry_and_puts_a_slot() -> None:
     watched = Watched(fresh_store())
     with watched.registry:
         watched.registry.create_run("night", seed=1)
-        assert watched.asked() == Counter({"put_if_absent log": 1})
+        assert watched.asked() == Counter(["get registry.json", "put_if_absent log"])
 
 
 def test_first_save_looks_for_sweeps_once_and_puts_a_pack_a_component() -> None:

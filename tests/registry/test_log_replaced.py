@@ -138,6 +138,20 @@ def test_nothing_is_committed_to_a_log_that_was_replaced(
     assert contents(backend, "runs/") == before
 
 
+@pytest.mark.parametrize("there", [None, "another"])
+def test_no_run_begins_in_another_registry(there: str | None, open_registry: Open) -> None:
+    backend, other = new_backend(), new_backend()
+    registry = open_registry(backend)
+    overwrite(backend, other if there else MemoryBackend("empty"))
+    before = contents(backend)
+    with pytest.raises(RolledBack, match="not the one that this handle was opened on") as told:
+        registry.create_run(RUN, seed=1)
+    with pytest.raises(RolledBack):
+        registry.run(RUN, create=True, seed=1)
+    assert (told.value.found == "none") is (there is None)
+    assert contents(backend) == before
+
+
 def test_the_error_says_what_was_expected_and_found(
     backend: MemoryBackend, open_registry: Open
 ) -> None:

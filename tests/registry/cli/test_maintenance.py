@@ -133,6 +133,10 @@ def test_a_log_that_went_back_is_refused_until_it_is_trusted(
     told = call("show", "demo", status=6).stderr
     assert "shorter than this machine has seen it" in told
     assert f"holdfast trust file://{url}" in told
+    for listing in (["run", "ls"], ["ls"], ["du"]):
+        told = call(*listing, status=6).stderr
+        assert "damaged: demo: " in told
+        assert f"holdfast trust file://{url}" in told
     told = call("verify", "--heads", heads, "--write-heads", heads, status=6).stdout
     assert "this machine has seen 4: its end is gone" in told
     assert f"{heads} has seen 4: its end is gone" in told

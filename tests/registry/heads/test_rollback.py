@@ -158,6 +158,23 @@ def test_runs_that_are_gone_are_named(place, caplog):
     assert "the run night was here and is gone" in caplog.text
 
 
+def test_a_handle_misses_the_run_that_it_saw_begin(tmp_path, caplog):
+    place, mirror = tmp_path / "reg", tmp_path / "mirror"
+    registry.init(mirror, skip_race_probe=True).close()
+    with registry.init(place, skip_race_probe=True) as reg:
+        reg.create_run("night", seed=1).save(small_state(1), step=1)
+        delete_run(place)
+        with pytest.raises(RolledBack, match="night"):
+            reg.gc(grace_s=0)
+        assert [one.where for one in reg.verify().findings if one.kind == "head"] == ["night"]
+        with pytest.raises(RolledBack, match="Not copied: night"):
+            registry.sync(reg, mirror)
+        caplog.clear()
+        assert reg.runs() == []
+        assert "the run night was here and is gone" in caplog.text
+    assert any((place / "packs").rglob("*.0"))
+
+
 def test_another_registry_at_the_same_place_is_refused(place, monkeypatch):
     shutil.rmtree(place)
     with monkeypatch.context() as elsewhere:
