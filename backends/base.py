@@ -249,11 +249,11 @@ def refuse_links(backend: Backend, prefix: str, *, delimiter: bool = False) -> N
 def link_found(where: str) -> StoreUnsuitable:
     """Return the error for a symbolic link below a store's root."""
     return StoreUnsuitable(
-        "a symbolic link in a registry: it is read through, and nothing is written or deleted",
+        "there is a symbolic link in the registry",
         where=where,
         expected="a file or folder of the registry itself",
-        hint="Replace the link by the file or folder that it names. Only the registry's own folder "
-        "may be a link.",
+        hint="Holdfast reads through links, but never writes or deletes through one. Replace the "
+        "link by the file or folder that it names. Only the registry's own folder may be a link.",
     )
 
 

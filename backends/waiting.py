@@ -139,7 +139,8 @@ class Wait:
     def _told(self, now_s: float) -> str:
         return (
             f"{self._where}: waiting for the store ({self._what}) for {now_s - self._began_s:.0f} s"
-            f" now; given up after {self._ends_s - self._began_s:.0f} s ({self._limit})"
+            f" now; this request is given up after {self._ends_s - self._began_s:.0f} s"
+            f" ({self._limit})"
         )
 
     def _too_slow(self) -> StoreUnavailable:
@@ -149,7 +150,7 @@ class Wait:
             where=self._where,
             expected=f"{least:.0f} bytes a second over {self._patience.try_s:.3g} s, and an end"
             f" within {self._ends_s - self._began_s:.3g} s",
-            found=f"{self.moved_bytes} bytes in {time.monotonic() - self._began_s:.1f} s",
+            found=f"{self.moved_bytes or 'no'} bytes in {time.monotonic() - self._began_s:.1f} s",
             hint=f"Try again later, or allow more time ({self._limit})"
             + ("; whether the write was done is not known." if self._writes else "."),
         )

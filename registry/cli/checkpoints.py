@@ -11,7 +11,7 @@ from registry import formats
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
-from registry.cli.listing import DAMAGED, Listing
+from registry.cli.listing import Listing, mark
 from registry.registry import Registry, open  # noqa: A004
 from registry.run import Run
 from registry.state import CheckpointRecord, RunManifest
@@ -33,7 +33,7 @@ _LS = (
     Column("marks", folds=True),
 )
 #: The row of a run that cannot be read.
-_DAMAGED_ROW = ("-", "-", "-", "-", "", "-", DAMAGED)
+_DAMAGED_ROW = ("-", "-", "-", "-", "", "-")
 _COMPONENTS = (
     Column("component", folds=True),
     Column("digest"),
@@ -87,7 +87,8 @@ def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
     else:
         rows = listing.told(runs, lambda run: _told(_rows, run, evicted=evicted))
         shown = sum(map(len, rows.values()))
-        _print_all({**rows, **{name: [_DAMAGED_ROW] for name in listing.damaged}})
+        damaged = listing.damaged.items()
+        _print_all({**rows, **{name: [(*_DAMAGED_ROW, mark(error))] for name, error in damaged}})
         _note_gone([run for run in runs if run.id in rows], shown, none=not listing.damaged)
     listing.finish()
 

@@ -8,14 +8,24 @@ from typing import TypeVar
 import typer
 
 from registry.cli import output
-from registry.errors import IntegrityError, NotFound, RegistryError, StoreUnavailable
+from registry.errors import (
+    IntegrityError,
+    NotFound,
+    RegistryError,
+    StorageError,
+    StoreUnavailable,
+)
 from registry.registry import Registry
 from registry.run import Run
 
-DAMAGED = "damaged"
 _VERIFY = "`holdfast verify` tells what is affected and what to do."
 
 _T = TypeVar("_T")
+
+
+def mark(error: RegistryError) -> str:
+    """Return how a listing shows a run that failed like this."""
+    return "unreadable" if isinstance(error, StorageError) else "damaged"
 
 
 class Listing:
@@ -72,7 +82,7 @@ def end(damaged: Mapping[str, RegistryError]) -> None:
         Exit: There are some. The status is that of damage, or of the first error if none is damage.
     """
     for name, error in damaged.items():
-        output.note(f"damaged: {name}: {error.summary}")
+        output.note(f"{mark(error)}: {name}: {error.summary}")
     if damaged:
         for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
             output.note(f"hint: {hint}")

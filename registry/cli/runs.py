@@ -14,7 +14,7 @@ import typer
 from backends.escape import shown
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column
-from registry.cli.listing import DAMAGED, Listing
+from registry.cli.listing import Listing, mark
 from registry.creation import RunOptions
 from registry.digest import Digest
 from registry.errors import InvalidInput, RegistryError
@@ -99,8 +99,8 @@ def ls(registry: options.Registry, *, json: options.Json = False) -> None:
             output.document(_by_name(shapes | gone))
         else:
             rows = listing.told(runs, _row)
-            for name in listing.damaged:
-                rows[name] = (name, DAMAGED, "-", "-", "-", "-")
+            for name, error in listing.damaged.items():
+                rows[name] = (name, mark(error), "-", "-", "-", "-")
             if rows:
                 output.table(_LS, _by_name(rows))
             else:
@@ -113,7 +113,7 @@ def _by_name(told: Mapping[str, _T]) -> list[_T]:
 
 
 def _damaged_json(name: str, error: RegistryError) -> dict[str, Any]:
-    return {"run": name, "status": DAMAGED, "error": error.summary}
+    return {"run": name, "status": mark(error), "error": error.summary}
 
 
 def _row(run: Run) -> tuple[object, ...]:

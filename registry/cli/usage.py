@@ -8,7 +8,7 @@ import typer
 
 from registry.cli import options, output
 from registry.cli.columns import Column
-from registry.cli.listing import DAMAGED, end
+from registry.cli.listing import end, mark
 from registry.errors import NotFound
 from registry.maintenance.usage import RunUsage, StateUsage, Usage, measure
 from registry.registry import open  # noqa: A004
@@ -44,7 +44,7 @@ def du(
         output.table(_STATES, [_state_row(state) for one in chosen for state in one.states])
     elif chosen or damaged:
         rows = {one.run: _run_row(one) for one in chosen}
-        rows |= {name: (name, DAMAGED, "-", "-", "-") for name in damaged}
+        rows |= {name: (name, mark(error), "-", "-", "-") for name, error in damaged.items()}
         output.table(_RUNS, [rows[name] for name in sorted(rows)])
     if chosen or damaged:
         output.line()

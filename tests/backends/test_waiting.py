@@ -280,7 +280,7 @@ def test_bytes_that_flow_are_waited_for() -> None:
             assert wait.check(now_s + 0.01) == (pytest.approx(now_s, abs=11), "")
         assert line.cuts == 0, "twenty times the deadline, and enough bytes in each third of it"
         due_s, told = wait.check(now_s + 11)
-        assert "given up after 1030 s (X)" in told
+        assert "this request is given up after 1030 s (X)" in told
         assert (line.cuts, due_s < now_s + 12) == (1, True)
         assert wait.check(now_s + 12)[1] == "", "told once"
         assert line.cuts == 2, "cut again until it has ended"
