@@ -284,7 +284,7 @@ def test_conflict_is_tried_again_and_bounded(backend: S3Backend, script: Script)
     assert backend.put_if_absent("a", bytes(100_000)) is True
     assert [len(request.body) for request in script.requests] == [100_000] * 3
     script.answers = [conflict]
-    with pytest.raises(StoreUnavailable, match="under way"):
+    with pytest.raises(StoreUnavailable, match="another write of the same key"):
         backend.put_if_absent("a", b"x")
 
 

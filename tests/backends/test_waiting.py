@@ -125,7 +125,9 @@ def serve(
     def make(how: Serve) -> tuple[Trickler, S3Backend]:
         server = Trickler(how)
         S3Server(server.url, "key", "secret").set_environment(monkeypatch)
-        made.append((server, S3Backend(parse("s3://bucket/x"), PATIENCE)))
+        backend = S3Backend(parse("s3://bucket/x"), PATIENCE)
+        backend._client()  # or making it may take the time that the server is given
+        made.append((server, backend))
         return made[-1]
 
     yield make

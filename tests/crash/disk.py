@@ -139,7 +139,8 @@ class Disk:
             if not os.path.isdir(folder):
                 self._sync(folder)  # fails as it should
         for path in covered:
-            self._lasting[path] = self._pending.pop(path)
+            if path in self._pending:  # or another thread synced the folder as well
+                self._lasting[path] = self._pending.pop(path)
 
 
 def _absolute(name: str, folder: int | None) -> str:

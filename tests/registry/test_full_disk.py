@@ -209,7 +209,7 @@ def test_a_save_that_cannot_fit_says_so_before_it_writes(disk: Path, reg: Regist
     run.save(state_of(1024, 1), step=1)
     before = objects(disk)
     big = {f"part{n}": state_of(2048, 10 + n)["model"] for n in range(5)}
-    with pytest.raises(StoreFull, match="fit") as caught:
+    with pytest.raises(StoreFull, match="not enough free space") as caught:
         run.save(big, step=2)
     needed, found = (
         int(str(text).split()[0]) for text in (caught.value.expected, caught.value.found)
@@ -240,6 +240,6 @@ def test_a_compressed_save_is_refused_by_the_pack(disk: Path, reg: Registry) -> 
     zeros = {"model": {"w": np.zeros(9 * 2**20, np.uint8)}}
     run.save(zeros, step=1, compression="zstd")
     before = objects(disk)
-    with pytest.raises(StoreFull, match="fit"):
+    with pytest.raises(StoreFull, match="not enough free space"):
         run.save(state_of(9 * 1024, 1), step=2, compression="zstd")
     assert objects(disk) == before

@@ -7,8 +7,10 @@ ever read, and in the end nothing dead is left.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.stateful.base import Base
@@ -39,6 +41,8 @@ class Life(Writing, Collecting):
     """All rules together. Each is as likely as any other: what matters most has several names."""
 
 
+_SEEDS = itertools.count()
+
 for _name, _weight in _WEIGHTS.items():
     for _number in range(1, _weight):
         setattr(Life, f"{_name}_{_number}", getattr(Life, _name))
@@ -66,6 +70,9 @@ def _live(rounds: int, steps: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     for _ in range(rounds):
+        if settings.default.derandomize:
+            # As on CI machines: without seeds of their own all rounds would be the same ten lives.
+            seed(next(_SEEDS))(Life)
         run_state_machine_as_test(Life, settings=chosen)
 
 
