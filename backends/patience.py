@@ -85,7 +85,7 @@ class Attempts:
 
     Args:
         patience: How long to keep trying.
-        sleep: Waits for so many seconds.
+        sleep: Waits for a number of seconds.
         clock: Returns seconds that never go back.
     """
 

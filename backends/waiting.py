@@ -20,7 +20,7 @@ from typing import Protocol
 from backends.errors import StoreUnavailable
 from backends.patience import Patience
 
-#: After so many seconds without enough bytes a line is logged.
+#: Seconds without enough bytes after which a line is logged.
 TELL_AFTER_S = 5.0
 
 # Many requests of one store wait together: one line speaks for all of them.

@@ -1,7 +1,7 @@
 """Holdfast against another checkout of itself, in one interleaved run on a local disk.
 
 Each checkout saves and loads in a process of its own, which waits while the other one works; every
-round asks both for everything, in an order drawn anew. Ratios are this checkout's to the other's,
+round asks both for everything, in a new random order. Ratios are this checkout's to the other's,
 round by round.
 
     python bench/against.py --other ../before --workload hydra --rounds 9 --dir /var/tmp

@@ -2,10 +2,10 @@
 
 The store is a dict in memory and a state takes a few bytes, so that what is timed is Holdfast's own
 work: replay, retention, the slot and the snapshots. One run for each size lives at the same time,
-and batches of 64 commits go to them in turn, in an order drawn anew: each batch has one snapshot in
+and batches of 64 commits go to them in turn, in a new random order: each batch has one snapshot in
 it. A run keeps its newest `--live` checkpoints, so all but the smallest have that many.
 
-`--tensors` times a save and a load of a state of so many tensors, per tensor. `--runs` makes that
+`--tensors` times a save and a load of a state of that many tensors, per tensor. `--runs` makes that
 many runs in a folder, lists, opens, verifies and collects them, and tells the peak of memory.
 
     python growth.py [--commits N ...] [--live N] [--rounds N] [--tensors N ...] [--runs N ...]
@@ -37,7 +37,7 @@ from registry.store import create_config
 
 BATCH = 64
 ACTS = ("save", "report", "tag")
-#: A run of fewer commits is made anew for each round, or it would soon not be of its size.
+#: A run of fewer commits is made again for each round, or it would soon not be of its size.
 _SMALL = 1000
 _GOAL = 2.0
 
@@ -50,7 +50,7 @@ def empty_registry() -> Registry:
 
 
 class Life:
-    """A run that has lived through so many commits.
+    """A run with a given number of commits.
 
     Args:
         commits: How many.

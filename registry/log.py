@@ -56,7 +56,7 @@ MAX_LOST_RACES = 20
 _AHEAD = 512
 _PROOFS_AT_ONCE = 64
 _UNKNOWN_RETRIES = 8
-#: After so many seconds an outcome that is still unknown is told of.
+#: Seconds after which an outcome that is still unknown becomes an error.
 _UNKNOWN_S = 60.0
 _LONGEST_PAUSE_S = 1.0
 
