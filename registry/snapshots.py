@@ -20,7 +20,7 @@ from registry.state import RunManifest, Slot
 from registry.state.coherence import is_coherent
 from registry.store import Store
 
-#: A run has one slot between snapshots for each of so many checkpoints, up to a bound.
+#: One slot between snapshots for each sixteen checkpoints that the run keeps, up to a bound.
 _KEPT_PER_SLOT = 16
 _SLOTS_AT_MOST = 1024
 #: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.

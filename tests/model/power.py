@@ -16,7 +16,7 @@ from tests.model.explorer import Step
 
 #: How a name stands.
 ABSENT, NAMED, DURABLE = 0, 1, 2
-#: What a slot says: the state is saved under generation 0 or 1, or let go; or it is a mark.
+#: What a slot says: the state is saved under generation 0 or 1, or evicted; or it is a mark.
 SAVED, EVICT, MARK = ("saves 0", "saves 1"), "evicts", "marks"
 STOPPED = -1
 

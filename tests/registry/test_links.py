@@ -23,7 +23,7 @@ PROBE = f"{'b' * 16}/0001"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a registry of two runs, of which one let go of checkpoints and one was swept."""
+    """Return a registry of two runs: one has evicted checkpoints, one was swept."""
     root = tmp_path / "root"
     with registry.init(root, skip_race_probe=True) as reg:
         for name in ("run", "other"):

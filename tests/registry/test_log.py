@@ -223,6 +223,23 @@ def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
     assert mine.state is state
 
 
+def test_a_store_that_was_patient_long_enough_is_not_asked_again(
+    run_log, backend, store_on, monkeypatch
+):
+    asked = []
+
+    class Silent(Wrapper):
+        def put_if_absent(self, key, body):
+            asked.append(key)
+            raise StoreUnavailable("timeout", where=key)
+
+    monkeypatch.setattr(log, "_UNKNOWN_S", -1.0)
+    with pytest.raises(StoreUnavailable):
+        mine = reopened(store_on, Silent(backend))
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+    assert asked == [slot_key("r", 1)]
+
+
 def test_after_an_unknown_outcome_the_next_append_finds_what_landed(run_log, backend, store_on):
     class LandsSilently(Wrapper):
         deaf = True

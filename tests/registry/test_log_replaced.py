@@ -169,7 +169,7 @@ def test_the_error_says_what_was_expected_and_found(
     assert (told.value.found or "").startswith("the slot ")
     assert told.value.found != told.value.expected
     assert told.value.exit_code == IntegrityError.exit_code == 6
-    # A handle that reads the log anew goes on from what is there.
+    # A handle that reads the log again continues from what is there.
     open_registry(backend).run(RUN).set_status("failed")
 
 

@@ -95,6 +95,8 @@ def _tensors(a, b, at):
         for part in (f"{outer}_indices", f"{inner}_indices", "values"):
             _tensors(getattr(a, part)(), getattr(b, part)(), f"{at}.{part}()")
         return None
+    if not a.numel():
+        return None  # strides of an empty tensor may be any, and then it has no other view
     left, right = (
         t.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
         for t in (a, b)
