@@ -98,8 +98,7 @@ class Lease:
         self._taken[id(block)] = block
         return block
 
-    def skip(self, count: int = 1) -> None:
-        """Give up blocks that were reserved and not taken."""
+    def _give_up(self, count: int) -> None:
         with self._lock:
             if self._is_lost:
                 return
@@ -110,12 +109,12 @@ class Lease:
         """Give blocks back, each once; does nothing after `close`."""
         given = [block for block in blocks if self._taken.pop(id(block), None) is not None]
         _idle.extend(given)
-        self.skip(len(given))
+        self._give_up(len(given))
 
     def close(self) -> None:
         """End the save: nobody uses its blocks any more."""
         self.give(list(self._taken.values()))
-        self.skip(self._reserved)
+        self._give_up(self._reserved)
 
     def lose(self) -> None:
         """End a save whose threads may still use its blocks: no other save ever gets those."""

@@ -28,7 +28,6 @@ from registry.stored import Stored
 from registry.writer import Choice, Condemned, Writer
 from registry.writing.adopting import adopt
 from registry.writing.deltas import Trials
-from registry.writing.hashing import Steady
 from registry.writing.placing import Base, Written, cut_state
 from registry.writing.room import check_state_fits
 from registry.writing.saving import write_state
@@ -66,7 +65,6 @@ class Committer:
         self.writer = Writer(store, log)
         self._bases: dict[Digest, Base] = {}
         self._trials = Trials()
-        self._steady = Steady()
         self._pid, self._made_lock = os.getpid(), RLock()
 
     @property
@@ -180,7 +178,6 @@ class Committer:
             COMPRESSIONS[codec],
             every,
             self._trials,
-            self._steady,
             watched,
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -40,7 +40,6 @@ class Piece:
         number: The chunk's place in its grid.
         start: Where it begins in the tensor's bytes.
         stop: Where it ends.
-        is_steady: Whether the last save found the chunk in this place already stored.
         is_watched: Whether it is checked for NaN and infinity.
         digest: Its id, once it is hashed.
         view: Its bytes, until they are packed; `None` where it is stored already.
@@ -51,7 +50,6 @@ class Piece:
     number: int
     start: int
     stop: int
-    is_steady: bool = False
     is_watched: bool = False
     digest: Digest | None = None
     view: memoryview | None = None
@@ -120,7 +118,7 @@ class Hashing:
             data = _bytes_of(piece)
             if piece.leaf.is_ours:
                 piece.digest = Digest(hashlib.sha256(data).digest())
-            elif not self._is_found(piece, data):
+            else:
                 block = block or self._lease.take()
                 data, source = block[used : used + len(data)], data
                 piece.digest = copy_and_hash(source, data)
@@ -133,41 +131,6 @@ class Hashing:
             group.blocks.append(block)
         elif block is not None:
             self._lease.give([block])
-        elif _needs_block(batch):
-            self._lease.skip()
-
-    def _is_found(self, piece: Piece, data: memoryview) -> bool:
-        """Hash a chunk in place if it is probably stored already; return whether it is.
-
-        If not, ignore that digest: the chunk may have changed since. A watched chunk must always be
-        copied.
-        """
-        if not piece.is_steady or piece.is_watched:
-            return False
-        piece.digest = Digest(hashlib.sha256(data).digest())
-        return piece.digest in self._stored
-
-
-class Steady:
-    """Remembers which chunks of the last states were already stored.
-
-    Those are probably stored the next time, too, so they are hashed in place: saving an unchanged
-    state needs no copy.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Digest, Mapping[str, bytes]] = {}
-
-    def of(self, manifest: Digest) -> Mapping[str, bytes]:
-        """Return a byte for each chunk of a state, by component: whether it was stored already."""
-        return self._known.get(manifest, {})
-
-    def remember(self, manifest: Digest, found: Mapping[str, bytes], at_most: int) -> None:
-        """Remember this for a state; keep only the newest few states."""
-        self._known.pop(manifest, None)
-        self._known[manifest] = found
-        while len(self._known) > at_most:
-            del self._known[next(iter(self._known))]
 
 
 def copy_and_hash(source: memoryview, target: memoryview) -> Digest:

@@ -41,7 +41,7 @@ from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
 from registry.writing.deltas import Predecessors, Trials
 from registry.writing.encoding import Encoded, Encoding, chain_entries
-from registry.writing.hashing import Group, Hashing, Piece, Steady, in_use
+from registry.writing.hashing import Group, Hashing, Piece, in_use
 from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
 from registry.writing.readable import check_readable
 
@@ -49,8 +49,6 @@ from registry.writing.readable import check_readable
 _PACKS_IN_FLIGHT = 8
 #: The same of packs whose chunks are encoded: those bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
-#: The number of states whose unchanged chunks are remembered.
-_KEPT_STEADY = 24
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,7 +62,6 @@ def write_state(
     codec: str = RAW,
     keyframe_every: int = 1,
     trials: Trials | None = None,
-    steady: Steady | None = None,
     watched: Sequence[str] = (),
 ) -> Written:
     """Store what of a state is not stored yet.
@@ -79,11 +76,10 @@ def write_state(
         keyframe_every: So many versions of a chunk at most are read for the last of them: the
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.
-        steady: Which chunks earlier saves have found unchanged.
         watched: Patterns of the paths of tensors that are checked for NaN and infinity.
     """
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
-    return made.write(state, steady or Steady(), watched)
+    return made.write(state, watched)
 
 
 def write_stream(
@@ -162,14 +158,13 @@ class _StateWriter:
         self._cut_until: list[int] = []
         self._skeletons: list[bytes] = []
 
-    def write(self, state: FlatState, steady: Steady, watched: Sequence[str]) -> Written:
+    def write(self, state: FlatState, watched: Sequence[str]) -> Written:
         _ = self._writer.epoch  # observed once, before any key is chosen
-        known = steady.of(self._bases[0].manifest.digest) if self._bases else {}
         submit = partial(self._submit, self._store.pools.hashing)
         hashing = Hashing(submit, self._lease, self._stored)
         try:
             packed = 0
-            groups = hashing.groups(cut_groups(self._cut(state, known, watched)))
+            groups = hashing.groups(cut_groups(self._cut(state, watched)))
             first = next(groups, None)  # by now further ones are being hashed
             self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
             check_readable(state, self._skeletons)
@@ -182,7 +177,6 @@ class _StateWriter:
             written = self._place(manifest)
         finally:
             self._end()
-        steady.remember(manifest.digest, self._found(state), _KEPT_STEADY)
         return replace(written, nonfinite=self._named(state)) if watched else written
 
     def _end(self) -> None:
@@ -217,32 +211,21 @@ class _StateWriter:
     def _is_distrusted(self, base: Base) -> bool:
         return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
 
-    def _cut(
-        self, state: FlatState, known: Mapping[str, bytes], watched: Sequence[str]
-    ) -> Iterator[tuple[str, int, Piece]]:
+    def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
         """Yield every chunk with the name of the pack group that it belongs to and its length.
 
         Args:
             state: The state.
-            known: By component, a byte for each chunk: whether it is likely to be stored.
             watched: Patterns of the paths of tensors that are checked.
         """
         cut = 0
         for component in state.components:
-            group, begun = group_name(component), cut
-            steady = known.get(component.name, b"")
-            has_steady = any(steady)
+            group = group_name(component)
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
                 pieces = _pieces(leaf)
                 self._pieces[id(leaf)] = pieces
-                if has_steady:
-                    at = cut - begun
-                    for piece, was_stored in zip(
-                        pieces, steady[at : at + len(pieces)], strict=False
-                    ):
-                        piece.is_steady = bool(was_stored)
                 if watched and is_watched(leaf, watched):
                     for piece in pieces:
                         piece.is_watched = True
@@ -250,17 +233,6 @@ class _StateWriter:
                 for piece in pieces:
                     yield group, piece.stop - piece.start, piece
             self._cut_until.append(cut)
-
-    def _found(self, state: FlatState) -> dict[str, bytes]:
-        """Return by component, for each chunk, whether it was stored already."""
-        return {
-            part.name: bytes(
-                piece.digest in self._stored
-                for leaf in part.leaves
-                for piece in self._pieces.get(id(leaf), ())
-            )
-            for part in state.components
-        }
 
     def _named(self, state: FlatState) -> tuple[str, ...]:
         """Return the paths of the tensors in which NaN or infinity was found, the first few."""
