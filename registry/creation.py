@@ -8,8 +8,9 @@ import re
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,7 +21,6 @@ from registry.environment import describe_environment
 from registry.errors import Conflict, InvalidInput
 from registry.log import RunLog, commit_line
 from registry.monitors import Monitor
-from registry.options import check_options
 from registry.plain import check_phase, decode_plain, encode_plain, plain_digest
 from registry.presets import load_preset
 from registry.spec import Retention, RunSpec
@@ -36,35 +36,35 @@ _SECRET = re.compile(
 Preset = str | os.PathLike[str] | RunSpec
 
 
-class RunOptions(TypedDict, total=False):
-    """What may be said of a run that is begun; `Registry.create_run` explains each."""
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of a new run; see `Registry.create_run`."""
 
-    preset: Preset | None
-    config: object
-    seed: int | None
-    monitor: Monitor | Iterable[Monitor]
-    retention: Retention | None
-    input_hash: str | None
+    preset: Preset | None = None
+    config: object = None
+    seed: int | None = None
+    monitor: Monitor | Iterable[Monitor] = ()
+    retention: Retention | None = None
+    input_hash: str | None = None
 
 
 class SecretWarning(UserWarning):
     """A configuration that is about to enter a log for good looks as if it held a secret."""
 
 
-def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> CreateRun:
+def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
     """Return what commit 0 says.
 
     Raises:
         InvalidInput: An option is wrong.
         NotFound: There is no such preset.
     """
-    check_options(options, RunOptions.__annotations__, "a run")
-    seed, input_hash = _seed(options.get("seed")), _input_hash(options.get("input_hash"))
+    seed, input_hash = _seed(options.seed), _input_hash(options.input_hash)
     seed = secrets.randbits(64) if seed is None else seed
-    monitors = _monitors(options.get("monitor", ()))
-    spec = _spec(options.get("preset"), monitors, options.get("retention"))
-    encoded = encode_plain(options.get("config"), "config")
-    _warn_of_secrets(options.get("config"), stacklevel=4 if parent is None else 5)
+    monitors = _monitors(options.monitor)
+    spec = _spec(options.preset, monitors, options.retention)
+    encoded = encode_plain(options.config, "config")
+    _warn_of_secrets(options.config, stacklevel=4 if parent is None else 5)
     return CreateRun(
         config=encoded,
         config_hash=plain_digest(encoded),
@@ -77,20 +77,23 @@ def creation(parent: Parent | None = None, **options: Unpack[RunOptions]) -> Cre
     )
 
 
-def forked(parent: RunManifest, origin: Parent, **options: Unpack[RunOptions]) -> CreateRun:
-    """Return what commit 0 of a fork says: the parent's word where nothing else is given."""
+def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRun:
+    """Return what commit 0 of a fork says: the parent's options where none are given."""
     created = parent.created
     assert created is not None  # it has a checkpoint
-    inherited: RunOptions = {
-        "config": decode_plain(created.config),
-        "seed": int(created.seed, 16),
-        "input_hash": created.input_hash,
-    }
-    if not {"preset", "monitor", "retention"} & set(options):
-        inherited["preset"] = created.spec
-        inherited["monitor"] = created.monitors
-    inherited.update(options)
-    return creation(origin, **inherited)
+    monitors = _monitors(options.monitor)
+    is_own = options.preset is not None or bool(monitors) or options.retention is not None
+    return creation(
+        RunOptions(
+            preset=options.preset if is_own else created.spec,
+            config=decode_plain(created.config) if options.config is None else options.config,
+            seed=int(created.seed, 16) if options.seed is None else options.seed,
+            monitor=monitors if is_own else created.monitors,
+            retention=options.retention,
+            input_hash=created.input_hash if options.input_hash is None else options.input_hash,
+        ),
+        origin,
+    )
 
 
 def begin(log: RunLog, action: CreateRun) -> bool:
@@ -116,7 +119,7 @@ def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
     return mine and not state.has_checkpoints
 
 
-def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
+def check_same(state: RunManifest, options: RunOptions) -> None:
     """Refuse to go on with a run that was begun as something else.
 
     A configuration may hold what changes from start to start, such as a time: another one is only
@@ -127,11 +130,10 @@ def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
             given.
         InvalidInput: An option is wrong.
     """
-    check_options(options, RunOptions.__annotations__, "a run")
-    _check_same_spec(state, **options)
+    _check_same_spec(state, options)
     created = state.created
     assert created is not None  # a run has its commit 0
-    seed, input_hash = _seed(options.get("seed")), _input_hash(options.get("input_hash"))
+    seed, input_hash = _seed(options.seed), _input_hash(options.input_hash)
     if seed is not None and seed != int(created.seed, 16):
         raise Conflict(
             "the run was begun with another seed",
@@ -148,13 +150,12 @@ def check_same(state: RunManifest, **options: Unpack[RunOptions]) -> None:
             found=input_hash,
             hint="Open it without `input_hash`, or begin another run.",
         )
-    if options.get("config") is not None:
-        _compare_configs(state.run_id, created, options["config"])
+    if options.config is not None:
+        _compare_configs(state.run_id, created, options.config)
 
 
-def _check_same_spec(state: RunManifest, **options: Unpack[RunOptions]) -> None:
-    monitors = _monitors(options.get("monitor", ()))
-    preset, retention = options.get("preset"), options.get("retention")
+def _check_same_spec(state: RunManifest, options: RunOptions) -> None:
+    monitors, preset, retention = _monitors(options.monitor), options.preset, options.retention
     if preset is None and retention is None:
         if monitors and monitors != state.monitors:
             raise Conflict(

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Literal, Self
 
 from backends import Backend, open_backend, parse
 from backends.escape import quoted
@@ -40,10 +40,11 @@ from registry.maintenance.repacking.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
 from registry.maintenance.usage import Usage, measure
 from registry.maintenance.verify import Progress, verify
+from registry.monitors import Monitor
 from registry.objects.keys import PROBES, check_run_id
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
-from registry.spec import RunSpec
+from registry.spec import Retention, RunSpec
 from registry.store import Store, create_config, read_config
 from registry.stored import Stored
 from registry.suggest import near
@@ -201,31 +202,50 @@ class Registry:
         """The objects behind it, for maintenance."""
         return self._store
 
-    def create_run(self, run_id: str | None = None, **options: Unpack[RunOptions]) -> Run:
+    def create_run(
+        self,
+        run_id: str | None = None,
+        *,
+        preset: str | os.PathLike[str] | RunSpec | None = None,
+        config: object = None,
+        seed: int | None = None,
+        monitor: Monitor | Iterable[Monitor] = (),
+        retention: Retention | None = None,
+        input_hash: str | None = None,
+    ) -> Run:
         """Begin a run. Without a preset or a retention policy every checkpoint is kept.
 
         Args:
-            run_id: Its name; `YYYYMMDD_HHmmss_<seed hex8>` without one.
-            **options: Any of
-
-                - `preset`: what the run is to be: `default`, `hydra`, `adr004`, or the path of a
-                  TOML file of one's own ([docs/presets.md](docs/presets.md)).
-                - `config`: the training configuration, plain values only.
-                - `seed`: the master seed, 64 bits; random without it.
-                - `monitor`: what decides `best`, one or several.
-                - `retention`: what is kept.
-                - `input_hash`: identity of the input data, where the caller has one.
+            run_id: Its name. Default: `YYYYMMDD_HHmmss_<seed hex8>`.
+            preset: The rules of the run: `default`, `hydra`, `adr004`, or the path of a TOML file
+                ([docs/presets.md](docs/presets.md)).
+            config: The training configuration, plain values only. It is stored for good and
+                everybody who can read the registry can read it: no secrets.
+            seed: The master seed, from 0 to 2^64 - 1. Default: random.
+            monitor: Decides which checkpoint is `best`; one or several.
+            retention: Which checkpoints are kept. Default: the preset's policy, or all.
+            input_hash: Any text that identifies the input data.
 
         Raises:
             Conflict: A run of that name exists.
-            InvalidInput: The name is not legal, the configuration holds what cannot be stored, or
-                the preset is none.
+            InvalidInput: An argument is wrong: the name, a preset that is not valid, or a
+                configuration that cannot be stored.
             NotFound: There is no such preset.
         """
-        return self._create(run_id, creation(**options))
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        return self._create(run_id, creation(options))
 
     def fork(
-        self, source: Checkpoint | str, run_id: str | None = None, **options: Unpack[RunOptions]
+        self,
+        source: Checkpoint | str,
+        run_id: str | None = None,
+        *,
+        preset: str | os.PathLike[str] | RunSpec | None = None,
+        config: object = None,
+        seed: int | None = None,
+        monitor: Monitor | Iterable[Monitor] = (),
+        retention: Retention | None = None,
+        input_hash: str | None = None,
     ) -> Run:
         """Begin a run that goes on from a checkpoint of another one. No data is copied.
 
@@ -234,8 +254,14 @@ class Registry:
 
         Args:
             source: The checkpoint, or its ref.
-            run_id: Its name; as for `create_run`.
-            **options: As for `create_run`; the parent's where they are absent.
+            run_id: As for `create_run`.
+            preset: As for `create_run`. If none of `preset`, `monitor` and `retention` is given,
+                the parent's rules hold.
+            config: As for `create_run`. Default: the parent's.
+            seed: As for `create_run`. Default: the parent's.
+            monitor: As for `create_run`.
+            retention: As for `create_run`.
+            input_hash: As for `create_run`. Default: the parent's.
 
         Raises:
             Conflict: A run of that name exists, or the checkpoint was evicted.
@@ -244,7 +270,8 @@ class Registry:
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
         inherited = inheritance(self._store, checkpoint)
         parent = self._peek(checkpoint.run_id).manifest
-        run = self._create(run_id, forked(parent, inherited.parent, **options))
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        run = self._create(run_id, forked(parent, inherited.parent, options))
         for _ in range(_LOOKS):
             try:
                 inherit(run.committer, inherited)
@@ -256,15 +283,30 @@ class Registry:
         return run
 
     def run(
-        self, run_id: str | None = None, *, create: bool = False, **options: Unpack[RunOptions]
+        self,
+        run_id: str | None = None,
+        *,
+        create: bool = False,
+        preset: str | os.PathLike[str] | RunSpec | None = None,
+        config: object = None,
+        seed: int | None = None,
+        monitor: Monitor | Iterable[Monitor] = (),
+        retention: Retention | None = None,
+        input_hash: str | None = None,
     ) -> Run:
         """Open a run, to continue it or to read it.
 
         Args:
-            run_id: Its name; the environment variable `HOLDFAST_RUN` without one.
-            create: Begin it where it does not exist: the same line of a job script then starts and,
-                after a requeue, continues.
-            **options: As for `create_run`, used when the run is begun here.
+            run_id: Its name. Default: the environment variable `HOLDFAST_RUN`.
+            create: Create the run if it does not exist: the same line of a job script then starts
+                it and, after a requeue, continues it. The other arguments are used then, and
+                compared with the run if it exists.
+            preset: As for `create_run`.
+            config: As for `create_run`.
+            seed: As for `create_run`.
+            monitor: As for `create_run`.
+            retention: As for `create_run`.
+            input_hash: As for `create_run`.
 
         Raises:
             NotFound: There is no such run; near names are suggested.
@@ -276,11 +318,12 @@ class Registry:
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = self._open_log(name, must_exist=not create)
-        if log.state.commits == 0 and not begin(log, creation(**options)):
+        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
+        if log.state.commits == 0 and not begin(log, creation(options)):
             log.refresh()
         if create:
             log.make_durable()  # the caller is told that the run is there
-        check_same(log.state, **options)
+        check_same(log.state, options)
         return self._hold(Run(self._store, log))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack, get_args
+from typing import Any, Self, get_args
 
 from backends.escape import quoted
 from registry import pins, pruning
 from registry.actions import Evict, RunStatus, SetStatus
 from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
+from registry.codecs import Compression
 from registry.committer import Committer
 from registry.errors import InvalidInput, RegistryError
 from registry.log import RunLog
-from registry.merging.merge import MergeOptions, merge
+from registry.merging.merge import merge
+from registry.precision.policy import PrecisionPolicy
 from registry.restoring import Restored, check_source, restore_newest
 from registry.resuming import load_to_train
 from registry.retention import RetentionPlan
@@ -24,9 +26,9 @@ from registry.spec import Retention
 from registry.store import Store
 from registry.stored import Stored
 from registry.trainer.pending import PendingSave
-from registry.trainer.save_request import SaveOptions, SaveRequest
+from registry.trainer.save_request import SaveRequest
 from registry.trainer.trainer import Trainer
-from registry.transitions import Transitioned, TransitionOptions, transition
+from registry.transitions import Initialise, Transitioned, TransitionOptions, transition
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -73,48 +75,64 @@ class Run(RunView):
 
     # Saving
 
-    def save(self, state: object, *, step: int, **options: Unpack[SaveOptions]) -> Checkpoint:
+    def save(
+        self,
+        state: object,
+        *,
+        step: int,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> Checkpoint:
         """Keep a state; return when it is durable.
 
         Args:
-            state: A dict of whatever the training program wants back, tensors and plain values
-                nested at will; objects with `state_dict()` are taken by it. If parts of it change
-                before this returns, each is stored as it was at some moment during the call.
-            step: Training step, update or epoch that the state belongs to.
-            **options: Any of
-
-                - `phase`: phase of the run; without it the one that the run is in, `main` where
-                  none are declared.
-                - `metrics`: numbers that describe the state; more can follow by
-                  `Checkpoint.report`.
-                - `meta`: anything plain to keep beside the state, outside its id.
-                - `tier`: retention class; by the phase's rules without it.
-                - `companions`: states that are kept and evicted with this one, by name. One that
-                  the phase declares is carried on from the last checkpoint where it is not given.
-                - `streams`: entries for streams, by name: they become visible with the checkpoint,
-                  and a resume from it goes on after them.
-                - `compression`: `none`, `zstd` or `lz4`, instead of the registry's own: how chunks
-                  are stored that are not there yet; no id depends on it.
-                - `keyframe_every`: 1 to 32, instead of the registry's own: how often a chunk that
-                  changes from save to save is stored whole; in between it is stored as a difference
-                  where that is clearly shorter. 1 for no deltas.
-                - `precision`: which tensors of float32 and float64 are stored in fewer bits, by
-                  patterns of paths, the first that matches: `{"model/*": "bf16", "*": "auto"}`; or
-                  one policy for all. `bf16`, `fp16`, `auto` (bf16 from 1 MiB on) or `keep`.
-                  Recorded, and shown as lossy; companions stay as they are.
-                - `allow_lossy_optimizer`: let `precision` at optimizer state, which it passes
-                  over without, and refuses where a pattern asks for nothing else.
-                - `allow_nonfinite`: let the checkpoint be latest although weights that the preset
-                  watches hold NaN or infinity.
+            state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
+                values, nested in any way. Objects with `state_dict()` are replaced by its result.
+                If a part changes before this returns, it is stored as it was at some moment of the
+                call.
+            step: Training step, update or epoch of the state: 0 to 2^53.
+            phase: Phase of the run. Default: the phase that the run is in; `main` if the preset
+                declares none.
+            metrics: Numbers that describe the state; `Checkpoint.report` can add more.
+            meta: Plain values to keep beside the state; its id does not depend on them.
+            tier: Retention class. Default: by the rules of the phase.
+            companions: States by name that are kept and evicted with this one. If the phase
+                declares one that is not given, the last checkpoint's is used.
+            streams: Entries for streams, by name, each a mapping with a `step`. They become visible
+                with the checkpoint; training that resumes from it continues after them.
+            compression: `none`, `zstd` or `lz4`: how new chunks are stored; no id depends on it.
+                Default: the registry's own.
+            keyframe_every: A chunk that changes from save to save is stored whole at least once in
+                this many versions, 1 to 32. In between it is stored as a difference if that is
+                clearly shorter; 1 turns differences off. Default: the registry's own.
+            precision: Which float32 and float64 tensors are stored in fewer bits: one policy for
+                all, or policies by path pattern, of which the first match counts:
+                `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for
+                tensors of 1 MiB and more) or `keep`. The loss is recorded and shown. Companions
+                are not changed.
+            allow_lossy_optimizer: Apply `precision` to optimizer state too. Without it optimizer
+                state keeps its precision, and a pattern that matches nothing else is an error.
+            allow_nonfinite: Let the checkpoint become latest even if weights that the preset
+                watches hold NaN or infinity.
 
         Returns:
-            The checkpoint; where the same state was saved at this step already, that one, with
-            `metrics` added to it; its streams, meta and companions are those of the first save.
+            The checkpoint. If the same state was already saved at this step: that checkpoint, with
+            `metrics` added; its streams, meta and companions are those of the first save.
 
         Raises:
-            InvalidInput: Something cannot be stored, the message names its path; the run has no
-                such phase, tier or stream; or `precision` would make infinity of a number, matches
-                nothing, or asks for optimizer state.
+            InvalidInput: An argument is wrong; the run has no such phase, tier or stream; or
+                `precision` turns a number into infinity, matches nothing, or matches only
+                optimizer state.
+            UnsupportedValue: Something in a state cannot be stored; the message names its path.
             IncompatibleState: Keys that the phase requires are missing, or tensors have another
                 dtype than the preset demands.
             Fenced: Another trainer has taken the run over.
@@ -122,17 +140,75 @@ class Run(RunView):
             StorageError: The store failed; nothing is visible, except that StoreUnavailable
                 leaves that open. Repeating the save is safe either way.
         """
-        return self._trainer.save(state, SaveRequest.check(step, **options))
+        request = SaveRequest(
+            step,
+            takes_over=True,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            precision=precision,
+            allow_lossy_optimizer=allow_lossy_optimizer,
+            allow_nonfinite=allow_nonfinite,
+        )
+        return self._trainer.save(state, request)
 
-    def push(self, state: object, *, step: int, **options: Unpack[SaveOptions]) -> Checkpoint:
+    def push(
+        self,
+        state: object,
+        *,
+        step: int,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> Checkpoint:
         """Keep a state that another program made; its trainer stays in charge of the run.
 
-        Args, result and errors are those of `save`; nobody is fenced.
+        Arguments, result and errors are those of `save`; no trainer is fenced.
         """
-        return self._trainer.save(state, SaveRequest.check(step, takes_over=False, **options))
+        request = SaveRequest(
+            step,
+            takes_over=False,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            precision=precision,
+            allow_lossy_optimizer=allow_lossy_optimizer,
+            allow_nonfinite=allow_nonfinite,
+        )
+        return self._trainer.save(state, request)
 
     def merge(
-        self, sources: Iterable[Stored], *, step: int, **options: Unpack[MergeOptions]
+        self,
+        sources: Iterable[Stored],
+        *,
+        step: int,
+        average: str | Iterable[str] | None = None,
+        weights: Sequence[float] | None = None,
+        pick: Mapping[str, Stored] | None = None,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: Mapping[str, object] | None = None,
+        tier: str | None = None,
+        compression: Compression | None = None,
+        allow_nonfinite: bool = False,
     ) -> Checkpoint:
         """Keep a state that is made of others: averages of some tensors, the rest picked.
 
@@ -144,17 +220,19 @@ class Run(RunView):
             sources: Checkpoints, or other stored states, of any run of this registry: one
                 structure, and equal in everything that is neither averaged nor picked.
             step: Step of the new checkpoint.
-            **options: Any of
-
-                - `average`: the components that are averaged, or patterns of tensors' paths; all
-                  floating tensors that differ, without it, other than optimizer state. Sums are
-                  those of float32 (float64 of float64), rounded once to the stored type; elements
-                  that are equal in all sources stay as they are, bit for bit.
-                - `weights`: a number for each source, whose sum is 1; equal ones without it.
-                - `pick`: by name of a component, or pattern of tensors' paths, the stored state
-                  that it is taken from, one of the sources or any other.
-                - `meta`: as for `save`, but a dict.
-                - `phase`, `metrics`, `tier`, `allow_nonfinite`, `compression`: as for `save`.
+            average: Components to average, or patterns of tensors' paths. Default: all floating
+                tensors that differ, except optimizer state. Sums are taken in float32 (in float64
+                for float64) and rounded once to the stored dtype; elements that are equal in all
+                sources keep every bit.
+            weights: A number for each source; their sum is 1. Default: equal weights.
+            pick: The stored state to take a component from, by the component's name or a pattern
+                of tensors' paths; one of the sources or any other.
+            phase: As for `save`.
+            metrics: As for `save`.
+            meta: As for `save`, but a mapping without the key `merge`.
+            tier: As for `save`.
+            compression: As for `save`.
+            allow_nonfinite: As for `save`.
 
         Raises:
             InvalidInput: The weights are none, or an argument names nothing, or nothing that
@@ -167,10 +245,33 @@ class Run(RunView):
             IntegrityError: A source is damaged or gone.
         """
         self._trainer.settle()
-        return merge(self.committer, sources, step, **options)
+        request = SaveRequest(
+            step,
+            takes_over=False,
+            phase=phase,
+            metrics=metrics,
+            tier=tier,
+            compression=compression,
+            allow_nonfinite=allow_nonfinite,
+        )
+        return merge(self.committer, sources, request, average, weights, pick, meta)
 
     def save_async(
-        self, state: object, *, step: int, **options: Unpack[SaveOptions]
+        self,
+        state: object,
+        *,
+        step: int,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+        allow_nonfinite: bool = False,
     ) -> PendingSave:
         """Keep a state in the background; return once it has been copied.
 
@@ -179,9 +280,25 @@ class Run(RunView):
         it, too, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged
         as an error on the logger `holdfast`, and the exit status is 120.
 
-        Args and errors are those of `save`.
+        Arguments and errors are those of `save`. What this returns is the running save: its `wait`
+        returns the checkpoint.
         """
-        return self._trainer.save_async(state, SaveRequest.check(step, **options))
+        request = SaveRequest(
+            step,
+            takes_over=True,
+            phase=phase,
+            metrics=metrics,
+            meta=meta,
+            tier=tier,
+            companions=companions,
+            streams=streams,
+            compression=compression,
+            keyframe_every=keyframe_every,
+            precision=precision,
+            allow_lossy_optimizer=allow_lossy_optimizer,
+            allow_nonfinite=allow_nonfinite,
+        )
+        return self._trainer.save_async(state, request)
 
     # Coming back
 
@@ -223,7 +340,16 @@ class Run(RunView):
 
     # From phase to phase
 
-    def transition(self, to: int | str, **options: Unpack[TransitionOptions]) -> Transitioned:
+    def transition(
+        self,
+        to: int | str,
+        *,
+        targets: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, object] | None = None,
+        enable: str | Iterable[str] = (),
+        initialise: Initialise | None = None,
+        map_location: object = "cpu",
+    ) -> Transitioned:
         """Begin a phase by the way that the preset declares: checked, and in one commit.
 
         The source is loaded whole and verified; every check is made before anything is committed.
@@ -233,15 +359,12 @@ class Run(RunView):
 
         Args:
             to: The phase.
-            **options: Any of
-
-                - `targets`: what the parts that are checked strictly are to be loaded into:
-                  modules, or states, by part.
-                - `metrics`: metrics for the readiness of the source, before those that it has.
-                - `enable`: conditions of the preset that hold.
-                - `initialise`: functions that make parts which are reset, by part; of a pattern,
-                  new values by the paths below the key. What nothing makes is left out.
-                - `map_location`: device for the tensors.
+            targets: Modules or states, by part, that the strictly checked parts must fit.
+            metrics: Metrics that decide whether the source is ready; they override its own.
+            enable: Conditions of the preset that hold.
+            initialise: Functions that make the reset parts, by part. For a pattern, the function
+                returns new values by their paths below the key. A part without one is left out.
+            map_location: Device for the tensors, as `torch.device` or its name.
 
         Returns:
             The state that the phase begins with, the frozen companions, the seeds, the source, and
@@ -257,7 +380,8 @@ class Run(RunView):
             Conflict: The phase is under way, or the run is over.
             Fenced: Another trainer has taken the run over.
         """
-        return transition(self._trainer, self.committer, to, **options)
+        options = TransitionOptions(targets, metrics, enable, initialise, map_location)
+        return transition(self._trainer, self.committer, to, options)
 
     # Names that keep
 

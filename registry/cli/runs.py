@@ -15,7 +15,6 @@ from backends.escape import shown
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column
 from registry.cli.listing import Listing, mark
-from registry.creation import RunOptions
 from registry.digest import Digest
 from registry.errors import InvalidInput, RegistryError
 from registry.monitors import Monitor
@@ -264,8 +263,8 @@ def _confirm(run: Run) -> None:
 # Arguments
 
 
-def _options(seed: str | None, config: Path | None, preset: str | None) -> RunOptions:
-    given: RunOptions = {}
+def _options(seed: str | None, config: Path | None, preset: str | None) -> dict[str, Any]:
+    given: dict[str, Any] = {}
     if seed is not None:
         given["seed"] = _seed(seed)
     if config is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from backends.escape import printable, quoted
 from registry.actions import Action
 from registry.charge import Charge, check_not_dropped
 from registry.checkpoint import Checkpoint
-from registry.codecs import COMPRESSIONS, Compression
+from registry.codecs import COMPRESSIONS
 from registry.committer import Committer, Stale
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
@@ -29,7 +29,7 @@ from registry.merging.arguments import (
 from registry.merging.mixing import Mixing
 from registry.merging.plan import Material, MergePlan, plan_merge
 from registry.objects.manifest import Component
-from registry.options import check_options
+from registry.plain import encode_plain
 from registry.pytree import FlatState
 from registry.state import RunManifest
 from registry.stored import Stored
@@ -43,47 +43,21 @@ MERGE = "merge"
 _LOGGER = logging.getLogger("holdfast")
 
 
-class MergeOptions(TypedDict, total=False):
-    """What may be said with a merge; `Run.merge` explains each."""
-
-    weights: Sequence[float] | None
-    average: str | Iterable[str] | None
-    pick: Mapping[str, Stored] | None
-    phase: int | str | None
-    metrics: Mapping[str, object] | None
-    meta: Mapping[str, object] | None
-    tier: str | None
-    allow_nonfinite: bool
-    compression: Compression | None
-
-
-#: Those that go on to the save.
-_SAVE = ("phase", "metrics", "tier", "allow_nonfinite", "compression")
-
-
 def merge(
     committer: Committer,
     sources: Iterable[Stored],
-    step: object,
-    **options: Unpack[MergeOptions],
+    request: SaveRequest,
+    average: str | Iterable[str] | None,
+    weights: Sequence[float] | None,
+    pick: Mapping[str, Stored] | None,
+    meta: Mapping[str, object] | None,
 ) -> Checkpoint:
-    """Make a checkpoint of a run out of stored states of its registry.
-
-    Args:
-        committer: Of the run.
-        sources: The states.
-        step: Of the checkpoint.
-        **options: As for `Run.merge`.
-    """
-    check_options(options, MergeOptions.__annotations__, "a merge")
-    wanted = _Wanted(committer, sources, options)
-    said: dict[str, Any] = {name: options[name] for name in _SAVE if name in options}  # type: ignore[literal-required]  # names of its own
-    own = _own_meta(options.get("meta"))
-    SaveRequest.check(step, takes_over=False, **said)  # before anything is read
+    """Make a checkpoint of a run out of stored states of its registry; see `Run.merge`."""
+    wanted = _Wanted(committer, sources, average, weights, pick)
+    own = _own_meta(meta)
     wanted.check_held()
     plan = wanted.plan()
-    meta = {**own, MERGE: wanted.provenance(plan)}
-    request = SaveRequest.check(step, takes_over=False, meta=meta, **said)
+    request.meta = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
     save = prepare_save(plan.state, request, committer.log.state)
     commit = _MergeCommit(committer, save, wanted, plan)
     committer.commit(commit.actions, commit.plan)
@@ -95,18 +69,22 @@ class _Wanted:
     """What is to be merged: the states, each as this registry has it, and what becomes of them."""
 
     def __init__(
-        self, committer: Committer, sources: Iterable[Stored], options: MergeOptions
+        self,
+        committer: Committer,
+        sources: Iterable[Stored],
+        average: str | Iterable[str] | None,
+        weights: Sequence[float] | None,
+        pick: Mapping[str, Stored] | None,
     ) -> None:
         self._committer = committer
         self._logs: dict[str, RunLog] = {committer.log.run_id: committer.log}
         given = check_sources(sources)
-        pick = check_pick(options.get("pick"))
-        self.average = check_average(options.get("average"))
-        self.weights = check_weights(options.get("weights"), len(given))
+        self.average = check_average(average)
+        self.weights = check_weights(weights, len(given))
         self.count = len(given)
         self.given = [*given]
         self.pick: dict[str, int] = {}
-        for name, of in pick.items():
+        for name, of in check_pick(pick).items():
             if of not in self.given:
                 self.given.append(of)
             self.pick[name] = self.given.index(of)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from registry import pytree
 from registry.actions import CommitKeys
@@ -13,7 +13,6 @@ from registry.bursts import allocation_burst
 from registry.codecs import Compression, check_compression
 from registry.environment import require_first_rank
 from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
-from registry.options import check_options
 from registry.plain import (
     check_metrics,
     check_name,
@@ -42,90 +41,54 @@ from registry.writing.deltas import check_keyframe_every
 DEFAULT_PHASE = "main"
 
 
-class SaveOptions(TypedDict, total=False):
-    """What may be said with a save; `Run.save` explains each."""
-
-    phase: int | str | None
-    metrics: Mapping[str, object] | None
-    meta: object
-    tier: str | None
-    companions: Mapping[str, object] | None
-    streams: Mapping[str, Iterable[Mapping[str, Any]]] | None
-    allow_nonfinite: bool
-    compression: Compression | None
-    keyframe_every: int | None
-    precision: PrecisionPolicy | None
-    allow_lossy_optimizer: bool
-
-
-@dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What a save says beside its state; checked before anything is written.
+    """What a save says beside its state, checked before anything is written; see `Run.save`.
 
     Attributes:
-        phase: Phase of the run; the one that it is in where absent.
-        step: The counter's value.
-        metrics: Values known at save.
-        meta: Encoded plain value.
-        tier: Retention class; by the phase's rules where absent.
-        companions: States to be kept beside it, by name.
-        streams: Entries for streams, by name.
-        allow_nonfinite: Whether it becomes latest even with NaN or infinity in its weights.
-        takes_over: Whether who saves is then the run's one trainer; a push is not.
-        compression: How its chunks are stored; as the registry has it where absent.
-        keyframe_every: How often a changing chunk is stored whole; the same.
-        precision: Which tensors are stored in fewer bits; none where absent.
+        takes_over: Whether the program that saves becomes the run's one trainer; a push does not.
+        phase: As given; `None` for the phase that the run is in.
+        meta: As a plain value, encoded.
+
+    Raises:
+        InvalidInput: An argument is wrong.
+        Conflict: This process is not rank 0 of its job.
     """
 
-    phase: str | None
-    step: int
-    metrics: dict[str, float]
-    meta: Any
-    tier: str | None = None
-    companions: Mapping[str, object] = field(default_factory=dict)
-    streams: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    allow_nonfinite: bool = False
-    takes_over: bool = True
-    compression: Compression | None = None
-    keyframe_every: int | None = None
-    precision: Precision | None = None
-
-    @classmethod
-    def check(
-        cls, step: object, *, takes_over: bool = True, **options: Unpack[SaveOptions]
-    ) -> SaveRequest:
-        """Check the arguments of a save.
-
-        Raises:
-            InvalidInput: One of them is wrong.
-            Conflict: This process is not rank 0 of its job.
-        """
+    def __init__(
+        self,
+        step: object,
+        *,
+        takes_over: bool,
+        phase: int | str | None = None,
+        metrics: Mapping[str, object] | None = None,
+        meta: object = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        allow_nonfinite: bool = False,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+    ) -> None:
         require_first_rank()
-        check_options(options, SaveOptions.__annotations__, "a save")
-        phase, meta = options.get("phase"), options.get("meta")
-        companions = options.get("companions") or {}
-        streams = options.get("streams") or {}
-        return cls(
-            phase=None if phase is None else check_phase(phase),
-            step=check_step(step),
-            metrics=check_metrics(options.get("metrics")),
-            meta=None if meta is None else encode_plain(meta, "meta"),
-            tier=options.get("tier"),
-            companions={check_name(name, "a companion"): companions[name] for name in companions},
-            streams={
-                check_name(name, "a stream"): check_entries(streams[name]) for name in streams
-            },
-            allow_nonfinite=bool(options.get("allow_nonfinite")),
-            takes_over=takes_over,
-            compression=check_compression(options.get("compression")),
-            keyframe_every=check_keyframe_every(
-                options.get("keyframe_every"), compresses=options.get("compression") != "none"
-            ),
-            precision=Precision.check(
-                options.get("precision"),
-                allow_optimizer=bool(options.get("allow_lossy_optimizer")),
-            ),
-        )
+        self.takes_over = takes_over
+        self.phase = None if phase is None else check_phase(phase)
+        self.step = check_step(step)
+        self.metrics = check_metrics(metrics)
+        self.meta: Any = None if meta is None else encode_plain(meta, "meta")
+        self.tier = tier
+        self.companions = {
+            check_name(name, "a companion"): state for name, state in (companions or {}).items()
+        }
+        self.streams = {
+            check_name(name, "a stream"): check_entries(entries)
+            for name, entries in (streams or {}).items()
+        }
+        self.allow_nonfinite = bool(allow_nonfinite)
+        self.compression = check_compression(compression)
+        self.keyframe_every = check_keyframe_every(keyframe_every, compresses=compression != "none")
+        self.precision = Precision.check(precision, allow_optimizer=bool(allow_lossy_optimizer))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from registry.transitions.passage import Transitioned, TransitionOptions, transition
-from registry.transitions.rows import Applied
+from registry.transitions.rows import Applied, Initialise
 
-__all__ = ["Applied", "TransitionOptions", "Transitioned", "transition"]
+__all__ = ["Applied", "Initialise", "TransitionOptions", "Transitioned", "transition"]

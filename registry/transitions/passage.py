@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from registry import pytree
 from registry.actions import Action, AppliedRow, ArchiveStream, EnterPhase
@@ -18,7 +18,6 @@ from registry.committer import Committer, Stale, preview
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
-from registry.options import check_options
 from registry.pins import find_pin
 from registry.plain import check_phase
 from registry.pool.promotion import Candidate, find_entry, promotion
@@ -61,22 +60,22 @@ class Transitioned:
     report: tuple[Applied, ...]
 
 
-class TransitionOptions(TypedDict, total=False):
-    """What may be said with a transition; `Run.transition` explains each."""
+@dataclass(frozen=True, slots=True)
+class TransitionOptions:
+    """The options of a transition; see `Run.transition`."""
 
     targets: Mapping[str, Any] | None
     metrics: Mapping[str, object] | None
-    enable: Iterable[str]
+    enable: str | Iterable[str]
     initialise: Initialise | None
     map_location: object
 
 
 def transition(
-    trainer: Trainer, committer: Committer, to: object, **options: Unpack[TransitionOptions]
+    trainer: Trainer, committer: Committer, to: object, options: TransitionOptions
 ) -> Transitioned:
-    """Begin a phase by the declared way; `Run.transition` explains it."""
+    """Begin a phase by the declared way; see `Run.transition`."""
     require_first_rank()
-    check_options(options, TransitionOptions.__annotations__, "a transition")
     phase = check_phase(to)
     committer.log.refresh()
     check_phase_is_declared(committer.log.state.spec, phase)
@@ -117,7 +116,7 @@ class _Passage:
     """
 
     def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
-        enable = options.get("enable", ())
+        enable = options.enable
         self._committer = committer
         self._to = to
         self._options = options
@@ -199,11 +198,11 @@ class _Passage:
         checkpoint = Checkpoint(committer.store, committer.log, record)
         # Whole and exactly this one: damage is an error, and nothing is fallen back to
         # (seeds/hydra.md, Gate checkpoint verification).
-        source = load_to_train(checkpoint, options.get("map_location", "cpu"))
+        source = load_to_train(checkpoint, options.map_location)
         self._table = Table(way.rules, self._enabled, source)
-        self._ready, unready = checks.readiness(way.rules, record.metrics, options.get("metrics"))
+        self._ready, unready = checks.readiness(way.rules, record.metrics, options.metrics)
         problems = [
-            *checks.differences(way.rules, source, options.get("targets") or {}),
+            *checks.differences(way.rules, source, options.targets or {}),
             *checks.not_zero(way.rules, source),
             *unready,
             *self._table.problems,
@@ -213,7 +212,7 @@ class _Passage:
         for pin in way.anchors:
             if pin.manifest != way.manifest:
                 self._stored(pin).load(only=self._inference_parts(pin))
-        return self._table.carry_out(options.get("initialise") or {})
+        return self._table.carry_out(options.initialise or {})
 
     def _enter(self, way: _Way) -> EnterPhase:
         return EnterPhase(

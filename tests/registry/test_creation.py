@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from registry import Monitor
-from registry.creation import SecretWarning, begin, creation
+from registry.creation import RunOptions, SecretWarning, begin, creation
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.presets import load_preset
@@ -99,7 +99,7 @@ def test_what_contradicts_itself_begins_no_run(reg, backend, options, error, tol
 def test_a_run_of_an_older_version_with_two_monitors_of_a_metric_is_read(reg):
     log = RunLog(reg.store, "old")
     both = (LOSS, Monitor(metric="loss", mode="max"))
-    begin(log, creation().model_copy(update={"monitors": both}))
+    begin(log, creation(RunOptions()).model_copy(update={"monitors": both}))
     run = reg.run("old")
     run.save(small_state(1), step=1, metrics={"loss": 1.0})
     assert run.best().step == 1
