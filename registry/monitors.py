@@ -11,13 +11,13 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from registry.errors import InvalidInput
-from registry.records import Record
+from registry.records import NamedFields
 
 _OPERATOR = re.compile(r"\s+([+-])\s+")
 _TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
 
 
-class Monitor(Record):
+class Monitor(NamedFields):
     """The metric that decides which checkpoint is best.
 
     Attributes:
@@ -32,15 +32,18 @@ class Monitor(Record):
     mode: Literal["min", "max"]
     name: str | None = None
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(
+        self, *, metric: str, mode: Literal["min", "max"], name: str | None = None
+    ) -> None:
         # Users make monitors by hand; their mistakes get an error of this project's tree.
+        given: dict[str, Any] = {"metric": metric, "mode": mode, "name": name}
         try:
-            super().__init__(**fields)
+            super().__init__(**given)
         except ValidationError as error:
             raise InvalidInput(
                 "not a monitor",
                 expected="metric: a name or a sum like 'mu - 3*sigma', mode: 'min' or 'max'",
-                found=fields,
+                found=given,
             ) from error
 
     @property

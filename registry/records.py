@@ -15,12 +15,14 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
     PlainSerializer,
     SerializationInfo,
     ValidationError,
     ValidationInfo,
+    model_validator,
 )
-from pydantic_core import CoreSchema, PydanticKnownError, core_schema, to_json
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticKnownError, core_schema, to_json
 
 from backends.escape import printable
 from registry import canonical
@@ -111,6 +113,33 @@ class Record(BaseModel):
             raise Malformed(
                 f"not a {cls.__name__.lower()} of this format", where=where, found=_first(error)
             ) from error
+
+
+class NamedFields(Record):
+    """A record that users make by hand, whose `__init__` names every field.
+
+    Pydantic passes parsed fields to that `__init__`, so they are checked before: foreign bytes must
+    not raise Python's TypeError.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_these_fields(cls, given: Any, make: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(given, dict):
+            fields = cls.model_fields
+            wrong: list[InitErrorDetails] = [
+                {"type": "extra_forbidden", "loc": (name,), "input": given[name]}
+                for name in given
+                if name not in fields
+            ]
+            wrong += [
+                {"type": "missing", "loc": (name,), "input": given}
+                for name, field in fields.items()
+                if field.is_required() and name not in given
+            ]
+            if wrong:
+                raise ValidationError.from_exception_data(cls.__name__, wrong)
+        return make(given)
 
 
 @dataclass(frozen=True)

@@ -56,14 +56,15 @@ def prune(
     By the run's own policy, or by the one that is given. The newest and the best ones, gates, tags
     and what a follower holds stay in any case. `undo` brings back what went.
     """
-    chosen = {"last": last, "best": best, "every": every, "for_days": days}
-    given = {name: number for name, number in chosen.items() if number is not None}
+    own = None
+    if any(number is not None for number in (last, best, every, days)):
+        own = Retention(last=last, best=best, every=every, for_days=days)
     with open(registry, read_only=dry_run) as opened:
         pruned = opened.run(run)
         if best is not None:
             for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
                 pruned.monitor(phase)  # or say that nothing decides which are the best
-        plan = pruned.prune(Retention(**given) if given else None, dry_run=dry_run)
+        plan = pruned.prune(own, dry_run=dry_run)
     if json:
         output.document(_plan_json(run, plan, dry_run=dry_run))
         return

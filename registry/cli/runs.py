@@ -281,7 +281,8 @@ def _retention(texts: Sequence[str]) -> Retention:
             raise typer.BadParameter(
                 f"{name}={value!r} is none of last=N, best=N, every=N, days=N, N from 1"
             )
-    return Retention(**{_KEEP[name]: int(value) for name, value in given.items()})
+    counts: dict[str, Any] = {_KEEP[name]: int(value) for name, value in given.items()}
+    return Retention(**counts)
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:

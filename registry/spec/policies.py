@@ -7,12 +7,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from registry.errors import InvalidInput
-from registry.records import Name, Record
+from registry.records import Name, NamedFields, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
-class Retention(Record):
+class Retention(NamedFields):
     """What is kept; a checkpoint stays if any of these keeps it.
 
     The newest checkpoint of a phase, the best by each monitor, whatever a pin names and whatever a
@@ -38,19 +38,36 @@ class Retention(Record):
     counts_protected: bool = False
     wait: Annotated[int, Field(ge=0)] = 0
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(
+        self,
+        *,
+        last: int | None = None,
+        best: int | None = None,
+        every: int | None = None,
+        for_days: int | None = None,
+        all: bool = False,  # noqa: A002 - the word of the policy
+        counts_protected: bool = False,
+        wait: int = 0,
+    ) -> None:
         # Users make policies by hand; their mistakes get an error of this project's tree.
+        given: dict[str, Any] = {
+            "last": last,
+            "best": best,
+            "every": every,
+            "for_days": for_days,
+            "all": all,
+            "counts_protected": counts_protected,
+            "wait": wait,
+        }
         try:
-            super().__init__(**fields)
+            super().__init__(**given)
         except ValidationError as error:
             detail = error.errors(include_url=False, include_context=False)[0]
             raise InvalidInput(
                 "not a retention policy",
                 where=".".join(map(str, detail["loc"])) or None,
                 expected="last, best, every or for_days: whole numbers from 1; or all=True",
-                found=detail["msg"]
-                .removeprefix("Value error, ")
-                .replace("Extra inputs are not permitted", "no policy of this name"),
+                found=detail["msg"].removeprefix("Value error, "),
             ) from error
 
     @model_validator(mode="after")

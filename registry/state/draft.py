@@ -161,7 +161,9 @@ class Draft:
         """Change what a checkpoint's record says."""
         table = self._write("by_n")
         before: CheckpointRecord = table[n]
-        after = table[n] = before.changed(**fields)
+        kept = {name: getattr(before, name) for name in CheckpointRecord.model_fields}
+        # Not `model_copy`: it would also copy the remembered ranks.
+        after = table[n] = CheckpointRecord.model_construct(**kept | fields)
         self._changed.add(n)
         if fields.keys() != {"metrics"}:
             self._note(before, is_there=False)

@@ -98,11 +98,6 @@ class CheckpointRecord(Record):
     def _ranks(self) -> dict[tuple[str, str], float]:
         return {}
 
-    def changed(self, **fields: object) -> CheckpointRecord:
-        """Return a copy with other values, without the remembered ranks (unlike `model_copy`)."""
-        kept = {name: getattr(self, name) for name in type(self).model_fields}
-        return CheckpointRecord.model_construct(**kept | fields)
-
 
 class WriterRecord(Record):
     """The trainer that may save.

@@ -88,12 +88,16 @@ def test_it_is_called_by_its_name_or_its_metric():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"metric": "loss"},
         {"metric": "loss", "mode": "lowest"},
         {"metric": 5, "mode": "min"},
-        {"metric": "loss", "mode": "min", "more": 1},
     ],
 )
 def test_what_is_no_monitor_is_refused(fields):
     with pytest.raises(InvalidInput, match="not a monitor; expected metric: a name or a sum"):
+        Monitor(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"metric": "loss"}, {"metric": "a", "mode": "min", "more": 1}])
+def test_a_monitor_has_its_fields_and_no_other(fields):
+    with pytest.raises(TypeError, match=r"'mode'|'more'"):
         Monitor(**fields)

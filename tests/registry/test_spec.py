@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from registry import Monitor
-from registry.errors import InvalidInput
+from registry.errors import InvalidInput, Malformed
 from registry.spec import (
     Draw,
     DtypeRule,
@@ -54,12 +54,20 @@ def test_an_empty_or_contradictory_policy_is_refused(fields, why):
         ({"for_days": 1.5}, "for_days"),
         ({"last": True}, "last"),
         ({"last": 1, "wait": -1}, "wait"),
-        ({"newest": 3}, "newest"),
     ],
 )
 def test_a_wrong_number_is_named(fields, place):
     with pytest.raises(InvalidInput, match=f"{place}: not a retention policy; expected last, best"):
         Retention(**fields)
+
+
+def test_a_field_that_a_policy_does_not_have_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'newest'"):
+        Retention(newest=3)
+    with pytest.raises(Malformed, match=r"retention\.newest: Extra inputs are not permitted"):
+        RunSpec.parse(b'{"retention":{"newest":3}}', where="a preset")
+    with pytest.raises(Malformed, match=r"monitors\.0\.mode: Field required"):
+        RunSpec.parse(b'{"monitors":[{"metric":"loss"}]}', where="a preset")
 
 
 def test_policies_compose():
