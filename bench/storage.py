@@ -25,6 +25,7 @@ from rich.table import Table
 from workloads import frozen, hydra, pool_copy
 
 import registry
+from registry.stored import reader_of
 
 #: Options of `registry.init`, and the highest ratio to the plain files that is good enough.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
@@ -77,7 +78,7 @@ def holdfast(folder: Path, saves: int, scale: float, **options: Any) -> Counter[
                     state, step=state["global_step"], companions={"kl_anchor": shared["kl_anchor"]}
                 )
             if number == 0:
-                packs = ck.companion("kl_anchor").placement.packs
+                packs = reader_of(ck.companion("kl_anchor")).placement.packs
                 sizes["KL anchors"] = sum(pack.size_bytes for pack in packs)
                 sizes["checkpoints"] -= sizes["KL anchors"]
             with counted("pool copies"):

@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from registry.actions import CommitKeys, Evict, Line, ReportMetrics
+from registry.actions import CommitKeys, Line, ReportMetrics
 from registry.charge import check_not_dropped
 from registry.errors import NotFound
 from registry.log import RunLog, commit_line
 from registry.migrations import MIGRATIONS
-from registry.plain import check_metrics, decode_plain, format_time, moment
+from registry.plain import check_metrics, decode_plain, moment
 from registry.reading.allocating import LoadPrecision
 from registry.reading.fit import LoadReport
 from registry.rules import check_dtypes, check_keys, manifest_dtypes
 from registry.state import CheckpointRecord, RunManifest
+from registry.state_reader import told_eviction
 from registry.store import Store
 from registry.stored import Stored, TensorInfo
 from registry.suggest import near
@@ -31,7 +32,7 @@ class Checkpoint(Stored):
     """One checkpoint of a run. Cheap to hold: nothing is read before it is asked for."""
 
     def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
-        super().__init__(store, log, record.manifest, record.manifest.short)
+        super().__init__(store, log, record.manifest, _step_ref(record))
         self._n = record.n
         self._record = record
 
@@ -70,7 +71,7 @@ class Checkpoint(Stored):
         """A name that finds it again: run, phase and step; by id where it is superseded."""
         if self.superseded:
             return f"{self.run_id}/{self.digest.short}"
-        return f"{self.run_id}/{phase_segment(self._record.phase)}/step{self.step:08d}"
+        return super().ref
 
     @property
     def phase(self) -> int | str:
@@ -114,20 +115,7 @@ class Checkpoint(Stored):
 
         This reads the log.
         """
-        if self.record.evicted is None:
-            return None
-        last = None
-        for slot in self._log.slots():
-            for _, commit in slot.commits:
-                for action in commit.actions:
-                    if isinstance(action, Evict) and self._is_among(action):
-                        last = commit
-        if last is None:  # copied from another registry, with its own history
-            return self.record.evicted
-        return f"commit {last.n} of {format_time(last.time_ms)}: {self.record.evicted}"
-
-    def _is_among(self, action: Evict) -> bool:
-        return any(one.checkpoint == self._n for one in action.evictions)
+        return told_eviction(self._log, self.record)
 
     @property
     def tier(self) -> str | None:
@@ -163,8 +151,7 @@ class Checkpoint(Stored):
             )
         return found[name]
 
-    def commit_keys(self) -> CommitKeys | None:
-        """Return the keys of the state that its commit keeps instead of its manifest."""
+    def _commit_keys(self) -> CommitKeys | None:
         return self._record.commit_keys
 
     def load(
@@ -224,6 +211,10 @@ class Checkpoint(Stored):
             return [commit_line(state, [action])]
 
         self._log.append(compose)
+
+
+def _step_ref(record: CheckpointRecord) -> str:
+    return f"{phase_segment(record.phase)}/step{record.step:08d}"
 
 
 def phase_segment(phase: str) -> str:

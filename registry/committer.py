@@ -23,8 +23,8 @@ from registry.log import RunLog, commit_line
 from registry.pytree import FlatState
 from registry.reading.loading import read_lists
 from registry.state import Forgotten, RunManifest, foresee
+from registry.state_reader import StateReader
 from registry.store import Store
-from registry.stored import Stored
 from registry.writer import Choice, Condemned, Writer
 from registry.writing.adopting import adopt
 from registry.writing.deltas import Trials
@@ -217,10 +217,10 @@ class Committer:
         Raises:
             IntegrityError: Its manifest or placement is damaged or gone.
         """
-        stored = Stored(self.store, self.log, manifest, manifest.short)
+        reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
         kept = self._bases.get(manifest)
-        if kept is None or kept.place != stored.place:
-            kept = stored.base()
+        if kept is None or kept.place != reader.place:
+            kept = reader.base()
         self._keep(kept)
         return kept
 

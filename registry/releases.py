@@ -97,8 +97,7 @@ class Release(Stored):
         """Return its model card as YAML: block style, keys sorted."""
         return write_card(self.card)
 
-    def commit_keys(self) -> CommitKeys | None:
-        """Return the keys of the state that a commit keeps: of a whole checkpoint, its own."""
+    def _commit_keys(self) -> CommitKeys | None:
         record = self._source()
         is_whole = record is not None and record.manifest == self.digest
         return record.commit_keys if record is not None and is_whole else None

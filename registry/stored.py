@@ -7,21 +7,20 @@ on the store and takes no token.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from backends.escape import quoted
 from registry import pytree
-from registry.actions import CommitKeys, Place
+from registry.actions import CommitKeys
 from registry.bursts import allocation_burst
 from registry.digest import Digest
-from registry.errors import InvalidInput, Malformed, MissingObject, NotFound
+from registry.errors import InvalidInput, Malformed, NotFound
 from registry.integrations import open_zarr
 from registry.log import RunLog
-from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.objects.placement import Placement, Places
+from registry.objects.manifest import Component, Manifest, TensorEntry
 from registry.plain import decode_plain
 from registry.precision.policy import widen_all
 from registry.reading.allocating import LoadPrecision, allocate, check_load_precision
@@ -37,19 +36,9 @@ from registry.reading.fit import (
     widened_paths,
 )
 from registry.reading.lazy import LazyTensor
-from registry.reading.loading import (
-    Target,
-    check_lists,
-    index_chunks,
-    read_chunks,
-    read_lists,
-    read_tensors,
-)
+from registry.state_reader import StateReader
 from registry.store import Store
 from registry.suggest import near
-from registry.writing.placing import Base
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +74,7 @@ class Stored:
         self._store = store
         self._log = log
         self._ref = ref
-        self._indexed: tuple[Place, tuple[Places, dict[Digest, bytes]]] | None = None
+        self._reader = StateReader(store, log, digest, f"{log.run_id}/{ref}")
         self.digest = digest
 
     def __repr__(self) -> str:
@@ -106,14 +95,6 @@ class Stored:
         """Bytes of all its tensors, however few of them this registry had to store anew."""
         return self.manifest.nbytes
 
-    def commit_keys(self) -> CommitKeys | None:
-        """Return the keys of the state that its commit keeps instead of its manifest."""
-        return None
-
-    def eviction(self) -> str | None:
-        """Return the commit, time and reason of its eviction, if the log has one."""
-        return None
-
     @property
     def components(self) -> dict[str, Digest]:
         """Digest of each top-level key; equal digests mean equal components, in any checkpoint."""
@@ -122,12 +103,7 @@ class Stored:
     @property
     def manifest(self) -> Manifest:
         """What its state is."""
-        return self._relocated(lambda place: self._store.manifest(place.manifest_key))
-
-    @property
-    def placement(self) -> Placement:
-        """Where its chunks lie in this registry."""
-        return self._relocated(lambda place: self._store.placement(place.placement_key))
+        return self._reader.manifest
 
     def load(
         self,
@@ -155,10 +131,10 @@ class Stored:
         aside = self._aside(manifest)
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
-        self._check_lists(manifest)
+        self._reader.check_lists(manifest)
         with allocation_burst():
             made = allocate(self.ref, wanted, precision)
-        self._read(manifest, made.targets)
+        self._reader.read(manifest, made.targets)
         widen_all(made.widenings, self._store.pools.hashing)
         arrays = made.arrays
         if str(map_location) != "cpu":
@@ -204,7 +180,7 @@ class Stored:
             paths = filled_once(self.ref, sources, leaves)
             into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
         del leaves  # a view of every tensor, which `into` has once more
-        self._read(manifest, [(sources[path], one.view) for path, one in into.items()])
+        self._reader.read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report
 
@@ -241,7 +217,7 @@ class Stored:
                 where=f"{self.ref}: {path}",
                 hint=near(path, self._arrays) or "`tensors()` lists the paths.",
             )
-        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self)
+        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self._reader)
 
     def __contains__(self, path: object) -> bool:
         """Return whether the state holds a tensor of this path."""
@@ -270,58 +246,13 @@ class Stored:
             IncompatibleState: A tensor has a path that Zarr cannot name.
         """
         tensors = tensors_by_path(self.manifest.components)
-        return open_zarr(self, self.ref, self.digest, tensors)
+        return open_zarr(self._reader, self.ref, self.digest, tensors)
 
-    def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
-        """Return the digests of a tensor's chunks, in the order of its grid."""
-        if entry.chunk_list is None:
-            return entry.chunks
-        _, lists = self._relocated(self._index)
-        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
-
-    def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
-        """Fill memory with chunks of the state, every byte verified.
-
-        Args:
-            wanted: Chunks, each with a writable flat byte view of its raw length.
-
-        Raises:
-            IntegrityError: One is damaged or gone.
-        """
-
-        def read(place: Place) -> None:
-            placement = self._store.placement(place.placement_key)
-            read_chunks(self._store, placement, self._index(place)[0], wanted)
-
-        self._relocated(read)
-
-    def _index(self, place: Place) -> tuple[Places, dict[Digest, bytes]]:
-        """Return where each chunk lies, and the digest lists; kept: slices come by thousands."""
-        if self._indexed is None or self._indexed[0] != place:
-            placement = self._store.placement(place.placement_key)
-            lists = read_lists(self._store, self.manifest, placement)
-            self._indexed = place, (index_chunks(self.manifest, placement, lists), lists)
-        return self._indexed[1]
-
-    def base(self) -> Base:
-        """Return what it is and where, for a state that is stored against it.
-
-        Raises:
-            IntegrityError: Its manifest or placement is damaged or gone.
-        """
-
-        def read(place: Place) -> Base:
-            # All of it by one place: what a save takes for covered must be what lies there (W2a).
-            manifest = self._store.manifest(place.manifest_key)
-            placement = self._store.placement(place.placement_key)
-            lists = read_lists(self._store, manifest, placement)
-            index_chunks(manifest, placement, lists)
-            return Base(place, manifest, placement, lists)
-
-        return self._relocated(read)
+    def _commit_keys(self) -> CommitKeys | None:
+        return None
 
     def _aside(self, manifest: Manifest) -> dict[str, Any]:
-        kept = self.commit_keys()
+        kept = self._commit_keys()
         if kept is None:
             return {}
         aside = decode_plain(kept.values)
@@ -336,18 +267,11 @@ class Stored:
             )
         return aside
 
-    def _check_lists(self, manifest: Manifest) -> None:
-        """Check the claimed lengths of digest lists against the packs, before memory is taken."""
-        if manifest.chunk_lists:
-            self._relocated(
-                lambda place: check_lists(manifest, self._store.placement(place.placement_key))
-            )
-
     def _with_commit_keys(
         self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
     ) -> Any:
         """Put the keys that the commit keeps where they stood in the state."""
-        kept = self.commit_keys()
+        kept = self._commit_keys()
         if kept is None:
             return state
         wanted = set(kept.order if names is None else names)
@@ -366,53 +290,6 @@ class Stored:
                 )
         return {name: part for name, part in manifest.components.items() if name in names}
 
-    def _read(self, manifest: Manifest, targets: list[Target]) -> None:
-        def read(place: Place) -> None:
-            placement = self._store.placement(place.placement_key)
-            read_tensors(self._store, manifest, placement, targets)
-
-        self._relocated(read)
-
-    def digest_lists(self) -> dict[Digest, bytes]:
-        """Return the stored digest lists of its largest tensors."""
-        manifest = self.manifest
-        return self._relocated(
-            lambda place: read_lists(
-                self._store, manifest, self._store.placement(place.placement_key)
-            )
-        )
-
-    def _relocated(self, read: Callable[[Place], _T]) -> _T:
-        """Read by way of the place that the log gives; once more each time a repack moved it."""
-        while True:
-            place = self.place
-            try:
-                return read(place)
-            except MissingObject as error:
-                state = self._log.refresh()
-                if self.place != place:
-                    continue
-                if self.digest in state.held:
-                    raise
-                raise MissingObject(
-                    "this state was let go, and collected since",
-                    where=self.ref,
-                    found=self.eviction(),
-                    hint="A mirror that was synced before may still hold it.",
-                ) from error
-
-    @property
-    def place(self) -> Place:
-        """Where its manifest and placement lie in this registry."""
-        found = self._log.place_of(self.digest)
-        if found is None:
-            raise MissingObject(
-                "the log gives no place for this checkpoint",
-                where=self.ref,
-                hint="Run `holdfast verify`; a mirror can restore it.",
-            )
-        return found
-
 
 class LazyState(Mapping[str, Any]):
     """A state of which each component is loaded, verified, at its first access, and then kept.
@@ -424,7 +301,7 @@ class LazyState(Mapping[str, Any]):
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
         self._loaded: dict[str, Any] = {}
-        kept = stored.commit_keys()
+        kept = commit_keys(stored)
         self._names = tuple(stored.manifest.components if kept is None else kept.order)
 
     def __repr__(self) -> str:
@@ -447,6 +324,16 @@ class LazyState(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def reader_of(stored: Stored) -> StateReader:
+    """Return what reads a stored state: its place, its digest lists, its chunks."""
+    return stored._reader
+
+
+def commit_keys(stored: Stored) -> CommitKeys | None:
+    """Return the keys of a state that its commit keeps instead of its manifest."""
+    return stored._commit_keys()
 
 
 def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:

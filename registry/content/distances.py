@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from registry.content.chunkwise import Piece, reduce_pieces
 from registry.objects.manifest import TensorEntry
 from registry.reading.fit import tensors_by_path
-from registry.stored import Stored
+from registry.stored import Stored, reader_of
 
 if TYPE_CHECKING:
     from registry.content.elements import Change
@@ -65,7 +65,7 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
     old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
     pieces = {path: _pieces(before, old[path], after, new[path]) for path in paths}
     found = reduce_pieces(
-        [before, after],
+        [reader_of(before), reader_of(after)],
         (piece for parts in pieces.values() for piece in parts),
         lambda piece, views: elements.compare(views[0], views[1], piece.dtype),
     )
@@ -82,7 +82,8 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
 def _pieces(before: Stored, old: TensorEntry, after: Stored, new: TensorEntry) -> list[Piece]:
     if new.inline is not None:
         return []
-    chunks = zip(before.chunk_digests(old), after.chunk_digests(new), new.grid.sizes(), strict=True)
+    first, second = reader_of(before).chunk_digests(old), reader_of(after).chunk_digests(new)
+    chunks = zip(first, second, new.grid.sizes(), strict=True)
     return [Piece((one, two), new.dtype, size) for one, two, size in chunks if one != two]
 
 

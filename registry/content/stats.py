@@ -18,7 +18,7 @@ from registry.content.chunkwise import Piece, reduce_pieces
 from registry.errors import NotFound
 from registry.objects.manifest import TensorEntry
 from registry.reading.fit import tensors_by_path
-from registry.stored import Stored
+from registry.stored import Stored, reader_of
 from registry.suggest import near
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
     entries = _wanted(stored, patterns)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
     found = reduce_pieces(
-        [stored],
+        [reader_of(stored)],
         (piece for parts in pieces.values() for piece in parts),
         lambda piece, views: elements.summarise(views[0], piece.dtype),
     )
@@ -178,7 +178,9 @@ def _pieces(stored: Stored, entry: TensorEntry) -> list[Piece]:
         return []
     return [
         Piece((digest,), entry.dtype, size)
-        for digest, size in zip(stored.chunk_digests(entry), entry.grid.sizes(), strict=True)
+        for digest, size in zip(
+            reader_of(stored).chunk_digests(entry), entry.grid.sizes(), strict=True
+        )
     ]
 
 

@@ -19,6 +19,7 @@ from registry.following.watching import OVER, Patience
 from registry.plain import check_phase
 from registry.rules import check_phase_is_declared
 from registry.state import CheckpointRecord
+from registry.stored import reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +199,13 @@ class Following(Iterator[Checkpoint]):
         return record is not None and (self._end is None or record.n < self._end)
 
     def _prepare(self, checkpoint: Checkpoint) -> Exchange:
+        reader = reader_of(checkpoint)
         while True:
-            base = checkpoint.base()
+            base = reader.base()
             try:
                 return self._model.prepare(checkpoint.ref, base)
             except MissingObject:
                 self._log.refresh()
-                if checkpoint.place == base.place:
+                if reader.place == base.place:
                     raise
                 # A repack has moved it.

@@ -26,6 +26,7 @@ from registry.formats.target import fail
 from registry.integrations.zarr_layout import STATE_ATTRIBUTE, ArrayLayout, Layout
 from registry.objects.manifest import Component, TensorEntry
 from registry.reading.fit import arrays_in
+from registry.stored import commit_keys, reader_of
 from registry.suggest import near
 
 #: Chunks are fetched together up to so many bytes.
@@ -85,7 +86,7 @@ def _described(
     """Return kind and skeletons, with the keys that the commit keeps where they stood."""
     nodes: dict[str, Json] = {name: part.skeleton for name, part in parts.items()}
     order = list(nodes)
-    kept = checkpoint.commit_keys()
+    kept = commit_keys(checkpoint)
     if kept is not None and whole:
         values: Any = kept.values
         nodes.update(values["d"])
@@ -113,7 +114,9 @@ def _put_chunks(folder: Path, array: ArrayLayout, checkpoint: Checkpoint) -> int
     for portion in _portions(array, checkpoint):
         # Zeros behind a chunk that is shorter than Zarr has it.
         chunks = {digest: memoryview(bytearray(array.chunk_bytes)) for _, digest, _ in portion}
-        checkpoint.read_chunks({digest: chunks[digest][:raw] for _, digest, raw in portion})
+        reader_of(checkpoint).read_chunks(
+            {digest: chunks[digest][:raw] for _, digest, raw in portion}
+        )
         size += sum(_put(folder / key, chunks[digest]) for key, digest, _ in portion)
     return size
 
@@ -123,7 +126,7 @@ def _portions(
 ) -> Iterator[list[tuple[str, Digest, int]]]:
     """Yield the chunks of an array by portions: key, digest, length without what fills it up."""
     portion: list[tuple[str, Digest, int]] = []
-    digests = checkpoint.chunk_digests(array.entry)
+    digests = reader_of(checkpoint).chunk_digests(array.entry)
     for number, (key, digest) in enumerate(zip(array.chunk_keys(), digests, strict=True)):
         portion.append((key, digest, array.raw_bytes(number)))
         if len(portion) * array.chunk_bytes >= _HELD_BYTES:

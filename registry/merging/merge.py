@@ -32,7 +32,8 @@ from registry.objects.manifest import Component
 from registry.plain import encode_plain
 from registry.pytree import FlatState
 from registry.state import RunManifest
-from registry.stored import Stored
+from registry.state_reader import StateReader
+from registry.stored import Stored, commit_keys
 from registry.trainer.save_commit import SaveCommit
 from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
 from registry.writing.placing import Base, Written
@@ -131,7 +132,7 @@ class _Wanted:
                 hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
             )
 
-    def _find(self, given: object) -> Stored:
+    def _find(self, given: object) -> StateReader:
         """Return the same state by way of this registry, whichever gave it."""
         if not isinstance(given, Stored):
             raise InvalidInput("a merge is made of checkpoints", found=shown(given))
@@ -141,7 +142,7 @@ class _Wanted:
             log.open()
         if not log.state.commits:
             raise self._unknown(given, "no such run")
-        return Stored(self._committer.store, log, given.digest, given.digest.short)
+        return StateReader(self._committer.store, log, given.digest, given.ref)
 
     def _unknown(self, given: Stored, found: str) -> NotFound:
         return NotFound(
@@ -213,10 +214,10 @@ class _MergeCommit(SaveCommit):
         return COMPRESSIONS[chosen or ("none" if every == 1 else "zstd")]
 
 
-def _parts(given: Stored, stored: Stored) -> dict[str, Component]:
+def _parts(given: Stored, stored: StateReader) -> dict[str, Component]:
     """Return the components of a state; keys that its commit keeps are among them."""
     parts = dict(stored.manifest.components)
-    kept = given.commit_keys()
+    kept = commit_keys(given)
     if kept is None:
         return parts
     plain = dict(kept.values["d"])

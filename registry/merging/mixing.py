@@ -19,8 +19,8 @@ from registry.errors import UnsupportedValue
 from registry.merging.borrowing import borrow, shorter
 from registry.objects.manifest import Component, Manifest, TensorEntry
 from registry.pytree import FlatState
+from registry.state_reader import StateReader
 from registry.store import Store
-from registry.stored import Stored
 from registry.writer import Writer, placed_keys
 from registry.writing.placing import Base, Spot, Written, spots_of
 from registry.writing.readable import check_readable
@@ -90,7 +90,7 @@ class Mixing:
         self,
         store: Store,
         writer: Writer,
-        materials: Sequence[Stored],
+        materials: Sequence[StateReader],
         weights: Sequence[float],
         state: FlatState,
         blends: Mapping[str, Sequence[Blend]],

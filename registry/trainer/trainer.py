@@ -22,6 +22,7 @@ from registry.log import commit_line
 from registry.pools import Threads
 from registry.pytree import FlatState
 from registry.state import RunManifest
+from registry.stored import reader_of
 from registry.trainer.pending import PendingSave, exit_wait_s
 from registry.trainer.save_commit import SaveCommit
 from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
@@ -117,7 +118,8 @@ class Trainer:
     def distrust(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
         with suppress(IntegrityError):
-            keys = placed_keys(checkpoint.place, checkpoint.placement)
+            reader = reader_of(checkpoint)
+            keys = placed_keys(reader.place, reader.placement)
             self._committer.writer.distrusted |= keys
 
     def _stage(self, name: str, state: FlatState) -> FlatState:

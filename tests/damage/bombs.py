@@ -84,7 +84,7 @@ def plant(
         empty = Placement(digest, (), Rows(()))
         name, placed = empty.digest, empty.encode()
         if placement is not None:
-            name, placed = placement(sound.placement)
+            name, placed = placement(sound._reader.placement)
         _append(opened, digest, data, name, placed)
 
 

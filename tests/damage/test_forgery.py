@@ -224,7 +224,7 @@ def test_a_state_that_cannot_be_put_together(forge: Any) -> None:
         assert str(caught.value).isprintable()
         report = opened.verify()
         assert not report.ok
-        key = str(forged_one.place.manifest_key)
+        key = str(forged_one._reader.place.manifest_key)
         (finding,) = [one for one in report.findings if one.where == key]
         assert f"{FORGED}/{forged_one.digest.short}" in finding.affects
         restored = run.restore()

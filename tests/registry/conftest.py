@@ -94,7 +94,7 @@ def flip(backend: Backend, key: str, bit: int = 100) -> None:
 
 
 def packs_of(checkpoint) -> list[str]:
-    return [str(pack.key) for pack in checkpoint.placement.packs]
+    return [str(pack.key) for pack in checkpoint._reader.placement.packs]
 
 
 class Hooked(Wrapper):

@@ -354,7 +354,7 @@ def _annotate(state):
 
 def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, reg):
     first = run.save(small_state(), step=1)
-    place, old = first.place, first.placement
+    place, old = first._reader.place, first._reader.placement
     log = RunLog(reg.store, "run")
     log.open()
     writer = Writer(reg.store, log)

@@ -99,7 +99,7 @@ def test_what_is_saved_near_the_evicted_is_a_delta_on_it() -> None:
         doomed = run.checkpoints()[0]
         run.restore(at=doomed)
         near = run.save(content(OLD, NEAR), step=NEAR, keyframe_every=8)
-        assert tuple(near.placement.extra) == tuple(doomed.manifest.direct_chunks)
+        assert tuple(near._reader.placement.extra) == tuple(doomed.manifest.direct_chunks)
 
 
 @pytest.mark.soak

@@ -126,7 +126,9 @@ def rows_of(checkpoint, path: str) -> list:
     """Return the places of a tensor's chunks."""
     content = checkpoint.tensors()[path].content
     entry = next(one for one in checkpoint.manifest.tensors() if one.content == content)
-    order = dict(zip(checkpoint.manifest.direct_chunks, checkpoint.placement.rows, strict=False))
+    order = dict(
+        zip(checkpoint.manifest.direct_chunks, checkpoint._reader.placement.rows, strict=False)
+    )
     return [order[digest] for digest in entry.chunks]
 
 
@@ -566,7 +568,7 @@ def test_damage_leaves_the_model_as_it_was(world: World) -> None:
     following.poll()
     second = world.run.save({"m": {"a": weights(3), "b": weights(4)}}, step=2)
     row = rows_of(second, "m/b")[-1]
-    flip(world.backend, str(second.placement.packs[row.pack].key), 8 * row.offset)
+    flip(world.backend, str(second._reader.placement.packs[row.pack].key), 8 * row.offset)
     for _ in range(2):
         with pytest.raises(Damaged):
             following.poll()

@@ -102,7 +102,11 @@ def test_each_chunk_is_decoded_once_and_counted(reg, backend):
             other.save(state(step), step=step, **DELTAS)
         report = reg.verify(decode=True)
         assert report.ok
-        tables = [reg._store.table(pack) for ck in run.checkpoints() for pack in ck.placement.packs]
+        tables = [
+            reg._store.table(pack)
+            for ck in run.checkpoints()
+            for pack in ck._reader.placement.packs
+        ]
         encoded = {entry.digest for table in tables for entry in table if entry.codec != "raw"}
         assert any(entry.base for table in tables for entry in table)
         assert report.data.chunks_decoded == len(encoded) > 10

@@ -263,7 +263,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     report = reg.repack()
     assert report.packs_written
     fresh = reg.checkpoint(f"run/{second.digest.hex()}")
-    placement = fresh.placement
+    placement = fresh._reader.placement
     assert placement.extra == encoded.extra
     number = next(n for n, row in enumerate(encoded.rows) if row.codec == 1)
     row = placement.rows[number]
@@ -286,13 +286,13 @@ def _as_delta(reg, checkpoint, base: Digest, delta: bytes):
     )
     table = PackTable(entries).encode()
     first = reg.run("run").checkpoints()[0]
-    source = first.placement.packs[first.placement.rows[0].pack]
-    start = first.placement.rows[0].offset
+    source = first._reader.placement.packs[first._reader.placement.rows[0].pack]
+    start = first._reader.placement.rows[0].offset
     raw = reg.store.backend.get(str(source.key))[start:][:raw_bytes]
     data = delta + raw + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
     reg.store.backend.put(str(pack.key), data)
-    before = checkpoint.placement
+    before = checkpoint._reader.placement
     n = len(before.packs)
     rows = [
         ChunkPlace(n, 0, len(delta), 1, len(before.rows)),
@@ -300,7 +300,7 @@ def _as_delta(reg, checkpoint, base: Digest, delta: bytes):
         ChunkPlace(n, len(delta), raw_bytes),
     ]
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
-    place = checkpoint.place.model_copy(update={"placement": after.digest})
+    place = checkpoint._reader.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(place.placement_key), after.encode())
     reg.run("run").committer.log.append(lambda _: [place])
     return after
@@ -321,7 +321,7 @@ def test_a_damaged_chunk_is_not_passed_on(run, reg, backend):
 
 def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     thin(run, 1, 2, 3)
-    newest = run.latest().placement
+    newest = run.latest()._reader.placement
     (oldest,) = [ref.key for ref in newest.packs if ref.key != newest.packs[-1].key][:1]
     alive = {row.offset for row in newest.rows if newest.packs[row.pack].key == oldest}
     table = repack_plan.Survey(reg.store)._read_table(
@@ -480,7 +480,7 @@ def test_what_is_evicted_meanwhile_gets_no_place(run, backend, open_registry, co
     open_registry(hooked).repack()
     assert hooked.before.done
     fresh = open_registry(backend)
-    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone.place
+    assert fresh.run("run").full_manifest().by_manifest[gone.digest] == gone._reader.place
     collected(backend)
     loads(open_registry(backend))
 
@@ -898,7 +898,7 @@ def test_a_base_is_read_by_way_of_one_place(run, backend, open_registry):
     hooked = Hooked(backend)
     mine = open_registry(hooked).run("run")
     hooked.before = Once("placements/", lambda: _moved(backend, collects=True), "get")
-    base = mine.latest().base()
+    base = mine.latest()._reader.base()
     assert hooked.before.done
     assert base.place.placement == base.placement.digest
     assert mine.manifest.is_placed(base.place)

@@ -67,7 +67,7 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
     saved = {checkpoint.step: checkpoint for checkpoint in run.checkpoints()}
     spots: dict[Digest, Spot] = {}
     for step, checkpoint in sorted(saved.items()):
-        spots |= {d: s for d, s in spots_of([checkpoint.base()]).items() if d not in spots}
+        spots |= {d: s for d, s in spots_of([checkpoint._reader.base()]).items() if d not in spots}
         digest = weights_of(checkpoint)
         if step in below:
             base = saved[below[step]]
@@ -93,7 +93,7 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
             number = CODECS.index(codec)
             spots[digest] = Spot(pack, 0, len(stored), number, weights_of(base))
         placement = build_placement(checkpoint.manifest, {}, spots)
-        place = checkpoint.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run.committer.log.append(lambda _, place=place: [place])
 
@@ -109,12 +109,12 @@ def weights_of(checkpoint) -> Digest:
 
 def form(checkpoint) -> tuple[str, Digest | None]:
     """Return how the weights of a checkpoint are stored."""
-    spot = spots_of([checkpoint.base()])[weights_of(checkpoint)]
+    spot = spots_of([checkpoint._reader.base()])[weights_of(checkpoint)]
     return CODECS[spot.codec], spot.base
 
 
 def forms(checkpoint) -> set[str]:
-    return {CODECS[row.codec] for row in checkpoint.placement.rows}
+    return {CODECS[row.codec] for row in checkpoint._reader.placement.rows}
 
 
 def chain(reg: Registry, run, last: int, *steps: int) -> None:
@@ -181,8 +181,8 @@ def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
     saved = saved.save(state(1), step=1, compression="zstd")
     reg.repack(compression="zstd")
     repacked = open_registry(backend).run("run").latest()
-    by_digest = {d: (s.codec, s.stored_bytes) for d, s in spots_of([saved.base()]).items()}
-    found = {d: (s.codec, s.stored_bytes) for d, s in spots_of([repacked.base()]).items()}
+    by_digest = {d: (s.codec, s.stored_bytes) for d, s in spots_of([saved._reader.base()]).items()}
+    found = {d: (s.codec, s.stored_bytes) for d, s in spots_of([repacked._reader.base()]).items()}
     assert found == by_digest
 
 
@@ -224,7 +224,7 @@ def test_none_stores_everything_raw_again(reg, run, backend, open_registry):
     assert report.recoded_after > report.recoded_before
     for checkpoint in open_registry(backend).run("run").checkpoints():
         assert forms(checkpoint) == {RAW}
-        assert not checkpoint.placement.extra
+        assert not checkpoint._reader.placement.extra
     loads(open_registry(backend))
     settles(backend, compression="none")
 
@@ -236,7 +236,7 @@ def test_chunks_of_digest_lists_are_compressed_and_lists_are_not(run, reg, backe
         fresh = open_registry(backend)
         loads(fresh)
         checkpoint = fresh.run("run").latest()
-        spots = spots_of([checkpoint.base()])
+        spots = spots_of([checkpoint._reader.base()])
         assert checkpoint.manifest.chunk_lists
         assert {spots[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
         assert forms(checkpoint) == {RAW, ZSTD}
@@ -276,7 +276,8 @@ def test_several_runs_share_what_is_compressed(run, reg, backend, open_registry)
     assert set(report.runs) == {"run", "fork"}
     fresh = open_registry(backend)
     run_packs, fork_packs = (
-        {pack.key for pack in fresh.run(name).latest().placement.packs} for name in ("run", "fork")
+        {pack.key for pack in fresh.run(name).latest()._reader.placement.packs}
+        for name in ("run", "fork")
     )
     assert run_packs & fork_packs
     assert form(fresh.run("fork").latest()) == (ZSTD, None)
@@ -294,7 +295,7 @@ def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_regi
     fresh = open_registry(backend)
     assert fresh.verify(deep=True).findings == ()
     assert forms(fresh.run("run").latest()) == {RAW}
-    spots = spots_of([fresh.run("other").latest().base()])
+    spots = spots_of([fresh.run("other").latest()._reader.base()])
     assert sorted(CODECS[spot.codec] for spot in spots.values()) == [ZSTD, RAW, RAW]
     assert same(fresh.run("other").latest().load(), {"m": mixed})
 
@@ -352,14 +353,14 @@ def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
 def test_bases_that_nothing_names_go(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3, 4, 5)
     (kept,) = open_registry(backend).run("run").checkpoints()
-    assert len(kept.placement.extra) == 4
+    assert len(kept._reader.placement.extra) == 4
     before = collected(backend)
     report = open_registry(backend).repack()
     assert (report.recoded, report.bases) == (1, 4)
     fresh = open_registry(backend)
     (kept,) = fresh.run("run").checkpoints()
     assert form(kept) == (ZSTD, None)
-    assert not kept.placement.extra
+    assert not kept._reader.placement.extra
     loads(fresh)
     assert collected(backend) < before - report.bases_bytes + report.recoded_after
     loads(open_registry(backend))
@@ -404,7 +405,9 @@ def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
     assert (report.recoded, report.bases) == (1, 2)
     first, last = open_registry(backend).run("run").checkpoints()
     assert form(last) == (ZSTD, weights_of(first))
-    assert not last.placement.extra or list(last.placement.extra) == [weights_of(first)]
+    assert not last._reader.placement.extra or list(last._reader.placement.extra) == [
+        weights_of(first)
+    ]
     collected(backend)
     loads(open_registry(backend))
     settles(backend)
@@ -440,7 +443,7 @@ def spread(step: int) -> np.ndarray:
 def stars(reg: Registry, run, make) -> None:
     """Place every other state as a delta against the first."""
     saved = run.checkpoints()
-    first = spots_of([saved[0].base()])
+    first = spots_of([saved[0]._reader.base()])
     (root,) = first
     for checkpoint in saved[1:]:
         (digest,) = checkpoint.manifest.direct_chunks
@@ -454,7 +457,7 @@ def stars(reg: Registry, run, make) -> None:
         reg.store.backend.put(str(pack.key), body)
         spots = first | {digest: Spot(pack, 0, len(stored), CODECS.index(ZSTD), root)}
         placement = build_placement(checkpoint.manifest, {}, spots)
-        place = checkpoint.place.model_copy(update={"placement": placement.digest})
+        place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run.committer.log.append(lambda _, place=place: [place])
 
@@ -507,9 +510,9 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
     body = stored * len(lines) + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
     backend.put(str(pack.key), body)
-    before = checkpoint.placement
+    before = checkpoint._reader.placement
     placement = Placement(before.manifest, (pack,), Rows(rows), Digests(digests[1:]))
-    place = checkpoint.place.model_copy(update={"placement": placement.digest})
+    place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
     backend.put(str(place.placement_key), placement.encode())
     run.committer.log.append(lambda _: [place])
 
@@ -579,7 +582,7 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
     zeroth = open_registry(backend).run("z-other").checkpoints()[0]
     open_registry(backend).repack()
     (third,) = open_registry(backend).run("run").checkpoints()
-    assert list(third.placement.extra) == [weights_of(zeroth)]
+    assert list(third._reader.placement.extra) == [weights_of(zeroth)]
     loads(open_registry(backend))
     settles(backend)
 
@@ -587,8 +590,8 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
 def test_a_damaged_base_stops_it(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3)
     (kept,) = open_registry(backend).run("run").checkpoints()
-    spots = spots_of([kept.base()])
-    bottom = next(spots[d] for d in kept.placement.extra if spots[d].base is None)
+    spots = spots_of([kept._reader.base()])
+    bottom = next(spots[d] for d in kept._reader.placement.extra if spots[d].base is None)
     flip(backend, str(bottom.pack.key), 8 * bottom.offset + 99)
     before = contents(backend)
     with pytest.raises(Damaged, match="damaged chunk"):
@@ -848,7 +851,7 @@ def test_who_is_overtaken_tells_that_nothing_came_of_it(
 
 
 def packs(checkpoint) -> tuple[PackRef, ...]:
-    return checkpoint.placement.packs
+    return checkpoint._reader.placement.packs
 
 
 def test_bases_in_packs_that_somebody_else_freed_are_not_told(mixed, monkeypatch):
@@ -1037,7 +1040,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     second, third = open_registry(backend).run("other").checkpoints()
     assert form(second) == (ZSTD, None)
     assert form(third) == (ZSTD, weights_of(second))
-    assert list(third.placement.extra) == [weights_of(second)]
+    assert list(third._reader.placement.extra) == [weights_of(second)]
     assert same(third.load(), {"model": {"w": spread(3)}})
     settles(backend)
 

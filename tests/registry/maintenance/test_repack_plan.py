@@ -86,7 +86,7 @@ def test_the_table_of_a_pack_is_no_dead_weight(run, reg, dead_alone):
     """Of a pack of small chunks most is its table."""
     with small_grid(80):
         run.save(state(1), step=1)
-    (pack,) = run.latest().placement.packs
+    (pack,) = run.latest()._reader.placement.packs
     assert pack.size_bytes > 2 * (FIXED + CHANGING)
     assert not plan_repack(reg.store, min_dead=0.01).rewritten
 
@@ -290,7 +290,7 @@ def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeyp
     with small_grid():
         run.save(state(1), step=1)
     monkeypatch.setattr("registry.objects.pack.TAIL_GUESS_BYTES", tail_bytes)
-    for pack in run.latest().placement.packs:
+    for pack in run.latest()._reader.placement.packs:
         table = reg.store.read_table(pack)
         assert isinstance(table, PackTable)
         assert table == open_pack(backend.get(str(pack.key)), pack.key.digest, where="test")
@@ -318,10 +318,10 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     from dataclasses import replace
 
     checkpoint = run.save(state(1), step=1)
-    placement = checkpoint.placement
+    placement = checkpoint._reader.placement
     first, *others = placement.rows
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
-    moved = checkpoint.place.model_copy(update={"placement": shifted.digest})
+    moved = checkpoint._reader.place.model_copy(update={"placement": shifted.digest})
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
     run.committer.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="where its pack has another"):

@@ -332,14 +332,16 @@ def test_a_mirror_whose_placement_lies_is_refused(
 
     with small_grid(256):
         theirs = mirror.checkpoint("theirs")
-        old = theirs.placement
+        old = theirs._reader.placement
         rows = list(old.rows)
         rows[0], rows[1] = rows[1], rows[0]
         forged = replace(old, rows=Rows(rows))
         away.put(f"placements/{forged.digest.hex()[:2]}/{forged.digest.hex()}.0", forged.encode())
         log = RunLog(mirror.store, "theirs")
         log.open()
-        log.append(lambda state: [theirs.place.model_copy(update={"placement": forged.digest})])
+        log.append(
+            lambda state: [theirs._reader.place.model_copy(update={"placement": forged.digest})]
+        )
         home.delete(keys(home, "packs")[0])
         before = contents(home)
         report = open_registry(home).repair(open_registry(away))
@@ -352,7 +354,7 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
     home.put(epoch_key(1), encode_sweep(1, [ObjectKey.parse(keys(home, "packs")[0])]))
     twin = open_registry(home).create_run("twin")
     twin.save(small_state(1), step=1)
-    lost = str(run.checkpoints()[0].place.placement_key)
+    lost = str(run.checkpoints()[0]._reader.place.placement_key)
     home.delete(lost)
     report = open_registry(home).repair(mirror)
     (mended,) = report.mended
@@ -409,7 +411,7 @@ def _needed(home, open_registry) -> set[ObjectKey]:
     from registry.writer import placed_keys
 
     one = open_registry(home).checkpoint("run")
-    return set(placed_keys(one.place, one.placement))
+    return set(placed_keys(one._reader.place, one._reader.placement))
 
 
 def test_a_collection_after_a_repair_spares_what_came_back(home, open_registry, synced):
@@ -459,7 +461,7 @@ def test_a_state_that_moved_while_it_is_adopted_stays_where_it_moved(
         assert hooked.before.done
         assert len(contents(home, "runs/run/log/")) == slots + 1, "one new place, not two"
         fresh = open_registry(home).checkpoint("run")
-        assert fresh.place.placement_generation == 1
+        assert fresh._reader.place.placement_generation == 1
         assert same(fresh.load(), packed_otherwise)
 
 
@@ -602,11 +604,11 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
 
     reg = open_registry(home)
     first, second = reg.run("run").checkpoints()
-    wrong = second.place.placement
+    wrong = second._reader.place.placement
     if lie == "rows":
-        rows = list(first.placement.rows)
+        rows = list(first._reader.placement.rows)
         rows[0] = rows[0]._replace(offset=rows[0].offset + 8)
-        forged = replace(first.placement, rows=Rows(rows))
+        forged = replace(first._reader.placement, rows=Rows(rows))
         wrong = forged.digest
         name = wrong.hex()
         home.put(f"placements/{name[:2]}/{name}.0", forged.encode())
@@ -614,7 +616,7 @@ def test_a_placement_that_lies_at_home_is_replaced(home, open_registry, synced, 
         synced.store.backend.put(f"placements/{name[:2]}/{name}.0", forged.encode())
     log = RunLog(reg.store, "run")
     log.open()
-    log.append(lambda state: [first.place.model_copy(update={"placement": wrong})])
+    log.append(lambda state: [first._reader.place.model_copy(update={"placement": wrong})])
     report = open_registry(home).repair(synced)
     assert not report.found.ok
     assert [one.how for one in report.mended] == ["adopted"]

@@ -230,14 +230,14 @@ def test_an_upgrade_is_no_damage(two, check, backend):
 def _place(checkpoint, reg, **changes) -> None:
     log = RunLog(reg.store, "run")
     log.open()
-    moved: Place = checkpoint.place.model_copy(update=changes)
+    moved: Place = checkpoint._reader.place.model_copy(update=changes)
     log.append(lambda state: [moved])
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_place_that_names_another_manifests_placement_is_found(two, check, reg, deep, backend):
     first, second = two
-    _place(first, reg, placement=second.place.placement)
+    _place(first, reg, placement=second._reader.place.placement)
     with pytest.raises(IntegrityError):
         _load(backend, first)
     assert not check(deep=deep).ok
@@ -256,7 +256,7 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
             state = {"m": {f"w{i}": state["m"]["w"][:64] + i for i in range(3)}}
             state = {"m": {k: np.concatenate([v, v + 9]) for k, v in state["m"].items()}}
         checkpoint = run.save(state, step=1)
-        old = checkpoint.placement
+        old = checkpoint._reader.placement
         rows = list(old.rows)
         match what:
             case "too few":
@@ -708,7 +708,7 @@ def _move(registry, checkpoint) -> None:
     log = RunLog(registry.store, "run")
     log.open()
     writer = Writer(registry.store, log)
-    places, choice = adopt(registry.store, registry.store, writer, [checkpoint.place])
+    places, choice = adopt(registry.store, registry.store, writer, [checkpoint._reader.place])
     writer.commit(lambda state: places, choice)
 
 

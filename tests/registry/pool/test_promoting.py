@@ -126,7 +126,10 @@ def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked,
     condemned: list[ObjectKey] = []
 
     def sweep() -> None:
-        held = {str(checkpoint.place.manifest_key), str(checkpoint.place.placement_key)}
+        held = {
+            str(checkpoint._reader.place.manifest_key),
+            str(checkpoint._reader.place.placement_key),
+        }
         names = [info.key for info in backend.list("manifests/")]
         names += [info.key for info in backend.list("placements/")]
         condemned.extend(ObjectKey.parse(name) for name in names if name not in held)
@@ -140,7 +143,10 @@ def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked,
     entry = run.pool.promote(checkpoint)
     assert once.done
     assert len(condemned) == 2
-    assert (entry.place.manifest_generation, entry.place.placement_generation) == (1, 1)
+    assert (entry._reader.place.manifest_generation, entry._reader.place.placement_generation) == (
+        1,
+        1,
+    )
     assert same(entry.load(), {"model": player(1)["model"]})
     assert reg.verify(deep=True).ok
 
@@ -159,7 +165,7 @@ def test_a_gate_that_is_replaced_meanwhile_enters_as_it_is_now(make, hooked, bac
     run, _ = make()
     bad, good = save(run, 1, 2, phase=2)
     run.set_gate("second", bad)
-    for pack in bad.placement.packs:
+    for pack in bad._reader.placement.packs:
         flip(backend, str(pack.key))
     rival = other()
     once = between(hooked, lambda: rival.set_gate("second", rival.find(good.record.n)))

@@ -37,7 +37,7 @@ def test_what_was_saved_comes_back(run, backend, open_registry):
 def test_every_flipped_bit_of_a_chunk_is_noticed(run, backend):
     checkpoint = run.save(small_state(), step=1)
     ends = dict.fromkeys(packs_of(checkpoint), 0)
-    for row in checkpoint.placement.rows:
+    for row in checkpoint._reader.placement.rows:
         key = packs_of(checkpoint)[row.pack]
         ends[key] = max(ends[key], row.offset + row.stored_bytes)
     for key, end in ends.items():
