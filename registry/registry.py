@@ -44,6 +44,7 @@ from registry.monitors import Monitor
 from registry.objects.keys import PROBES, check_run_id
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
+from registry.run_view import committer_of
 from registry.spec import Retention, RunSpec
 from registry.store import Store, create_config, read_config
 from registry.stored import Stored
@@ -274,12 +275,12 @@ class Registry:
         run = self._create(run_id, forked(parent, inherited.parent, options))
         for _ in range(_LOOKS):
             try:
-                inherit(run.committer, inherited)
+                inherit(committer_of(run), inherited)
                 return run
             except MissingObject:
                 # Moved by a repack, or let go and collected, since the parent was read.
                 inherited = inheritance(self._store, checkpoint)
-        inherit(run.committer, inherited)
+        inherit(committer_of(run), inherited)
         return run
 
     def run(

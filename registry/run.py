@@ -43,7 +43,7 @@ class Run(RunView):
 
     def __init__(self, store: Store, log: RunLog) -> None:
         super().__init__(Committer(store, log))
-        self._trainer = Trainer(self.committer)
+        self._trainer = Trainer(self._committer)
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +254,7 @@ class Run(RunView):
             compression=compression,
             allow_nonfinite=allow_nonfinite,
         )
-        return merge(self.committer, sources, request, average, weights, pick, meta)
+        return merge(self._committer, sources, request, average, weights, pick, meta)
 
     def save_async(
         self,
@@ -329,7 +329,7 @@ class Run(RunView):
         if at is None:
             return restore_newest(self._trainer, self._newest_first, map_location)
         if isinstance(at, Checkpoint) and at.run_id == self.id:
-            at = self.find(pins.own(self.committer, at, "run.restore"))
+            at = self.find(pins.own(self._committer, at, "run.restore"))
         check_source(self.id, at)
         loaded = load_to_train(at, map_location)
         self._trainer.resume_at(at)
@@ -381,7 +381,7 @@ class Run(RunView):
             Fenced: Another trainer has taken the run over.
         """
         options = TransitionOptions(targets, metrics, enable, initialise, map_location)
-        return transition(self._trainer, self.committer, to, options)
+        return transition(self._trainer, self._committer, to, options)
 
     # Names that keep
 
@@ -392,7 +392,7 @@ class Run(RunView):
             InvalidInput: The checkpoint is another run's, or the name is not legal.
             Conflict: The checkpoint was evicted.
         """
-        pins.set_tag(self.committer, name, checkpoint)
+        pins.set_tag(self._committer, name, checkpoint)
 
     def set_gate(self, name: str, checkpoint: Checkpoint | None = None) -> Checkpoint:
         """Make a checkpoint a gate: immutable, never evicted; `RUN/gates/NAME` finds it.
@@ -407,7 +407,7 @@ class Run(RunView):
             InvalidInput: There is no such gate, or the checkpoint is not of its phase.
             NotFound: No checkpoint is given, and the phase has no best one.
         """
-        return pins.set_gate(self.committer, name, checkpoint)
+        return pins.set_gate(self._committer, name, checkpoint)
 
     def add_artifact(self, name: str, state: object) -> Stored:
         """Keep a state beside the checkpoints for good; `RUN/artifacts/NAME` finds it.
@@ -419,7 +419,7 @@ class Run(RunView):
         Raises:
             Conflict: The name holds another state.
         """
-        return pins.add_artifact(self.committer, name, state)
+        return pins.add_artifact(self._committer, name, state)
 
     # Letting go
 
@@ -436,7 +436,7 @@ class Run(RunView):
         Raises:
             InvalidInput: The run has no policy, and none is given.
         """
-        return pruning.prune(self.committer, retention, dry_run=dry_run)
+        return pruning.prune(self._committer, retention, dry_run=dry_run)
 
     def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
         """Bring evicted checkpoints back, those of the last eviction where none are named.
@@ -452,8 +452,8 @@ class Run(RunView):
             Conflict: Another checkpoint holds its step now.
             MissingObject: Collection has removed what it held.
         """
-        chosen = [pins.own(self.committer, one, "undo") for one in checkpoints]
-        back = pruning.undo(self.committer, chosen or self._last_evicted())
+        chosen = [pins.own(self._committer, one, "undo") for one in checkpoints]
+        back = pruning.undo(self._committer, chosen or self._last_evicted())
         return [self._checkpoint(record) for record in back]
 
     def drop(self, reason: str) -> None:
@@ -463,7 +463,7 @@ class Run(RunView):
             reason: Why, for whoever reads the log.
         """
         self._trainer.settle()
-        pruning.drop(self.committer, reason)
+        pruning.drop(self._committer, reason)
 
     def _last_evicted(self) -> list[int]:
         said = [a for commit in self.history() for a in commit.actions if isinstance(a, Evict)]
@@ -482,7 +482,7 @@ class Run(RunView):
                 "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
         self._trainer.settle()
-        self.committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005
+        self._committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005
 
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""

@@ -29,14 +29,10 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """What can be asked of a run. Nothing here needs to be in charge of it.
-
-    Attributes:
-        committer: Commits what needs no writer token.
-    """
+    """What can be asked of a run. Nothing here needs to be in charge of it."""
 
     def __init__(self, committer: Committer) -> None:
-        self.committer = committer
+        self._committer = committer
         self._store = committer.store
         self._log = committer.log
         self._pool = OpponentPool(committer)
@@ -165,7 +161,7 @@ class RunView:
     @property
     def releases(self) -> Releases:
         """Published states under semantic versions, each with a model card."""
-        return Releases(self.committer)
+        return Releases(self._committer)
 
     @property
     def pool(self) -> OpponentPool:
@@ -174,7 +170,7 @@ class RunView:
 
     def stream(self, name: str) -> Stream:
         """Return an append-only history of this run; it need not exist yet."""
-        return Stream(self.committer, name)
+        return Stream(self._committer, name)
 
     def gate(self, name: str) -> Checkpoint:
         """Return a gate. Loading it never falls back: damage is an error.
@@ -268,7 +264,7 @@ class RunView:
             InvalidInput: The run has no such phase, or a name or a time is not legal.
         """
         return Watch(
-            self.committer,
+            self._committer,
             phase,
             group=group,
             hold_s=hold_s,
@@ -343,7 +339,7 @@ class RunView:
             IntegrityError: Something is damaged or gone.
         """
         return Following(
-            self.committer,
+            self._committer,
             model,
             component=component,
             phase=phase,
@@ -355,3 +351,8 @@ class RunView:
             timeout_s=timeout_s,
             follow=follow,
         )
+
+
+def committer_of(run: RunView) -> Committer:
+    """Return what commits to a run where no writer token is needed."""
+    return run._committer

@@ -161,7 +161,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     first = run.save(small_state(1), step=1)
     run.save(small_state(2), step=2)
     run.prune(Retention(last=1))
-    log = run.committer.log
+    log = run._committer.log
     # Not by `set_gate`, which refuses it; a log in which it stands is legal.
     gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
     log.append(lambda state: [commit_line(state, [gate])])

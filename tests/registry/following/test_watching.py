@@ -178,14 +178,14 @@ def test_all_races_lost_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch, clo
     save(run, 1, 2)
     watch = run.watch(follow=False)
     assert next(watch).step == 1
-    commit, refusals = run.committer.commit, [Conflict("lost 20 races")] * 2
+    commit, refusals = run._committer.commit, [Conflict("lost 20 races")] * 2
 
     def crowded(*arguments):
         if refusals:
             raise refusals.pop()
         return commit(*arguments)
 
-    monkeypatch.setattr(run.committer, "commit", crowded)
+    monkeypatch.setattr(run._committer, "commit", crowded)
     assert next(watch).step == 2
     assert len(clock.slept) == 2
     refusals.append(Conflict("lost 20 races"))
@@ -295,7 +295,7 @@ def test_what_went_meanwhile_can_be_acknowledged(fate: str, reg, backend, open_r
     watch = follower.watch(hold_s=1, follow=False)  # expired long ago by retention's clock
     checkpoint = next(watch)
     if fate == "superseded":
-        run.committer.commit(lambda state: [Rewind(to=None)])
+        run._committer.commit(lambda state: [Rewind(to=None)])
     else:
         save(run, 2)
     watch.acknowledge()

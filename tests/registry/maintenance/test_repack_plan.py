@@ -323,7 +323,7 @@ def test_a_placement_that_fits_no_pack_stops_it(run, reg):
     shifted = replace(placement, rows=Rows([first._replace(offset=1), *others]))
     moved = checkpoint._reader.place.model_copy(update={"placement": shifted.digest})
     reg.store.backend.put(str(moved.placement_key), shifted.encode())
-    run.committer.log.append(lambda _: [moved])
+    run._committer.log.append(lambda _: [moved])
     with pytest.raises(Malformed, match="where its pack has another"):
         plan_repack(reg.store)
 

@@ -467,7 +467,7 @@ def test_damage_keeps_nobody_from_appending(run, loss, backend, open_registry):
 
 
 def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
-    short = run.committer.write_plain(pack_entries(entries(0, 3)))
+    short = run._committer.write_plain(pack_entries(entries(0, 3)))
     said = AppendStream(
         stream="loss",
         lifetime="forever",
@@ -477,13 +477,13 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run.committer.commit(lambda state: [said], lambda: [short])
+    run._committer.commit(lambda state: [said], lambda: [short])
     with pytest.raises(Malformed, match="fewer entries"):
         loss.read()
 
 
 def test_a_state_that_is_no_segment_is_refused(run, loss):
-    other = run.committer.write_plain({"entries": [1, 2, 3]})
+    other = run._committer.write_plain({"entries": [1, 2, 3]})
     said = AppendStream(
         stream="loss",
         lifetime="forever",
@@ -493,7 +493,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run.committer.commit(lambda state: [said], lambda: [other])
+    run._committer.commit(lambda state: [said], lambda: [other])
     with pytest.raises(IntegrityError):
         loss.read()
 
