@@ -1,0 +1,185 @@
+"""Public signatures: each shows every option with its type and default, and is documented."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+
+import registry
+from registry.pool.entries import PoolEntry
+from registry.pool.selection import Matchup
+from registry.releases import Release
+from registry.run_view import RunView
+
+OURS = ("registry.", "backends.")
+#: Calls that take any number of like things.
+VARIADIC = {"Run.undo": "checkpoints"}
+#: Names that annotations use and modules import for type checkers alone.
+FOR_CHECKERS = {"SeedSequence": np.random.SeedSequence, "Matchup": Matchup}
+STATE_NAMES = {
+    *("components", "lazily", "load", "load_into", "manifest", "ref", "run_id", "size_bytes"),
+    *("tensors", "zarr"),
+}
+
+
+def is_ours(thing: object) -> bool:
+    return str(getattr(thing, "__module__", "")).startswith(OURS)
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the public methods and properties of a class that this project defines."""
+    for name in dir(cls):
+        found = inspect.getattr_static(cls, name)
+        if isinstance(found, classmethod | staticmethod):
+            found = found.__func__
+        is_made = isinstance(found, property | cached_property) or is_ours(found)
+        if not name.startswith("_") and is_made and not isinstance(found, type):
+            yield name, found
+
+
+def function_of(member: Any) -> Callable[..., Any]:
+    if isinstance(member, property):
+        assert member.fget is not None
+        return member.fget
+    return member.func if isinstance(member, cached_property) else member
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and is_ours(annotation):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from classes_in(part)
+
+
+def returned(function: Callable[..., Any]) -> Iterator[type]:
+    names = {**vars(sys.modules[function.__module__]), **FOR_CHECKERS}
+    hint = inspect.get_annotations(function).get("return")
+    yield from classes_in(eval(hint, names) if isinstance(hint, str) else hint)
+
+
+def face() -> dict[str, Any]:
+    """Return the public functions, and the classes that they return, with their members."""
+    found: dict[str, Any] = {}
+    todo = [getattr(registry, name) for name in registry.__all__]
+    while todo:
+        one = todo.pop()
+        name = one.__qualname__
+        if name in found:
+            continue
+        found[name] = one
+        if not isinstance(one, type):
+            todo += returned(one)
+            continue
+        for at, member in members(one):
+            if function_of(member).__module__.startswith(OURS):
+                found[f"{name}.{at}"] = member
+                todo += returned(function_of(member))
+    return found
+
+
+FACE = face()
+#: The calls of users; classes count by what makes them where users do that themselves.
+CALLS = {name: one for name, one in FACE.items() if not isinstance(one, type)}
+
+
+def test_the_walk_meets_what_users_hold() -> None:
+    met = {"Run.save", "Checkpoint.load", "PoolEntry.win_rate", "Release.card", "Stream.append"}
+    assert met | {"Registry.gc", "GcReport", "Retention", "PendingSave.wait", "open"} <= set(FACE)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_public_call_shows_every_option_and_is_documented(name: str) -> None:
+    function = function_of(CALLS[name])
+    assert (inspect.getdoc(function) or "").strip(), "it has no docstring"
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    for option in signature.parameters.values():
+        if option.name in ("self", "cls"):
+            continue
+        assert option.annotation is not inspect.Parameter.empty, option.name
+        assert option.kind is not inspect.Parameter.VAR_KEYWORD, option.name
+        if option.kind is inspect.Parameter.VAR_POSITIONAL:
+            assert VARIADIC.get(name) == option.name
+
+
+@pytest.mark.parametrize("value", [registry.Monitor, registry.Retention, registry.Digest])
+def test_a_value_that_users_make_shows_its_fields(value: type) -> None:
+    kinds = {option.kind for option in inspect.signature(value).parameters.values()}
+    assert kinds
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+SAVE = {
+    "state": "object",
+    "step": "int",
+    "phase": "int | str | None = None",
+    "metrics": "Mapping[str, object] | None = None",
+    "meta": "object = None",
+    "tier": "str | None = None",
+    "companions": "Mapping[str, object] | None = None",
+    "streams": "Mapping[str, Iterable[Mapping[str, Any]]] | None = None",
+    "compression": "Compression | None = None",
+    "keyframe_every": "int | None = None",
+    "precision": "PrecisionPolicy | None = None",
+    "allow_lossy_optimizer": "bool = False",
+    "allow_nonfinite": "bool = False",
+}
+
+
+def shown(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the options of a call as an editor shows them."""
+    empty = inspect.Parameter.empty
+    return {
+        name: option.annotation + ("" if option.default is empty else f" = {option.default!r}")
+        for name, option in inspect.signature(function).parameters.items()
+        if name != "self"
+    }
+
+
+@pytest.mark.parametrize("call", [registry.Run.save, registry.Run.save_async, registry.Run.push])
+def test_an_editor_completes_the_options_of_a_save(call: Callable[..., Any]) -> None:
+    assert shown(call) == SAVE
+
+
+def test_help_explains_each_option_of_a_save_once() -> None:
+    text = pydoc.render_doc(registry.Run.save, renderer=pydoc.plaintext)
+    for name in SAVE:
+        assert text.count(f"\n        {name}: ") == 1, name
+
+
+def public(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
+    assert public(registry.Stored) == STATE_NAMES
+    assert public(registry.Checkpoint) == STATE_NAMES | {
+        *("companion", "companions", "created", "eviction", "is_evicted", "meta", "metrics", "n"),
+        *("nonfinite", "phase", "record", "report", "step", "superseded", "tier"),
+    }
+    assert public(PoolEntry) == STATE_NAMES | {
+        *("checkpoint", "conservative", "evicted", "frozen", "games", "gate", "mu", "phase"),
+        *("promoted", "record", "sigma", "step", "version", "win_rate", "wins"),
+    }
+    assert public(Release) == STATE_NAMES | {
+        *("card", "card_yaml", "checkpoint", "is_latest", "metrics", "published", "record"),
+        *("source", "version"),
+    }
+
+
+def test_the_attributes_of_handles_are_no_plumbing() -> None:
+    with registry.init("memory://plumbing", skip_race_probe=True) as reg:
+        run = reg.create_run("run")
+        checkpoint = run.save({"w": np.zeros(3)}, step=1)
+        assert {name for name in vars(run) if not name.startswith("_")} == set()
+        assert {name for name in vars(checkpoint) if not name.startswith("_")} == {"digest"}
+        assert {name for name in vars(reg) if not name.startswith("_")} == set()
+    assert public(registry.Run) >= public(RunView)
