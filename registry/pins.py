@@ -21,12 +21,7 @@ from registry.suggest import near
 
 
 def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
-    """Point a movable name at a checkpoint of the run.
-
-    Raises:
-        InvalidInput: The checkpoint is another run's, or the name is not legal.
-        Conflict: The checkpoint was evicted.
-    """
+    """Point a movable name at a checkpoint of the run; see `Run.tag`."""
     n = own(committer, checkpoint, f"a tag ({name})")
     check_name(name, "a tag")
 
@@ -38,14 +33,7 @@ def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
 
 
 def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
-    """Make a checkpoint a gate; without one, the best of the gate's phase.
-
-    Raises:
-        InvalidInput: Gates are declared and this is none of them, or the checkpoint is another
-            run's or of another phase than the gate's.
-        Conflict: The gate is set to another checkpoint, and that one is sound.
-        NotFound: No checkpoint is given and the phase has no best one.
-    """
+    """Make a checkpoint a gate; see `Run.set_gate`."""
     check_name(name, "a gate")
     state = committer.log.refresh()
     phase = _gate_phase(state, name)
@@ -88,17 +76,7 @@ def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> 
 
 
 def add_artifact(committer: Committer, name: str, state: object) -> Stored:
-    """Add a state under a name that is given once.
-
-    Args:
-        committer: Of the run.
-        name: Its name.
-        state: As for `save`.
-
-    Raises:
-        Conflict: The name holds another state.
-        UnsupportedValue: Something in the state cannot be stored.
-    """
+    """Add a state under a name that is given once; see `Run.add_artifact`."""
     check_name(name, "an artifact")
     committer.log.refresh()
     written = committer.write_plain(state)

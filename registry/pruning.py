@@ -19,17 +19,9 @@ from registry.writing.placing import Written
 def prune(
     committer: Committer, retention: Retention | None = None, *, dry_run: bool = False
 ) -> RetentionPlan:
-    """Evict the checkpoints that retention does not keep; on a full store use its reserve.
+    """Evict the checkpoints that retention does not keep; see `Run.prune`.
 
-    Args:
-        committer: Of the run.
-        retention: A policy in place of the run's own.
-        dry_run: Only plan.
-
-    Raises:
-        InvalidInput: The run has no policy, and none is given; or the best are to be kept, and
-            nothing says which those are.
-        Conflict: The run was dropped.
+    A full store's reserve may be used.
     """
     state = committer.log.refresh()
     if retention is None and not has_policies(state.spec):
@@ -54,13 +46,7 @@ def prune(
 
 
 def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRecord]:
-    """Bring evicted checkpoints back; return them.
-
-    Raises:
-        NotFound: One of them is not evicted, or none is named.
-        Conflict: Another checkpoint holds the phase and step of one of them now.
-        MissingObject: Collection has removed what it held, or a mirror never had it.
-    """
+    """Bring evicted checkpoints back; see `Run.undo`."""
     log = committer.log
     log.refresh()
     checkpoints = tuple(dict.fromkeys(checkpoints))
@@ -161,12 +147,7 @@ def last_evicted(state: RunManifest, commits: Sequence[Evict]) -> list[int]:
 
 
 def drop(committer: Committer, reason: str) -> None:
-    """Release everything that a run holds, pins included.
-
-    Raises:
-        InvalidInput: No reason is given, or one that is no text.
-        Conflict: The run was dropped before.
-    """
+    """Release everything that a run holds, pins included; see `Run.drop`."""
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidInput("dropping a run needs a reason", where=committer.log.run_id)
     try:

@@ -408,15 +408,15 @@ class Registry:
         """Check the registry: its structure, and with `deep` every byte of it; it may be in use.
 
         Args:
-            deep: Read and hash everything, instead of names and sizes only.
-            sample: Read and hash this share of the packs' bytes, above 0 and at most 1, drawn anew
-                each time.
-            resume: A local file that keeps what was read, so that an interrupted verification goes
-                on; with `sample` each call reads another share until everything was read. Implies
-                `deep`.
+            deep: Read and hash every byte, instead of comparing names and sizes only.
+            sample: Read and hash this share of the packs' bytes, above 0 and at most 1; each call
+                draws another one.
+            resume: A local file that remembers what was read, so that an interrupted verification
+                can continue; with `sample` each call reads another share until everything was
+                read. Implies `deep` if `sample` is not given.
             decode: Also decode every compressed chunk and hash the result: proves that the writer
-                encoded the right bytes. Takes about as long as loading each checkpoint
-                and implies `deep`.
+                encoded the right bytes. Takes about as long as loading each checkpoint.
+                Implies `deep` if `sample` is not given.
             heads: A local file that `write_heads` wrote, for this registry or its original: a log
                 that is shorter than there, different or gone is an error.
             write_heads: A local file for the heads of all runs; written if no error was found.
@@ -486,13 +486,16 @@ class Registry:
         killed one left is finished by the next.
 
         Args:
-            grace_s: What was stored or let go within so many seconds by the store's clock stays.
-            dry_run: Only report what would go.
+            grace_s: Seconds, by the store's clock, for which everything stays that was stored or
+                evicted.
+            dry_run: Only report what would go; the age of objects is then taken by this machine's
+                clock.
             progress: Called with the number of bytes deleted so far.
 
         Raises:
             IntegrityError: Something is unreadable or unknown; nothing was deleted.
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
+            StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
         """
         return collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
 
@@ -506,24 +509,31 @@ class Registry:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> RepackReport:
-        """Rewrite packs that are dead in part, and put small ones together, while others write.
+        """Rewrite packs that are dead in part, and put small ones together.
 
-        No id changes. The old packs stay until they are collected. Deltas whose bases nothing else
-        needs any more are stored anew where that takes fewer bytes.
+        Others may read, save, sync, collect and repack meanwhile. No id changes. The old packs stay
+        until they are collected. Deltas whose bases nothing else needs are stored again if that
+        takes fewer bytes. The next repack uses what an interrupted one has done. If two repacks
+        want different things of one state, the first to place it wins, and the report of the other
+        one says so.
 
         Args:
-            runs: Only packs that these runs need.
-            min_dead: Share of a pack's bytes, above 0 and up to 1, from which on it is rewritten.
-            compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth
-                it; `none`: everything is stored raw. Without it nothing is compressed.
-            keyframe_every: Longer chains of deltas are cut, so that so many versions of a chunk at
-                most, 1 to 32, are read for the last of them.
-            dry_run: Only plan; what is to be encoded anew is tried for that.
-            progress: Called with the number of bytes moved so far.
+            runs: Only packs that these runs need; other runs that share one are changed with them.
+            min_dead: Share of a pack's chunk bytes that nothing needs, above 0 and up to 1, from
+                which on the pack is rewritten.
+            compression: `zstd` or `lz4`: compress what is not, if that saves enough; `none`: store
+                everything raw, deltas too. Default: change no compression.
+            keyframe_every: At most this many versions of a chunk, 1 to 32, are read to get the last
+                of them; longer chains of deltas are cut. Default: cut none.
+            dry_run: Only plan. To compress or cut, it reads and encodes the chunks.
+            progress: Called with the number of bytes written so far.
 
         Raises:
+            InvalidInput: `min_dead`, `compression` or `keyframe_every` is out of range.
             NotFound: There is no such run.
-            IntegrityError: Something is damaged or gone; what was moved until then is sound.
+            IntegrityError: Something is damaged or gone; what was moved until then is sound, and
+                nothing is deleted.
+            Conflict: Collections came between too often.
         """
         return repack(
             self._store,

@@ -1,4 +1,4 @@
-"""One training run as its users hold it: saving into it, coming back to it, naming, letting go."""
+"""The training side of a run: save, restore, change phase, name states, evict checkpoints."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Run(RunView):
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
-        """Keep a state; return when it is durable.
+        """Save a state; return when it is durable.
 
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
@@ -174,7 +174,7 @@ class Run(RunView):
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
-        """Keep a state that another program made; its trainer stays in charge of the run.
+        """Save a state that another program made; the run keeps its trainer.
 
         Arguments, result and errors are those of `save`; no trainer is fenced.
         """
@@ -210,15 +210,15 @@ class Run(RunView):
         compression: Compression | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
-        """Keep a state that is made of others: averages of some tensors, the rest picked.
+        """Save a state that is made of others: averages of some tensors, the rest picked.
 
-        Committed like `push`: the run's trainer stays in charge. What is picked, or equal in all
-        sources, is not stored again; the rest is computed chunk by chunk, in less than 256 MiB
-        whatever the size. What it was made of stands in its meta, under `merge`.
+        Committed like `push`: the run keeps its trainer. Tensors that are picked, or equal in all
+        sources, are not stored again; the rest is computed chunk by chunk, in less than 256 MiB for
+        states of any size. The checkpoint's meta names the sources, under `merge`.
 
         Args:
-            sources: Checkpoints, or other stored states, of any run of this registry: one
-                structure, and equal in everything that is neither averaged nor picked.
+            sources: Checkpoints, or other stored states, of any run of this registry. They have the
+                same structure, and are equal in everything that is neither averaged nor picked.
             step: Step of the new checkpoint.
             average: Components to average, or patterns of tensors' paths. Default: all floating
                 tensors that differ, except optimizer state. Sums are taken in float32 (in float64
@@ -235,12 +235,12 @@ class Run(RunView):
             allow_nonfinite: As for `save`.
 
         Raises:
-            InvalidInput: The weights are none, or an argument names nothing, or nothing that
-                another one does not name before it.
+            InvalidInput: The weights do not fit the sources, or a name or pattern matches nothing,
+                or nothing that an earlier one does not match.
             UnsupportedValue: An average of finite numbers is not finite in the stored type.
             NotFound: A component, path or source is not there.
-            IncompatibleState: The sources are not built alike, or differ in what is neither
-                averaged nor picked, or has no average; the message names the paths.
+            IncompatibleState: The sources have different structures, or differ in something that is
+                not averaged, picked, or possible to average; the message names the paths.
             Conflict: A source was evicted, or the step holds another state already.
             IntegrityError: A source is damaged or gone.
         """
@@ -273,15 +273,14 @@ class Run(RunView):
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
     ) -> PendingSave:
-        """Keep a state in the background; return once it has been copied.
+        """Save a state in the background; return once it has been copied.
 
-        The copy goes to host memory that is used again from save to save. One save is under way
-        at a time: the next one waits for it, and raises its error. The end of the program waits for
-        it, too, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged
-        as an error on the logger `holdfast`, and the exit status is 120.
+        The copy goes to host memory that is used again from save to save. One save runs at a time:
+        the next one waits for it, and raises its error. The end of the program waits for it too,
+        for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged as an
+        error on the logger `holdfast`, and the exit status is 120.
 
-        Arguments and errors are those of `save`. What this returns is the running save: its `wait`
-        returns the checkpoint.
+        Arguments and errors are those of `save`. `wait` on the returned save gives the checkpoint.
         """
         request = SaveRequest(
             step,
@@ -350,12 +349,12 @@ class Run(RunView):
         initialise: Initialise | None = None,
         map_location: object = "cpu",
     ) -> Transitioned:
-        """Begin a phase by the way that the preset declares: checked, and in one commit.
+        """Begin a phase by the transition that the preset declares: checked, and in one commit.
 
-        The source is loaded whole and verified; every check is made before anything is committed.
-        Called again before anything was saved in the phase, it returns the same and commits
-        nothing. Like a save it takes the run over, and after `restore` it supersedes what came
-        after the restored checkpoint.
+        The source is loaded whole and verified; every check is made before the commit. A second
+        call before anything was saved in the phase returns the same and commits nothing. Like a
+        save it takes the run over; after `restore` it supersedes the checkpoints after the restored
+        one.
 
         Args:
             to: The phase.
@@ -368,16 +367,16 @@ class Run(RunView):
 
         Returns:
             The state that the phase begins with, the frozen companions, the seeds, the source, and
-            every row as it was applied.
+            every row of the transition that was applied.
 
         Raises:
-            IncompatibleState: The source is not fit: it differs from a target, something is not
-                zero, a metric has not got there, or rows and parts do not cover each other. The
-                message lists everything.
-            InvalidInput: No such way is declared, or an argument names nothing.
-            NotFound: The source, or an anchor of the pool, is not there.
-            IntegrityError: The source, or an anchor, is damaged; nothing is fallen back to.
-            Conflict: The phase is under way, or the run is over.
+            IncompatibleState: The source does not fit: it differs from a target, a part that must
+                be zero is not, a metric has not reached its bound, or rows and parts do not cover
+                each other. The message lists everything.
+            InvalidInput: No such transition is declared, or an argument names nothing.
+            NotFound: The source, or an anchor of the pool, does not exist.
+            IntegrityError: The source, or an anchor, is damaged; no other one is used instead.
+            Conflict: The phase has begun already, or the run is over.
             Fenced: Another trainer has taken the run over.
         """
         options = TransitionOptions(targets, metrics, enable, initialise, map_location)
@@ -404,13 +403,14 @@ class Run(RunView):
         Raises:
             Conflict: The gate is set to another checkpoint, and that one is sound: only a gate
                 that fails verification may be replaced.
-            InvalidInput: There is no such gate, or the checkpoint is not of its phase.
+            InvalidInput: The preset declares gates and not this one, or the checkpoint is another
+                run's or not of the gate's phase.
             NotFound: No checkpoint is given, and the phase has no best one.
         """
         return pins.set_gate(self._committer, name, checkpoint)
 
     def add_artifact(self, name: str, state: object) -> Stored:
-        """Keep a state beside the checkpoints for good; `RUN/artifacts/NAME` finds it.
+        """Save a state beside the checkpoints for good; `RUN/artifacts/NAME` finds it.
 
         Args:
             name: Given once; adding the same state again changes nothing.
@@ -418,23 +418,26 @@ class Run(RunView):
 
         Raises:
             Conflict: The name holds another state.
+            UnsupportedValue: Something in the state cannot be stored.
         """
         return pins.add_artifact(self._committer, name, state)
 
-    # Letting go
+    # Evicting
 
     def prune(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionPlan:
-        """Let go of the checkpoints that retention does not keep; saves do it by themselves.
+        """Evict the checkpoints that retention does not keep; saves do it by themselves.
 
         Args:
             retention: A policy in place of the preset's.
             dry_run: Only plan.
 
         Returns:
-            What is kept and what goes, each with its reasons.
+            The checkpoints that stay and those that go, each with its reasons.
 
         Raises:
-            InvalidInput: The run has no policy, and none is given.
+            InvalidInput: The run has no policy, and none is given; or the best are to be kept, and
+                no monitor says which those are.
+            Conflict: The run was dropped.
         """
         return pruning.prune(self._committer, retention, dry_run=dry_run)
 
@@ -450,7 +453,7 @@ class Run(RunView):
         Raises:
             NotFound: One of them is not evicted, or nothing is.
             Conflict: Another checkpoint holds its step now.
-            MissingObject: Collection has removed what it held.
+            MissingObject: Collection has removed what it held, or a mirror never had it.
         """
         chosen = [pins.own(self._committer, one, "undo") for one in checkpoints]
         back = pruning.undo(self._committer, chosen or self._last_evicted())
@@ -460,7 +463,11 @@ class Run(RunView):
         """Release everything that the run holds, gates and releases included. Cannot be undone.
 
         Args:
-            reason: Why, for whoever reads the log.
+            reason: Why, for readers of the log.
+
+        Raises:
+            InvalidInput: The reason is empty or cannot be stored.
+            Conflict: The run was dropped before.
         """
         self._trainer.settle()
         pruning.drop(self._committer, reason)

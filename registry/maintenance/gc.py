@@ -92,19 +92,7 @@ def collect(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> GcReport:
-    """Delete what no run needs.
-
-    Args:
-        store: The registry's objects.
-        grace_s: What was stored or let go within so many seconds by the store's clock stays.
-        dry_run: Only report. The age of objects is then taken by this machine's clock.
-        progress: Told of bytes deleted.
-
-    Raises:
-        IntegrityError: Something could not be read or is not known; nothing was deleted.
-        UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
-        StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
-    """
+    """Delete what no run needs; see `Registry.gc`."""
     report: GcReport | None = None
     done_bytes = 0
     while True:

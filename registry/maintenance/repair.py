@@ -129,19 +129,7 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Verify a registry, and restore from a mirror what its runs miss.
-
-    Args:
-        store: The registry.
-        mirror: Another one that holds the same states, such as a destination of `sync`.
-        deep: Read and hash every byte to find what is damaged, instead of names and sizes only.
-        dry_run: Look, and write nothing.
-        progress: Told of bytes checked.
-
-    Raises:
-        InvalidInput: Both are the same place.
-        UnsupportedFormat: The registry demands a newer writer.
-    """
+    """Verify a registry, and restore from a mirror what its runs miss; see `Registry.repair`."""
     if _is_same(store.backend.url, mirror.backend.url):
         raise InvalidInput("a registry cannot be its own mirror", where=store.backend.url)
     with suppress(IntegrityError):  # told below; it keeps states from being adopted

@@ -84,25 +84,7 @@ def verify(
     write_heads: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a registry.
-
-    Args:
-        store: The registry's objects.
-        deep: Read and hash every byte, instead of names and sizes only.
-        sample: Read and hash this share of the packs' bytes, drawn anew each time.
-        resume: A local file that keeps what was read, so that an interrupted verification goes on;
-            implies `deep` where `sample` is not given.
-        decode: Also decode every encoded chunk that a run needs and hash the result; implies `deep`
-            if `sample` is not given.
-        heads: A local file of heads; each log is checked against it.
-        write_heads: A local file for the heads; written if no error was found.
-        progress: Told of bytes checked.
-
-    Raises:
-        InvalidInput: `sample` is no share, `resume` names a file of another kind or registry, or
-            a file of heads cannot be used.
-        StorageError: The store did not answer; with `resume` the next call goes on from here.
-    """
+    """Check a registry; see `Registry.verify`."""
     verification = Verification(store, progress, heads)
     if deep or decode or sample is not None or resume is not None:
         verification.read_data(sample, resume, decode=decode)

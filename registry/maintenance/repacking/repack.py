@@ -87,32 +87,7 @@ def repack(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
-    """Rewrite packs that are dead in part, and put small ones together.
-
-    Deltas whose bases nothing else needs any more are stored anew where that takes fewer bytes.
-
-    Others may read, save, sync, collect and repack meanwhile. What a repack that broke off has
-    done is used by the next one. Of two that want different things of one state the first to place
-    it has its way; the other one's report tells of it.
-
-    Args:
-        store: The registry's objects.
-        runs: Only packs that these runs need; other runs that share one are placed anew with them.
-        min_dead: Share of the bytes of a pack's chunks, above 0 and up to 1, from which on it is
-            rewritten.
-        compression: `zstd` or `lz4`: what is stored otherwise is compressed where that is worth it.
-            `none`: everything is stored raw, deltas too. Without it nothing is compressed.
-        keyframe_every: So many versions of a chunk at most, 1 to 32, are to be read for the last of
-            them; longer chains of deltas are cut. They stay without it.
-        dry_run: Only plan. Where chunks are to be encoded anew they are tried, so it reads them.
-        progress: Told of bytes written.
-
-    Raises:
-        NotFound: There is no such run.
-        IntegrityError: Something is damaged or gone. What was placed anew until then is sound, and
-            nothing is deleted.
-        Conflict: Sweeps came between too often.
-    """
+    """Rewrite packs that are dead in part, and put small ones together; see `Registry.repack`."""
     if not 0 < min_dead <= 1:
         raise InvalidInput(
             "not a share of dead bytes", expected="above 0 and up to 1", found=min_dead
