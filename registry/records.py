@@ -90,6 +90,10 @@ class Record(BaseModel):
         """Return the canonical bytes."""
         return canonical.encode(self.to_json())
 
+    def shared(self, of: type[Record]) -> dict[str, Any]:
+        """Return the fields that it has from a class that it extends, to make another record."""
+        return {name: getattr(self, name) for name in of.model_fields}
+
     @classmethod
     def decode(cls, line: bytes, *, where: str) -> Self:
         """Parse canonical bytes.

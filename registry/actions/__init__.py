@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from registry.actions.checkpoints import (
     AddCheckpoint,
+    CheckpointFields,
     CommitKeys,
     Evict,
     Eviction,
+    PinFields,
     PointRelease,
     Recover,
     ReportMetrics,
@@ -19,13 +21,14 @@ from registry.actions.checkpoints import (
     SetTag,
 )
 from registry.actions.lines import Commit, Line, Mark, Place, decode_line, line_digest
-from registry.actions.pool import EvictEntries, Promote, Rated, RateMatch
+from registry.actions.pool import EntryFields, EvictEntries, Promote, Rated, RateMatch
 from registry.actions.run import (
     AppliedRow,
     CreateRun,
     DropRun,
     EnterPhase,
     Parent,
+    PhaseFields,
     Rewind,
     RunStatus,
     SetStatus,
@@ -42,12 +45,14 @@ __all__ = [
     "AppendStream",
     "AppliedRow",
     "ArchiveStream",
+    "CheckpointFields",
     "Claim",
     "Commit",
     "CommitKeys",
     "CreateRun",
     "DropRun",
     "EnterPhase",
+    "EntryFields",
     "Evict",
     "EvictEntries",
     "Eviction",
@@ -55,6 +60,8 @@ __all__ = [
     "Line",
     "Mark",
     "Parent",
+    "PhaseFields",
+    "PinFields",
     "Place",
     "PointRelease",
     "Promote",

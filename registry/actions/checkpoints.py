@@ -21,33 +21,41 @@ class CommitKeys(Record):
     values: Plain
 
 
-class AddCheckpoint(Record):
-    """Add a checkpoint.
+class CheckpointFields(Record):
+    """A checkpoint.
 
     Attributes:
         manifest: Its id.
         phase: Name or number of the phase.
         step: The counter's value.
-        metrics: Values known at save.
-        meta: Anything else worth keeping beside the state.
-        size_bytes: Bytes of all tensors.
+        meta: Plain values beside the state.
         tier: Retention class within the phase.
+        commit_keys: Keys of the state that its commit keeps instead of the manifest.
+    """
+
+    manifest: DigestField
+    phase: PhaseName
+    step: Step
+    meta: Plain = None
+    tier: Name | None = None
+    commit_keys: CommitKeys | None = None
+
+
+class AddCheckpoint(CheckpointFields):
+    """Add a checkpoint.
+
+    Attributes:
+        metrics: Values known at save.
+        size_bytes: Bytes of all tensors.
         companions: Ids of the states beside it, by name.
-        commit_keys: Keys of the state that stand here instead of in the manifest.
         nonfinite: Paths of weights that hold NaN or infinity, the first few.
         held_back: Whether it is never latest, best or resumed from.
     """
 
     action: Literal["checkpoint.add"] = "checkpoint.add"
-    manifest: DigestField
-    phase: PhaseName
-    step: Step
     metrics: Metrics = Field(default={})
-    meta: Plain = None
     size_bytes: Annotated[int, Field(ge=0)]
-    tier: Name | None = None
     companions: dict[Name, DigestField] | None = None
-    commit_keys: CommitKeys | None = None
     nonfinite: tuple[str, ...] | None = None
     held_back: bool | None = None
 
@@ -105,26 +113,34 @@ class SetTag(Record):
     checkpoint: int
 
 
-class SetPin(Record):
+class PinFields(Record):
+    """A state that a name keeps.
+
+    Attributes:
+        manifest: Id of the state.
+        checkpoint: Commit number of the checkpoint that it is, or was cut from.
+        metrics: Values that describe it.
+        card: Id of the model card, a state of its own.
+    """
+
+    manifest: DigestField
+    checkpoint: int | None = None
+    metrics: Metrics = Field(default={})
+    card: DigestField | None = None
+
+
+class SetPin(PinFields):
     """Give an immutable name to a stored state.
 
     Attributes:
         kind: `gate`, `release` or `artifact`.
         name: The name; of a release, its semantic version.
-        manifest: Id of the state.
-        checkpoint: Commit number of the checkpoint that it is, or was cut from.
-        metrics: Values that describe it.
-        card: Id of the model card, a state of its own.
         replaces: Id of the damaged state that this one replaces; of gates only.
     """
 
     action: Literal["pin.set"] = "pin.set"
     kind: Literal["gate", "release", "artifact"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
-    manifest: DigestField
-    checkpoint: int | None = None
-    metrics: Metrics = Field(default={})
-    card: DigestField | None = None
     replaces: DigestField | None = None
 
 

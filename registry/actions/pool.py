@@ -12,11 +12,10 @@ _Version = Annotated[int, Field(ge=1)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-class Promote(Record):
-    """Let a model into the pool.
+class EntryFields(Record):
+    """A model in the pool.
 
     Attributes:
-        version: Its number.
         manifest: Id of the inference-only state.
         checkpoint: Commit number of the checkpoint that it was cut from.
         gate: Gate that it was cut from.
@@ -27,8 +26,6 @@ class Promote(Record):
         frozen: Whether it is never evicted and never rated again.
     """
 
-    action: Literal["pool.promote"] = "pool.promote"
-    version: _Version
     manifest: DigestField
     checkpoint: int | None = None
     gate: Name | None = None
@@ -37,6 +34,17 @@ class Promote(Record):
     mu: FloatField
     sigma: FloatField
     frozen: bool = False
+
+
+class Promote(EntryFields):
+    """Let a model into the pool.
+
+    Attributes:
+        version: Its number.
+    """
+
+    action: Literal["pool.promote"] = "pool.promote"
+    version: _Version
 
 
 class Rated(Record):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from registry.monitors import Monitor
-from registry.records import AtFirstUse, DigestField, FloatField, Name, PhaseName, Plain, Record
+from registry.records import AtFirstUse, DigestField, Metrics, Name, PhaseName, Plain, Record
 from registry.spec import Change, RunSpec
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
@@ -103,29 +103,37 @@ class AppliedRow(Record):
     to: str | None = None
 
 
-class EnterPhase(Record):
-    """Begin a phase, by a transition.
+class PhaseFields(Record):
+    """A change of phase.
 
     Attributes:
         from_phase: The phase that ends.
         to_phase: The phase that begins.
-        source: Ref within the run of what was loaded.
+        source: Ref within the run of the state that was loaded.
         manifest: Its id.
-        rows: What became of each part.
-        enabled: Conditions that the caller enabled.
+        rows: The change of each part.
         ready: Metrics that were checked, with their values.
         companions: Frozen states that every checkpoint of the phase has beside it.
     """
 
-    action: Literal["phase.enter"] = "phase.enter"
     from_phase: PhaseName
     to_phase: PhaseName
     source: str
     manifest: DigestField
     rows: tuple[AppliedRow, ...] = ()
-    enabled: tuple[str, ...] = ()
-    ready: dict[str, FloatField] = Field(default={})
+    ready: Metrics = Field(default={})
     companions: dict[Name, DigestField] = Field(default={})
+
+
+class EnterPhase(PhaseFields):
+    """Begin a phase, by a transition.
+
+    Attributes:
+        enabled: Conditions that the caller enabled.
+    """
+
+    action: Literal["phase.enter"] = "phase.enter"
+    enabled: tuple[str, ...] = ()
 
 
 class DropRun(Record):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from registry.actions import (
     AddCheckpoint,
+    CheckpointFields,
     Evict,
+    PinFields,
     PointRelease,
     Recover,
     ReportMetrics,
@@ -21,17 +23,12 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
     draft.require(n > 0, "commit 0 references a manifest")
     draft.phase = action.phase
     record = CheckpointRecord(
+        **action.shared(CheckpointFields),
         n=n,
-        manifest=action.manifest,
-        phase=action.phase,
-        step=action.step,
         metrics=action.metrics,
-        meta=action.meta,
         size_bytes=action.size_bytes,
         time_ms=draft.time_ms,
-        tier=action.tier,
         companions=action.companions or {},
-        commit_keys=action.commit_keys,
         nonfinite=action.nonfinite or (),
         held_back=bool(action.held_back),
         streams={name: stream.mark for name, stream in draft.streams.items()},
@@ -99,12 +96,9 @@ def set_pin(draft: Draft, action: SetPin) -> None:
     elif action.checkpoint is not None and not draft.is_gone(action.checkpoint):
         draft.checkpoint(action.checkpoint)
     pin = Pin(
+        **action.shared(PinFields),
         kind=action.kind,
         name=action.name,
-        manifest=action.manifest,
-        checkpoint=action.checkpoint,
-        metrics=action.metrics,
-        card=action.card,
         time_ms=draft.time_ms,
         replaced=replaced,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.actions import EvictEntries, Promote, RateMatch
+from registry.actions import EntryFields, EvictEntries, Promote, RateMatch
 from registry.state.draft import Draft
 from registry.state.records import PoolRecord
 
@@ -16,15 +16,8 @@ def promote(draft: Draft, action: Promote) -> None:
     draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
     draft.next_version = action.version + 1
     entry = PoolRecord(
+        **action.shared(EntryFields),
         version=action.version,
-        manifest=action.manifest,
-        checkpoint=action.checkpoint,
-        gate=action.gate,
-        phase=action.phase,
-        step=action.step,
-        mu=action.mu,
-        sigma=action.sigma,
-        frozen=action.frozen,
         time_ms=draft.time_ms,
     )
     draft.set_entry(entry)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from registry.actions import CreateRun, DropRun, EnterPhase, Rewind, SetStatus, TakeOver
+from registry.actions import (
+    CreateRun,
+    DropRun,
+    EnterPhase,
+    PhaseFields,
+    Rewind,
+    SetStatus,
+    TakeOver,
+)
 from registry.state.apply_streams import cut_streams
 from registry.state.draft import Draft
 from registry.state.records import PhaseRecord, WriterRecord
@@ -39,14 +47,8 @@ def enter_phase(draft: Draft, action: EnterPhase) -> None:
     """Begin a phase."""
     draft.enter(
         PhaseRecord(
+            **action.shared(PhaseFields),
             n=draft.commits,
-            from_phase=action.from_phase,
-            to_phase=action.to_phase,
-            source=action.source,
-            manifest=action.manifest,
-            rows=action.rows,
-            ready=action.ready,
-            companions=action.companions,
         )
     )
     draft.phase = action.to_phase

@@ -9,15 +9,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.actions import AppliedRow, CommitKeys, Lifetime
+from registry.actions import CheckpointFields, EntryFields, Lifetime, PhaseFields, PinFields
 from registry.monitors import Monitor
 from registry.records import (
     DigestField,
-    FloatField,
     Metrics,
     Name,
-    PhaseName,
-    Plain,
     Record,
     Step,
 )
@@ -35,22 +32,16 @@ class StreamMark(Record):
     archives: int = 0
 
 
-class CheckpointRecord(Record):
+class CheckpointRecord(CheckpointFields):
     """A checkpoint of a run.
 
     Attributes:
         n: Number of the commit that added it: its name within the run's history.
-        manifest: Its id.
-        phase: Phase it belongs to.
-        step: The counter's value.
         metrics: The newest value of each metric.
-        meta: What was kept beside the state.
         size_bytes: Bytes of all tensors.
         time_ms: When it was added, by its author's clock.
         superseded: Whether training resumed from an earlier one; it is never latest or best.
-        tier: Retention class within the phase.
         companions: Ids of the states beside it, by name.
-        commit_keys: Keys of the state that its commit keeps.
         nonfinite: Paths of weights that hold NaN or infinity, the first few.
         held_back: Whether it is never latest or best for that reason.
         evicted: Why it is found no more; `None` while it is kept.
@@ -59,17 +50,11 @@ class CheckpointRecord(Record):
     """
 
     n: int
-    manifest: DigestField
-    phase: PhaseName
-    step: Step
     metrics: Metrics
-    meta: Plain = None
     size_bytes: int
     time_ms: int
     superseded: bool = False
-    tier: Name | None = None
     companions: dict[Name, DigestField] = Field(default={})
-    commit_keys: CommitKeys | None = None
     nonfinite: tuple[str, ...] = ()
     held_back: bool = False
     evicted: str | None = None
@@ -113,26 +98,18 @@ class WriterRecord(Record):
     time_ms: int
 
 
-class Pin(Record):
+class Pin(PinFields):
     """A name that keeps a stored state.
 
     Attributes:
         kind: `gate`, `release`, `artifact` or `tag`.
         name: The name.
-        manifest: Id of the state.
-        checkpoint: Commit number of the checkpoint that it is, or was cut from.
-        metrics: Values that describe it.
-        card: Id of the model card.
         time_ms: When it was set, by its author's clock.
         replaced: Ids of the damaged states that stood here before.
     """
 
     kind: Literal["gate", "release", "artifact", "tag"]
     name: str
-    manifest: DigestField
-    checkpoint: int | None = None
-    metrics: Metrics = Field(default={})
-    card: DigestField | None = None
     time_ms: int
     replaced: tuple[DigestField, ...] = ()
 
@@ -142,36 +119,20 @@ class Pin(Record):
         return f"{self.kind}s/{self.name}"
 
 
-class PoolRecord(Record):
+class PoolRecord(EntryFields):
     """An entry of the opponent pool.
 
     Attributes:
         version: Its number; never given again.
-        manifest: Id of the inference-only state.
-        checkpoint: Commit number of the checkpoint that it was cut from.
-        gate: Gate that it was cut from.
-        phase: Phase of its source.
-        step: Step of its source.
-        mu: Estimated skill.
-        sigma: Uncertainty.
         games: Games played.
         wins: Games won.
-        frozen: Whether it is never evicted and never rated again.
         time_ms: When it was promoted, by its author's clock.
         evicted: Why it is drawn no more; `None` while it plays.
     """
 
     version: int
-    manifest: DigestField
-    checkpoint: int | None = None
-    gate: Name | None = None
-    phase: PhaseName
-    step: Step
-    mu: FloatField
-    sigma: FloatField
     games: int = 0
     wins: int = 0
-    frozen: bool = False
     time_ms: int
     evicted: str | None = None
 
@@ -253,29 +214,15 @@ class StreamRecord(Record):
         )
 
 
-class PhaseRecord(Record):
+class PhaseRecord(PhaseFields):
     """A phase that was entered by a transition.
 
     Attributes:
         n: Number of the commit.
-        from_phase: The phase before.
-        to_phase: The phase.
-        source: Ref within the run of what was loaded.
-        manifest: Its id.
-        rows: What became of each part.
-        ready: Metrics that were checked, with their values.
-        companions: Frozen states that every checkpoint of the phase has beside it.
         superseded: Whether training went back behind it.
     """
 
     n: int
-    from_phase: PhaseName
-    to_phase: PhaseName
-    source: str
-    manifest: DigestField
-    rows: tuple[AppliedRow, ...] = ()
-    ready: Metrics = Field(default={})
-    companions: dict[Name, DigestField] = Field(default={})
     superseded: bool = False
 
 
