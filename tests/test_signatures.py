@@ -8,6 +8,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ STATE_NAMES = {
     *("components", "lazily", "load", "load_into", "manifest", "ref", "run_id", "size_bytes"),
     *("tensors", "zarr"),
 }
+
+
+@pytest.fixture
+def reg(tmp_path: Path) -> Iterator[registry.Registry]:
+    with registry.init(tmp_path / "reg", skip_race_probe=True) as made:
+        yield made
 
 
 def is_ours(thing: object) -> bool:
@@ -175,11 +182,65 @@ def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
     }
 
 
-def test_the_attributes_of_handles_are_no_plumbing() -> None:
-    with registry.init("memory://plumbing", skip_race_probe=True) as reg:
-        run = reg.create_run("run")
-        checkpoint = run.save({"w": np.zeros(3)}, step=1)
-        assert {name for name in vars(run) if not name.startswith("_")} == set()
-        assert {name for name in vars(checkpoint) if not name.startswith("_")} == {"digest"}
-        assert {name for name in vars(reg) if not name.startswith("_")} == set()
+def test_the_attributes_of_handles_are_no_plumbing(reg) -> None:
+    run = reg.create_run("run")
+    checkpoint = run.save({"w": np.zeros(3)}, step=1)
+    assert {name for name in vars(run) if not name.startswith("_")} == set()
+    assert {name for name in vars(checkpoint) if not name.startswith("_")} == {"digest"}
+    assert {name for name in vars(reg) if not name.startswith("_")} == set()
     assert public(registry.Run) >= public(RunView)
+
+
+class Stop(Exception):
+    """What was passed on is known."""
+
+
+def passed_on(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any], to: str, *values: object
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Call with another value for each option; return them, and those that are passed on."""
+    module, _, name = to.rpartition(".")
+    signature = inspect.signature(getattr(sys.modules[module], name))
+    found: dict[str, Any] = {}
+
+    def record(*args: object, **options: object) -> None:
+        found.update(signature.bind(*args, **options).arguments)
+        raise Stop
+
+    monkeypatch.setattr(to, record)
+    options = inspect.signature(call).parameters.values()
+    given = {one.name: object() for one in options if one.kind is one.KEYWORD_ONLY}
+    with pytest.raises(Stop):
+        call(*values, **given)
+    return given, found
+
+
+@pytest.mark.parametrize("name", ["save", "save_async", "push"])
+def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
+    call = getattr(reg.create_run("run"), name)
+    given, found = passed_on(monkeypatch, call, "registry.run.SaveRequest", {})
+    assert found == {**given, "takes_over": name != "push"}
+
+
+def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
+    call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
+    given, found = passed_on(monkeypatch, call, "registry.run.SaveRequest", [])
+    assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
+    monkeypatch.setattr("registry.run.SaveRequest", lambda step, **_: step)
+    given, found = passed_on(monkeypatch, call, "registry.run.merge", [])
+    assert {name: found[name] for name in own} == {name: given[name] for name in own}
+
+
+def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
+    call = reg.create_run("run").transition
+    given, found = passed_on(monkeypatch, call, "registry.run.TransitionOptions", 2)
+    assert found == given
+
+
+@pytest.mark.parametrize("name", ["create_run", "fork", "run"])
+def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> None:
+    source = reg.create_run("source").save({"w": np.zeros(3)}, step=1)
+    values = (source, "new") if name == "fork" else ("source",)
+    call = getattr(reg, name)
+    given, found = passed_on(monkeypatch, call, "registry.registry.RunOptions", *values)
+    assert found == {name: one for name, one in given.items() if name != "create"}
