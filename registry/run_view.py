@@ -354,5 +354,5 @@ class RunView:
 
 
 def committer_of(run: RunView) -> Committer:
-    """Return what commits to a run where no writer token is needed."""
+    """Return the committer of a run, for commits that need no writer token."""
     return run._committer

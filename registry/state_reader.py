@@ -1,7 +1,7 @@
 """Read a stored state of a run: its manifest, digest lists and chunks, wherever a repack put them.
 
-Owns following the state from one place to the next, and the error for one that was collected. Tells
-nothing to users: `registry.stored` and its subclasses do.
+Owns following the state from one place to the next, and the error for a state that was collected.
+Users hold a `registry.stored.Stored`, which reads through this.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class StateReader:
 
     @property
     def manifest(self) -> Manifest:
-        """What the state is."""
+        """The state's manifest."""
         return self._relocated(lambda place: self._store.manifest(place.manifest_key))
 
     @property

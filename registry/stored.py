@@ -74,11 +74,14 @@ class Stored:
         self._store = store
         self._log = log
         self._ref = ref
-        self._reader = StateReader(store, log, digest, f"{log.run_id}/{ref}")
         self.digest = digest
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ref} {self.digest.short}>"
+
+    @cached_property
+    def _reader(self) -> StateReader:
+        return StateReader(self._store, self._log, self.digest, f"{self.run_id}/{self._ref}")
 
     @property
     def run_id(self) -> str:
@@ -327,7 +330,7 @@ class LazyState(Mapping[str, Any]):
 
 
 def reader_of(stored: Stored) -> StateReader:
-    """Return what reads a stored state: its place, its digest lists, its chunks."""
+    """Return the reader of a stored state: its place, its digest lists, its chunks."""
     return stored._reader
 
 
