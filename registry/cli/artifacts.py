@@ -14,12 +14,9 @@ from registry.cli.files import OPAQUE
 from registry.cli.opening import watched
 from registry.registry import open  # noqa: A004
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Artifacts of runs.")
-
 _LS = (Column("artifact"), Column("id"), Column("age", is_number=True))
 
 
-@app.command("add")
 def add(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, given once.")],
@@ -48,7 +45,6 @@ def add(
         output.line(OPAQUE)
 
 
-@app.command("ls")
 def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
     """List the artifacts of a run, oldest first."""
     with open(registry, read_only=True) as opened:

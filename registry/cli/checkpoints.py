@@ -19,9 +19,6 @@ from registry.stored import Stored
 
 _T = TypeVar("_T")
 
-metric_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Metrics of checkpoints."
-)
 
 _LS = (
     Column("phase"),
@@ -247,7 +244,6 @@ def _dtype(info: dict[str, Any]) -> str:
     return info["dtype"] if was is None else f"{info['dtype']} (was {was}, lossy)"
 
 
-@metric_app.command("add")
 def add_metric(
     ref: options.Ref,
     metric: Annotated[list[str], typer.Argument(metavar="NAME=NUMBER", help="The metrics.")],

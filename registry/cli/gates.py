@@ -10,8 +10,6 @@ from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.registry import open  # noqa: A004
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Gates of runs.")
-
 _LS = (
     Column("gate"),
     Column("phase"),
@@ -22,7 +20,6 @@ _LS = (
 )
 
 
-@app.command("set")
 def set_gate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The gate, set once.")],
@@ -50,7 +47,6 @@ def set_gate(
         output.line(f"{shape['ref']} -> {shape['source']}")
 
 
-@app.command("ls")
 def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
     """List the gates of a run, set ones first; those that its preset declares are there as well."""
     with open(registry, read_only=True) as opened:

@@ -12,8 +12,6 @@ from registry.cli.columns import Column
 from registry.pool.entries import PoolEntry
 from registry.registry import open  # noqa: A004
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Pools of opponents.")
-
 _LS = (
     Column("version"),
     Column("phase"),
@@ -30,7 +28,6 @@ _MATCHUPS = (Column("game", is_number=True), Column("opponent"), Column("version
 _SELF = "self"
 
 
-@app.command("promote")
 def promote(
     ref: options.Ref,
     registry: options.Registry,
@@ -61,7 +58,6 @@ def promote(
         output.line(f"{entry.ref}: {_rating(entry)}{' frozen' if entry.frozen else ''}")
 
 
-@app.command("rate")
 def rate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
     seat: Annotated[
@@ -90,7 +86,6 @@ def rate(
         output.line(f"{entry.ref}: {_rating(entry)} {output.counted(entry.games, 'game')}")
 
 
-@app.command("sample")
 def sample(
     run: options.Run,
     registry: options.Registry,
@@ -111,7 +106,6 @@ def sample(
     output.table(_MATCHUPS, rows)
 
 
-@app.command("ls")
 def ls(
     run: options.Run,
     registry: options.Registry,

@@ -15,8 +15,6 @@ from registry.presets import load_preset, preset_names
 from registry.spec import Retention, RunSpec
 from registry.suggest import near
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Presets that runs begin with.")
-
 _PHASES = (
     Column("phase"),
     Column("counter"),
@@ -26,7 +24,6 @@ _PHASES = (
 )
 
 
-@app.command("ls")
 def ls(*, json: options.Json = False) -> None:
     """List the presets that come with Holdfast."""
     abouts = {name: load_preset(name).about for name in preset_names()}
@@ -36,7 +33,6 @@ def ls(*, json: options.Json = False) -> None:
         output.table((Column("preset"), Column("about", folds=True)), list(abouts.items()))
 
 
-@app.command("show")
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
     *,
@@ -57,7 +53,6 @@ def show(
         output.line(text.removesuffix("\n"))
 
 
-@app.command("check")
 def check(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A preset, TOML.")],
     *,

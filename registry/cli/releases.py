@@ -13,8 +13,6 @@ from registry.cli.columns import Column
 from registry.registry import open  # noqa: A004
 from registry.releases import Release
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Releases of runs.")
-
 _LS = (
     Column("version"),
     Column("id"),
@@ -27,7 +25,6 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="The release, such as 1.4.0.")]
 
 
-@app.command("publish")
 def publish(
     ref: options.Ref,
     version: Annotated[
@@ -74,7 +71,6 @@ def publish(
     output.line(f"published: {release.ref}  {release.digest.short}  {size}")
 
 
-@app.command("ls")
 def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
     """List the releases of a run in the order of publication."""
     with open(registry, read_only=True) as opened:
@@ -98,7 +94,6 @@ def _row(release: Release) -> tuple[object, ...]:
     )
 
 
-@app.command("show")
 def show(
     run: Run, version: Version, registry: options.Registry, *, json: options.Json = False
 ) -> None:
@@ -126,7 +121,6 @@ def show(
         output.line(f"\n{write_card(shape['card'])}".rstrip("\n"))
 
 
-@app.command("rollback")
 def rollback(
     run: Run,
     version: Version,

@@ -26,7 +26,6 @@ from registry.spec import Retention
 
 _T = TypeVar("_T")
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin and look at runs.")
 
 _LS = (
     Column("run"),
@@ -40,7 +39,6 @@ _LS = (
 _KEEP = {"last": "last", "best": "best", "every": "every", "days": "for_days"}
 
 
-@app.command("create")
 def create(
     registry: options.Registry,
     name: Annotated[
@@ -86,7 +84,6 @@ def create(
     output.line(run.id)
 
 
-@app.command("ls")
 def ls(registry: options.Registry, *, json: options.Json = False) -> None:
     """List the runs, by name."""
     with open(registry, read_only=True) as opened:
@@ -128,7 +125,6 @@ def _row(run: Run) -> tuple[object, ...]:
     )
 
 
-@app.command("show")
 def show(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
     """Show a run: how it began and how it stands."""
     with open(registry, read_only=True) as opened:
@@ -187,7 +183,6 @@ def _told_phase(phase: dict[str, Any]) -> str:
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 
-@app.command("fork")
 def fork(
     ref: options.Ref,
     registry: options.Registry,
@@ -220,7 +215,6 @@ def fork(
     output.line(run.id)
 
 
-@app.command("drop")
 def drop(
     run: options.Run,
     registry: options.Registry,

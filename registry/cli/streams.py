@@ -18,8 +18,6 @@ from registry.plain import json_ready
 from registry.registry import open  # noqa: A004
 from registry.state import StreamRecord
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Histories beside checkpoints.")
-
 _LS = (
     Column("stream"),
     Column("lifetime"),
@@ -31,7 +29,6 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream.")]
 
 
-@app.command("append")
 def append(
     run: Run,
     name: Name,
@@ -60,7 +57,6 @@ def append(
     output.line(f"{run}: stream {name}: {appended} appended, {count:,} in all")
 
 
-@app.command("read")
 def read(
     run: Run,
     name: Name,
@@ -88,7 +84,6 @@ def read(
         print(json_module.dumps(json_ready(entry), allow_nan=False))
 
 
-@app.command("archive")
 def archive(
     run: Run,
     name: Name,
@@ -107,7 +102,6 @@ def archive(
         output.line(f"{run}: stream {name}: {count:,} {kept} put aside as {label}")
 
 
-@app.command("ls")
 def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
     """List the streams of a run; those that its preset declares are there as well."""
     with open(registry, read_only=True) as opened:
