@@ -1,4 +1,4 @@
-"""Every command by name, and what holds for all of them.
+"""Every command by name, and the options that all of them share.
 
 The module of a command is imported when the command is called. A list of commands imports none.
 """
@@ -17,7 +17,7 @@ from registry.cli.failures import DEBUG, told
 
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {
-    "init": "doctor.init: Make a registry.",
+    "init": "registries.init: Make a registry.",
     "doctor": "doctor.doctor: Check whether a registry can be used.",
     "push": "files.push: Store a file as a checkpoint.",
     "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
@@ -27,7 +27,7 @@ _COMMANDS = {
     "diff": "diffs.diff: Compare two checkpoints; only --values reads their data.",
     "stats": "stats.stats: Show minimum, maximum, mean, norm, zeros and NaN of tensors.",
     "merge": "merge.merge: Average checkpoints, or pick parts of them, into a new one.",
-    "tag": "checkpoints.tag: Point a name at a checkpoint.",
+    "tag": "pins.tag: Point a name at a checkpoint.",
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
@@ -35,12 +35,12 @@ _COMMANDS = {
     "du": "usage.du: Show how many bytes runs and checkpoints use and would free.",
     "gc": "collection.gc: Delete the objects that no run needs any more.",
     "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",
-    "verify": "maintenance.verify: Check that every checkpoint is complete.",
-    "trust": "maintenance.trust: Accept a registry that was set back or replaced.",
-    "repair": "maintenance.repair: Restore missing and damaged data from a mirror.",
-    "sync": "maintenance.sync: Copy runs from one registry to another.",
+    "verify": "verify.verify: Check that every checkpoint is complete.",
+    "trust": "registries.trust: Accept a registry that was set back or replaced.",
+    "repair": "verify.repair: Restore missing and damaged data from a mirror.",
+    "sync": "registries.sync: Copy runs from one registry to another.",
 }
-#: Groups of commands: what the group is for, and its commands as above.
+#: Groups of commands: the help of the group, and its commands as above.
 _GROUPS = {
     "run": (
         "Create and inspect runs.",
@@ -76,8 +76,8 @@ _GROUPS = {
     "gate": (
         "Gates of runs.",
         {
-            "set": "gates.set_gate: Make a checkpoint a gate, which is never evicted.",
-            "ls": "gates.ls: List the gates of a run: first those that are set.",
+            "set": "pins.set_gate: Make a checkpoint a gate, which is never evicted.",
+            "ls": "pins.list_gates: List the gates of a run: first those that are set.",
         },
     ),
     "release": (
@@ -92,8 +92,8 @@ _GROUPS = {
     "artifact": (
         "Artifacts of runs.",
         {
-            "add": "artifacts.add: Store a file beside the checkpoints of a run, permanently.",
-            "ls": "artifacts.ls: List the artifacts of a run, oldest first.",
+            "add": "pins.add_artifact: Store a file beside the checkpoints of a run, permanently.",
+            "ls": "pins.list_artifacts: List the artifacts of a run, oldest first.",
         },
     ),
     "stream": (
@@ -124,7 +124,7 @@ class _Later(TyperCommand):
     def make_context(self, *given: Any, **options: Any) -> Any:
         """Import the command, and let it read its part of the command line."""
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-        module = import_module(f"registry.cli.{self._module}")
+        module = import_module(f"{__package__}.{self._module}")
         alone.command(self.name)(getattr(module, self._function))
         return typer.main.get_command(alone).make_context(*given, **options)
 
@@ -134,7 +134,7 @@ def _later(commands: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _Commands(TyperGroup):
-    """The top of the command line: every failure below it ends here."""
+    """The top of the command line, which reports every failure of a command."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -151,7 +151,7 @@ class _Commands(TyperGroup):
             )
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; errors become words on stderr and an exit status."""
+        """Run a command; an error becomes a message on stderr and an exit status."""
         with told(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 

@@ -8,17 +8,11 @@ from typing import TypeVar
 import typer
 
 from registry.cli import output
-from registry.errors import (
-    IntegrityError,
-    NotFound,
-    RegistryError,
-    StorageError,
-    StoreUnavailable,
-)
+from registry.errors import IntegrityError, NotFound, RegistryError, StorageError, StoreUnavailable
 from registry.registry import Registry
 from registry.run import Run
 
-_VERIFY = "`holdfast verify` tells what is affected and what to do."
+_VERIFY = "`holdfast verify` shows which checkpoints are affected, and how to help."
 
 _T = TypeVar("_T")
 
@@ -65,14 +59,15 @@ class Listing:
                 self._pass_over(run.id, error)
         return found
 
+    def by_name(self, told: Mapping[str, _T], tell: Callable[[str, RegistryError], _T]) -> list[_T]:
+        """Return the descriptions of the runs and of the damaged ones, sorted by name."""
+        damaged = {name: tell(name, error) for name, error in self.damaged.items()}
+        return [one for _, one in sorted({**told, **damaged}.items(), key=lambda pair: pair[0])]
+
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):
             raise error  # the other runs would fail in the same way
         self.damaged[name] = error
-
-    def finish(self) -> None:
-        """If there is damage, end the command with its exit status."""
-        end(self.damaged)
 
 
 def end(damaged: Mapping[str, RegistryError]) -> None:

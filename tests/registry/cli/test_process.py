@@ -77,7 +77,7 @@ def test_signals(number: signal.Signals, status: int, url: str) -> None:
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == status
-    assert "what was committed before this stays" in err
+    assert "everything committed before this stays" in err
     assert "Traceback" not in err
 
 
