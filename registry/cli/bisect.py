@@ -20,6 +20,7 @@ from registry.cli.command import command as as_command
 from registry.cli.describe import picked
 from registry.cli.diffs import SHOWN, tensor_diff_json
 from registry.cli.executing import Command, told
+from registry.cli.opening import reads
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
 from registry.diff import TensorDiff, diff
@@ -49,7 +50,7 @@ _CHANGED = (
 _Answer = tuple[bool | None, str]
 
 
-@as_command()
+@as_command(reads)
 def bisect(
     opened: Registry,
     *,

@@ -11,7 +11,9 @@ from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.columns import Column, Table, row
 from registry.cli.command import Answer, command
-from registry.cli.listing import Listing, mark
+from registry.cli.failures import mark
+from registry.cli.listing import Listing
+from registry.cli.opening import reads, writes
 from registry.cli.options import argument, flag
 from registry.cli.output import Note, Part
 from registry.merging.merge import MERGE
@@ -46,7 +48,7 @@ _TENSORS = (
 )
 
 
-@command()
+@command(reads)
 def ls(
     opened: Registry,
     *,
@@ -133,7 +135,7 @@ def _rows(run: Run, *, evicted: bool) -> list[tuple[object, ...]]:
     return [row(_LS, [*record]) for record in _listed(run, evicted=evicted)[1]]
 
 
-@command()
+@command(reads)
 def show(
     opened: Registry, *, ref: options.Ref, tensors: bool = flag("--tensors", "List every tensor.")
 ) -> Answer:
@@ -239,7 +241,7 @@ def _dtype(info: dict[str, Any]) -> str:
     return info["dtype"] if was is None else f"{info['dtype']} (was {was}, lossy)"
 
 
-@command(writes=True)
+@command(writes)
 def add_metric(
     opened: Registry,
     *,

@@ -11,6 +11,7 @@ import typer
 from registry.cli import output
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked
+from registry.cli.opening import writes
 from registry.cli.options import flag, option
 from registry.cli.output import Part
 from registry.cli.progress import Progress
@@ -29,7 +30,7 @@ def _seconds(text: str) -> float:
     return float(match[1]) * _UNIT_S[match[2]]
 
 
-@command(writes=True, bar="deleting")
+@command(writes, bar="deleting")
 def gc(
     opened: Registry,
     *,

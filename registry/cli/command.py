@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
 from typing import Any
 
 import typer
 
-from backends import open_backend, parse
-from registry.cli import listing, options, output, progress
+from registry.cli import failures, options, output, progress
 from registry.cli.columns import Column, Table
 from registry.cli.output import Note, Part
 from registry.errors import RegistryError
-from registry.heads import recall
-from registry.registry import Registry, open, open_on  # noqa: A004
+
+#: Opens the registry at a URL; `dry_run` says whether the command must not write.
+Opener = Callable[..., AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def listed(
 
 
 def command(
-    *, writes: bool = False, bar: str = "", moves: str = ""
+    opens: Opener | None = None, *, bar: str = ""
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
 
@@ -70,9 +70,8 @@ def command(
     function returns an `Answer`; the function has a parameter `json` only if it needs to know.
 
     Args:
-        writes: Whether the registry is opened for writing, unless a parameter `dry_run` is set.
+        opens: Opens the registry, for a function that has `opened`.
         bar: Label of a bar on a terminal, which the function moves.
-        moves: Label of a bar that shows the bytes that go to and from the store.
     """
 
     def decorate(ask: Callable[..., Answer | str]) -> Callable[..., None]:
@@ -82,9 +81,8 @@ def command(
         def run(**given: Any) -> None:
             json, url = given.setdefault("json", False), given.get("registry", "")
             with ExitStack() as stack:
-                if "opened" in asked:
-                    read_only = not writes or given.get("dry_run", False)
-                    opening = _moved(url, moves) if moves else open(url, read_only=read_only)
+                if opens:
+                    opening = opens(url, dry_run=given.get("dry_run", False))
                     given["opened"] = stack.enter_context(opening)
                 if bar:
                     given["advance"] = stack.enter_context(progress.bar(bar))
@@ -110,7 +108,7 @@ def _print(answer: Answer, made: Any, *, json: bool) -> None:
     else:
         for part in made:
             output.show(part)
-    listing.end(answer.damaged)
+    failures.end_damaged(answer.damaged)
     if answer.status:
         raise typer.Exit(answer.status)
 
@@ -124,12 +122,3 @@ def _parameters(asked: Mapping[str, Parameter], *, has_json: bool) -> Iterator[P
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
     if has_json:
         yield Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=options.Json)
-
-
-@contextmanager
-def _moved(url: str, label: str) -> Iterator[Registry]:
-    """Open a registry; a terminal shows how many bytes have gone in and out."""
-    with progress.bar(label) as advance:
-        backend = progress.Watched(open_backend(url), advance)
-        with open_on(backend, heads=recall(parse(url))) as registry:
-            yield registry

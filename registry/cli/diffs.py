@@ -11,6 +11,7 @@ from registry.cli import output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked, tensor_json
+from registry.cli.opening import reads
 from registry.cli.options import argument, flag
 from registry.cli.output import Part
 from registry.content.distances import Distance
@@ -30,7 +31,7 @@ SHOWN = 40
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
-@command()
+@command(reads)
 def diff(
     opened: Registry,
     *,

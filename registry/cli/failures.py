@@ -20,17 +20,18 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
 
 from backends.escape import printable
 from registry.cli.signals import INTERRUPTED, Terminated
-from registry.errors import RegistryError
+from registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
 BROKEN_PIPE = 128 + signal.SIGPIPE
+_VERIFY = "`holdfast verify` shows which checkpoints are affected, and how to help."
 
 
 @contextmanager
@@ -57,6 +58,27 @@ def told(*, debug: bool = False) -> Iterator[None]:
             raise
         _tell_fault(error, debug=debug)
         raise typer.Exit(1) from error
+
+
+def mark(error: RegistryError) -> str:
+    """Return how a listing shows a run that failed like this."""
+    return "unreadable" if isinstance(error, StorageError) else "damaged"
+
+
+def end_damaged(damaged: Mapping[str, RegistryError]) -> None:
+    """Report runs that could not be read on stderr, and end the command with an exit status.
+
+    Raises:
+        Exit: There are some. The status is that of damage, or of the first error if none is damage.
+    """
+    for name, error in damaged.items():
+        _say(f"{mark(error)}: {name}: {error.summary}")
+    if damaged:
+        for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
+            _say(f"hint: {hint}")
+        codes = [error.exit_code for error in damaged.values()]
+        damage = IntegrityError.exit_code
+        raise typer.Exit(damage if damage in codes else codes[0])
 
 
 def is_usage(error: BaseException) -> bool:

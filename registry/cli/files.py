@@ -7,6 +7,7 @@ from pathlib import Path
 from registry import formats
 from registry.cli import describe, options, output
 from registry.cli.command import Answer, command
+from registry.cli.opening import moves
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Note, Part
 from registry.errors import InvalidInput
@@ -16,7 +17,7 @@ from registry.registry import Registry
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
 
-@command(moves="pushing")
+@command(moves("pushing"))
 def push(
     opened: Registry,
     *,
@@ -73,7 +74,7 @@ def push(
     return Answer(lambda: {**shape, "format": found.format, "new": is_new}, lambda: text)
 
 
-@command(moves="pulling")
+@command(moves("pulling"))
 def pull(
     opened: Registry,
     *,

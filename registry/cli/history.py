@@ -13,6 +13,7 @@ from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer, command
+from registry.cli.opening import reads
 from registry.cli.options import flag, option
 from registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from registry.log import RunLog
@@ -47,7 +48,7 @@ class _Chapter:
     heading: str = ""
 
 
-@command()
+@command(reads)
 def log(
     opened: Registry,
     *,

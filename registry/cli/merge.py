@@ -8,11 +8,12 @@ import typer
 
 from registry.cli import describe, options, output
 from registry.cli.command import Answer, command
+from registry.cli.opening import moves
 from registry.cli.options import argument, option
 from registry.registry import Registry
 
 
-@command(moves="merging")
+@command(moves("merging"))
 def merge(
     opened: Registry,
     *,

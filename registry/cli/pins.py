@@ -10,6 +10,7 @@ from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.cli.command import Answer, command, listed, said
 from registry.cli.files import OPAQUE
+from registry.cli.opening import moves, reads, writes
 from registry.cli.options import argument
 from registry.registry import Registry
 from registry.run import Run
@@ -39,7 +40,7 @@ def _pin_json(run: Run, kind: str, name: str) -> dict[str, Any]:
     return describe.pin_json(run, pin)
 
 
-@command(writes=True)
+@command(writes)
 def set_gate(
     opened: Registry,
     *,
@@ -59,7 +60,7 @@ def set_gate(
     return said(shape, f"{shape['ref']} -> {shape['source']}")
 
 
-@command()
+@command(reads)
 def list_gates(opened: Registry, *, run: options.Run) -> Answer:
     """List the gates of a run: first those that are set.
 
@@ -84,7 +85,7 @@ def list_gates(opened: Registry, *, run: options.Run) -> Answer:
     )
 
 
-@command(moves="adding")
+@command(moves("adding"))
 def add_artifact(
     opened: Registry,
     *,
@@ -107,7 +108,7 @@ def add_artifact(
     )
 
 
-@command()
+@command(reads)
 def list_artifacts(opened: Registry, *, run: options.Run) -> Answer:
     """List the artifacts of a run, oldest first."""
     of = opened.run(run)
@@ -115,7 +116,7 @@ def list_artifacts(opened: Registry, *, run: options.Run) -> Answer:
     return listed(_ARTIFACTS, pins, lambda pin: describe.pin_json(of, pin), none="no artifacts yet")
 
 
-@command(writes=True)
+@command(writes)
 def tag(
     opened: Registry,
     *,

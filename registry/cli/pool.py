@@ -11,6 +11,7 @@ from registry.cli import options, output
 from registry.cli.columns import Column, numbers
 from registry.cli.command import Answer, command, listed, said
 from registry.cli.describe import iso, picked
+from registry.cli.opening import reads, writes
 from registry.cli.options import argument, flag, option
 from registry.pool.entries import PoolEntry
 from registry.registry import Registry
@@ -46,7 +47,7 @@ def _json(entry: PoolEntry) -> dict[str, Any]:
     }
 
 
-@command(writes=True)
+@command(writes)
 def promote(
     opened: Registry,
     *,
@@ -68,7 +69,7 @@ def promote(
     return said(_json(entry), f"{entry.ref}: {_rating(entry)}{' frozen' * entry.frozen}")
 
 
-@command(writes=True)
+@command(writes)
 def rate(
     opened: Registry,
     *,
@@ -89,7 +90,7 @@ def rate(
     )
 
 
-@command()
+@command(reads)
 def sample(
     opened: Registry,
     *,
@@ -105,7 +106,7 @@ def sample(
     return listed(_MATCHUPS, drawn, lambda one: picked(one, "game kind version"), none="")
 
 
-@command()
+@command(reads)
 def ls(
     opened: Registry,
     *,

@@ -9,6 +9,7 @@ from registry.cards import write_card
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
 from registry.cli.command import Answer, command, listed, said
+from registry.cli.opening import reads, writes
 from registry.cli.options import argument, option
 from registry.cli.output import Part
 from registry.registry import Registry
@@ -34,7 +35,7 @@ def _json(release: Release) -> dict[str, Any]:
     }
 
 
-@command(writes=True)
+@command(writes)
 def publish(
     opened: Registry,
     *,
@@ -67,13 +68,13 @@ def publish(
     )
 
 
-@command()
+@command(reads)
 def ls(opened: Registry, *, run: options.Run) -> Answer:
     """List the releases of a run in the order of publication."""
     return listed(_LS, opened.run(run).releases.list(), _json, none="no releases yet")
 
 
-@command()
+@command(reads)
 def show(opened: Registry, *, run: options.NamedRun, version: str = _VERSION) -> Answer:
     """Show a release and its model card.
 
@@ -98,7 +99,7 @@ def _text(release: Release) -> list[Part]:
     return [fields, f"\n{write_card(card)}".rstrip("\n")] if card else [fields]
 
 
-@command(writes=True)
+@command(writes)
 def rollback(
     opened: Registry,
     *,

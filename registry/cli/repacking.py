@@ -8,6 +8,7 @@ from typing import Any
 from registry.cli import options, output
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked
+from registry.cli.opening import writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
 from registry.cli.progress import Progress
@@ -23,7 +24,7 @@ _COUNTS = (
 )
 
 
-@command(writes=True, bar="repacking")
+@command(writes, bar="repacking")
 def repack(
     opened: Registry,
     *,

@@ -10,6 +10,7 @@ from registry.checkpoint import Checkpoint, phase_segment
 from registry.cli import describe, options, output
 from registry.cli.columns import Column, Table, numbers
 from registry.cli.command import Answer, command, said
+from registry.cli.opening import writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
 from registry.errors import AmbiguousRef, NotFound
@@ -31,7 +32,7 @@ _PLAN = (
 )
 
 
-@command(writes=True)
+@command(writes)
 def prune(
     opened: Registry,
     *,
@@ -89,7 +90,7 @@ def _row(fated: tuple[str, Verdict]) -> tuple[object, ...]:
     return one.phase, one.step, one.manifest.short, one.tier or "-", fate, why
 
 
-@command(writes=True)
+@command(writes)
 def undo(
     opened: Registry,
     *,

@@ -16,7 +16,9 @@ from registry.cli import lineage, options, output
 from registry.cli.columns import Column, Table, row
 from registry.cli.command import Answer, command
 from registry.cli.describe import iso, plain, ref, source
-from registry.cli.listing import Listing, mark
+from registry.cli.failures import mark
+from registry.cli.listing import Listing
+from registry.cli.opening import reads, writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Note, Part
 from registry.creation import RunOptions
@@ -44,7 +46,7 @@ _APART = ("config", "environment", "tags")
 _NAME = argument("NAME", "Its name; by default made of date, time and seed.", default=None)
 
 
-@command(writes=True)
+@command(writes)
 def create(
     opened: Registry,
     *,
@@ -74,7 +76,7 @@ def create(
     return Answer(lambda: _json(run, []), lambda: [run.id])
 
 
-@command()
+@command(reads)
 def ls(opened: Registry) -> Answer:
     """List the runs by name."""
     listing = Listing(opened)
@@ -100,7 +102,7 @@ def _latest(run: Run) -> str:
     return latest.ref.removeprefix(f"{run.id}/") if latest else "-"
 
 
-@command()
+@command(reads)
 def show(opened: Registry, *, run: options.Run) -> Answer:
     """Show a run: its settings, and its state now."""
     found = opened.run(run)
@@ -180,7 +182,7 @@ def _json(run: Run, forks: list[str]) -> dict[str, Any]:
     }
 
 
-@command(writes=True)
+@command(writes)
 def fork(
     opened: Registry,
     *,
@@ -198,7 +200,7 @@ def fork(
     return Answer(lambda: _json(run, []), lambda: [run.id])
 
 
-@command(writes=True)
+@command(writes)
 def drop(
     opened: Registry,
     *,

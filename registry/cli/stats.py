@@ -8,6 +8,7 @@ from registry.cli import options, output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked
+from registry.cli.opening import reads
 from registry.cli.options import argument
 from registry.cli.output import Part
 from registry.content.stats import StateStats, TensorStats
@@ -30,7 +31,7 @@ _STATS = (
 )
 
 
-@command()
+@command(reads)
 def stats(
     opened: Registry,
     *,

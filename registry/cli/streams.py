@@ -13,6 +13,7 @@ from registry.cli import options, output
 from registry.cli.columns import Column
 from registry.cli.command import Answer, command, listed, said
 from registry.cli.describe import picked
+from registry.cli.opening import reads, writes
 from registry.cli.options import argument, option
 from registry.errors import InvalidInput
 from registry.plain import json_ready
@@ -29,7 +30,7 @@ _LS = (
 _NAME = argument("NAME", "The stream.")
 
 
-@command(writes=True)
+@command(writes)
 def append(
     opened: Registry,
     *,
@@ -56,7 +57,7 @@ def append(
     )
 
 
-@command()
+@command(reads)
 def read(
     opened: Registry,
     *,
@@ -74,7 +75,7 @@ def read(
     )
 
 
-@command(writes=True)
+@command(writes)
 def archive(
     opened: Registry,
     *,
@@ -91,7 +92,7 @@ def archive(
     )
 
 
-@command()
+@command(reads)
 def ls(opened: Registry, *, run: options.Run) -> Answer:
     """List the streams of a run.
 

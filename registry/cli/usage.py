@@ -9,7 +9,8 @@ from registry.cli import output
 from registry.cli.columns import Column, Table, row
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked
-from registry.cli.listing import mark
+from registry.cli.failures import mark
+from registry.cli.opening import reads
 from registry.cli.options import argument
 from registry.cli.output import Part
 from registry.errors import NotFound, RegistryError
@@ -30,7 +31,7 @@ _RUNS = (
 _STATES = (Column("state", lambda one: one.ref, folds=True), *_SIZES)
 
 
-@command()
+@command(reads)
 def du(
     opened: Registry,
     *,

@@ -9,6 +9,7 @@ from pathlib import Path
 from registry.cli import options, output
 from registry.cli.command import Answer, command
 from registry.cli.describe import picked
+from registry.cli.opening import reads, writes
 from registry.cli.options import flag, option
 from registry.cli.output import Part
 from registry.cli.progress import Progress
@@ -18,7 +19,7 @@ from registry.maintenance.repair import RepairReport
 from registry.registry import Registry
 
 
-@command(bar="verifying")
+@command(reads, bar="verifying")
 def verify(
     opened: Registry,
     *,
@@ -121,7 +122,7 @@ def _finding(finding: Finding) -> Iterator[Part]:
         yield f"  {finding.advice}"
 
 
-@command(writes=True, bar="verifying and mending")
+@command(writes, bar="verifying and mending")
 def repair(
     opened: Registry,
     *,

@@ -11,6 +11,7 @@ from registry.checkpoint import Checkpoint
 from registry.cli import options, output
 from registry.cli.command import command as as_command
 from registry.cli.executing import Command, told
+from registry.cli.opening import writes
 from registry.cli.options import flag, option
 from registry.cli.output import Note
 from registry.errors import NotFound, RegistryError
@@ -22,7 +23,7 @@ from registry.state import RunManifest
 from registry.suggest import near
 
 
-@as_command(writes=True)
+@as_command(writes)
 def watch(
     opened: Registry,
     *,
