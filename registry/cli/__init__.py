@@ -1,4 +1,4 @@
-"""The command line, `holdfast`: what the library does, for a shell. `docs/cli.md` describes it."""
+"""The command line, `holdfast`: the library for a shell. `docs/cli.md` describes it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def main() -> None:
 
 
 def _end(told: str, status: int) -> NoReturn:
-    """Exit where no command was running, whose end `registry.cli.failures` would tell."""
+    """Exit while no command runs; `registry.cli.failures` reports how a command ends."""
     print(told, file=sys.stderr)
     sys.exit(status)

@@ -1,44 +1,157 @@
-"""The commands wired together, and what holds for all of them."""
+"""Every command by name, and the options that all of them share.
+
+The module of a command is imported when the command is called. A list of commands imports none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from registry.cli import (
-    artifacts,
-    bisect,
-    checkpoints,
-    collection,
-    diffs,
-    doctor,
-    files,
-    gates,
-    history,
-    maintenance,
-    merge,
-    pool,
-    presets,
-    releases,
-    repacking,
-    retention,
-    runs,
-    stats,
-    streams,
-    usage,
-    watch,
-)
 from registry.cli.failures import DEBUG, told
+
+#: By name: the module and function of a command, and the first sentence of its help.
+_COMMANDS = {
+    "init": "registries.init: Make a registry.",
+    "doctor": "doctor.doctor: Check whether a registry can be used.",
+    "push": "files.push: Store a file as a checkpoint.",
+    "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
+    "ls": "checkpoints.ls: List checkpoints, newest last.",
+    "show": "checkpoints.show: Show a checkpoint, release, artifact or pool entry.",
+    "log": "history.log: Show the history of a run, newest first.",
+    "diff": "diffs.diff: Compare two checkpoints; only --values reads their data.",
+    "stats": "stats.stats: Show minimum, maximum, mean, norm, zeros and NaN of tensors.",
+    "merge": "merge.merge: Average checkpoints, or pick parts of them, into a new one.",
+    "tag": "pins.tag: Point a name at a checkpoint.",
+    "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
+    "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
+    "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
+    "undo": "retention.undo: Bring evicted checkpoints back.",
+    "du": "usage.du: Show how many bytes runs and checkpoints use and would free.",
+    "gc": "collection.gc: Delete the objects that no run needs any more.",
+    "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",
+    "verify": "verify.verify: Check that every checkpoint is complete.",
+    "trust": "registries.trust: Accept a registry that was set back or replaced.",
+    "repair": "verify.repair: Restore missing and damaged data from a mirror.",
+    "sync": "registries.sync: Copy runs from one registry to another.",
+}
+#: Groups of commands: the help of the group, and its commands as above.
+_GROUPS = {
+    "run": (
+        "Create and inspect runs.",
+        {
+            "create": "runs.create: Create a run and print its name.",
+            "ls": "runs.ls: List the runs by name.",
+            "show": "runs.show: Show a run: its settings, and its state now.",
+            "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
+            "drop": "runs.drop: Release everything that a run holds. This cannot be undone.",
+        },
+    ),
+    "preset": (
+        "Presets that runs are created with.",
+        {
+            "ls": "presets.ls: List the presets that come with Holdfast.",
+            "show": "presets.show: Print a preset as TOML, to copy and change.",
+            "check": "presets.check: Check a preset of your own, and show its phases.",
+        },
+    ),
+    "metric": (
+        "Metrics of checkpoints.",
+        {"add": "checkpoints.add_metric: Add metrics, or replace their values."},
+    ),
+    "pool": (
+        "Pools of opponents.",
+        {
+            "promote": "pool.promote: Add the model of a checkpoint to the pool of its run.",
+            "rate": "pool.rate: Record a match: update ratings, games and wins of its entries.",
+            "sample": "pool.sample: Show which opponents the model in training plays.",
+            "ls": "pool.ls: List the entries of a pool, newest last.",
+        },
+    ),
+    "gate": (
+        "Gates of runs.",
+        {
+            "set": "pins.set_gate: Make a checkpoint a gate, which is never evicted.",
+            "ls": "pins.list_gates: List the gates of a run: first those that are set.",
+        },
+    ),
+    "release": (
+        "Releases of runs.",
+        {
+            "publish": "releases.publish: Publish a checkpoint, or parts of it, under a version.",
+            "ls": "releases.ls: List the releases of a run in the order of publication.",
+            "show": "releases.show: Show a release and its model card.",
+            "rollback": "releases.rollback: Point RUN/releases/latest at an earlier release.",
+        },
+    ),
+    "artifact": (
+        "Artifacts of runs.",
+        {
+            "add": "pins.add_artifact: Store a file beside the checkpoints of a run, permanently.",
+            "ls": "pins.list_artifacts: List the artifacts of a run, oldest first.",
+        },
+    ),
+    "stream": (
+        "Append-only histories beside checkpoints.",
+        {
+            "append": "streams.append: Append entries to a stream: all of them or none.",
+            "read": "streams.read: Print entries as lines of JSON, or with --json as one list.",
+            "archive": "streams.archive: Archive the entries of a resettable stream and empty it.",
+            "ls": "streams.ls: List the streams of a run.",
+        },
+    ),
+}
+
+
+class _Later(TyperCommand):
+    """A command whose code is imported when it is called.
+
+    Args:
+        name: Its name.
+        said: Its line in the tables above.
+    """
+
+    def __init__(self, name: str, said: str) -> None:
+        where, _, about = said.partition(": ")
+        super().__init__(name, help=about)
+        self._module, _, self._function = where.partition(".")
+
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        """Import the command, and let it read its part of the command line."""
+        alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+        module = import_module(f"{__package__}.{self._module}")
+        alone.command(self.name)(getattr(module, self._function))
+        return typer.main.get_command(alone).make_context(*given, **options)
+
+
+def _later(commands: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _Later(name, said) for name, said in commands.items()}
 
 
 class _Commands(TyperGroup):
-    """The top of the command line: every failure below it ends here."""
+    """The top of the command line, which reports every failure of a command."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands.update(_later(_COMMANDS))
+        for name, (about, commands) in _GROUPS.items():
+            self.add_command(
+                TyperGroup(
+                    name=name,
+                    help=about,
+                    commands=_later(commands),
+                    rich_markup_mode=None,
+                    no_args_is_help=True,
+                )
+            )
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; errors become words on stderr and an exit status."""
+        """Run a command; an error becomes a message on stderr and an exit status."""
         with told(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
@@ -79,35 +192,3 @@ def _top(
     ] = False,
 ) -> None:
     """Keep, find and copy checkpoints of machine learning; a bucket or a folder is enough."""
-
-
-app.command("init")(doctor.init)
-app.command("doctor")(doctor.doctor)
-app.add_typer(runs.app, name="run")
-app.add_typer(presets.app, name="preset")
-app.command("push")(files.push)
-app.command("pull")(files.pull)
-app.command("ls")(checkpoints.ls)
-app.command("show")(checkpoints.show)
-app.command("log")(history.log)
-app.command("diff")(diffs.diff)
-app.command("stats")(stats.stats)
-app.command("merge")(merge.merge)
-app.add_typer(checkpoints.metric_app, name="metric")
-app.command("tag")(checkpoints.tag)
-app.add_typer(pool.app, name="pool")
-app.add_typer(gates.app, name="gate")
-app.add_typer(releases.app, name="release")
-app.add_typer(artifacts.app, name="artifact")
-app.add_typer(streams.app, name="stream")
-app.command("watch")(watch.watch)
-app.command("bisect")(bisect.bisect)
-app.command("prune")(retention.prune)
-app.command("undo")(retention.undo)
-app.command("du")(usage.du)
-app.command("gc")(collection.gc)
-app.command("repack")(repacking.repack)
-app.command("verify")(maintenance.verify)
-app.command("trust")(maintenance.trust)
-app.command("repair")(maintenance.repair)
-app.command("sync")(maintenance.sync)

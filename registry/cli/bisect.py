@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import typer
 
 from registry.bisecting import Bisected, steps_left
 from registry.bisecting import bisect as search
 from registry.checkpoint import Checkpoint
-from registry.cli import describe, options, output
-from registry.cli.columns import Column
+from registry.cli import options, output
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer
+from registry.cli.command import command as as_command
+from registry.cli.describe import picked
+from registry.cli.diffs import SHOWN, tensor_diff_json
 from registry.cli.executing import Command, told
+from registry.cli.opening import reads
+from registry.cli.options import argument, flag, option
+from registry.cli.output import Part
 from registry.diff import TensorDiff, diff
 from registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.run import Run
 from registry.suggest import near
 
@@ -33,81 +40,74 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _CONDITION = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<sign>[<>]=?|==|!=)\s*(?P<bound>\S+)\s*")
 #: A command's exit status that says neither good nor bad; from the next one on it gives up.
 _SKIP = 125
-_CHANGED = (Column("is"), Column("tensor", folds=True), Column("size", is_number=True))
-_SHOWN = 40
+_CHANGED = (
+    Column("is", lambda one: one.kind),
+    Column("tensor", lambda one: one.path, folds=True),
+    Column("size", lambda one: output.size(one.nbytes), is_number=True),
+)
 
-#: Whether a checkpoint is bad, `None` where it cannot be told, and why.
+#: Whether a checkpoint is bad, `None` if that is undecided, and why.
 _Answer = tuple[bool | None, str]
 
 
+@as_command(reads)
 def bisect(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
-    registry: options.Registry,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- CMD...", help="Fails where {ref} is bad.")
-    ] = None,
+    opened: Registry,
     *,
-    good: Annotated[str, typer.Option("--good", metavar="REF", help="An earlier, good one.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REF", help="A later, bad one.")],
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", metavar="COND", help="Bad is where this holds: 'loss>2.5'."),
-    ] = None,
-    nonfinite: Annotated[
-        bool, typer.Option("--nonfinite", help="Bad is where weights hold NaN or infinity.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
+    registry: options.Registry,
+    json: bool,
+    run: options.NamedRun,
+    command: list[str] | None = argument(
+        "-- CMD...", "A command that fails if {ref} is bad.", default=None
+    ),
+    good: str = option("--good", "REF", "An earlier checkpoint that is good.", default=...),
+    bad: str = option("--bad", "REF", "A later checkpoint that is bad.", default=...),
+    metric: str | None = option(
+        "--metric", "COND", "A checkpoint is bad if this holds: 'loss>2.5'."
+    ),
+    nonfinite: bool = flag("--nonfinite", "A checkpoint is bad if weights hold NaN or infinity."),
+) -> Answer:
     """Find the first bad checkpoint between two of a run.
 
-    Tests the middle one, and half of what is left each time: by a command, by a metric that was
-    recorded, or by weights that are not finite. In the command {ref}, {id}, {run}, {step} and
-    {phase} stand for the checkpoint; it is run without a shell. Exit status 0 is good, 1 to 124
-    bad, 125 cannot be told, and any other one ends the search.
+    Tests the middle one, then the middle of the half that is left: by a command, by a recorded
+    metric, or by weights that are not finite. In the command {ref}, {id}, {run}, {step} and
+    {phase} stand for the checkpoint. It is run without a shell. Exit status 0 is good, 1 to 124
+    bad, 125 undecided, and any other one ends the search.
     """
     test = _test(command, metric, registry, nonfinite=nonfinite, json=json)
-    with open(registry, read_only=True) as opened:
-        searched = opened.run(run)
-        row = _row(searched, opened.checkpoint(good), opened.checkpoint(bad))
-        if nonfinite and not searched.spec.finite:
-            raise _unwatched(searched)
-        if metric is not None:
-            _check_metric(row, _condition(metric)["metric"])
-        if not command:
-            _check_ends(row, test)
-        whys: dict[Checkpoint, str] = {}
+    searched = opened.run(run)
+    row = _row(searched, opened.checkpoint(good), opened.checkpoint(bad))
+    if nonfinite and not searched.spec.finite:
+        raise _unwatched(searched)
+    if metric is not None:
+        _check_metric(row, _condition(metric)["metric"])
+    if not command:
+        _check_ends(row, test)
+    whys: dict[Checkpoint, str] = {}
 
-        def is_bad(checkpoint: Checkpoint) -> bool | None:
-            answer, whys[checkpoint] = _unless_evicted(searched, checkpoint, test)
-            if not json:
-                verdict = "skipped" if answer is None else "bad" if answer else "good"
-                output.line(f"{verdict:7}  {checkpoint.ref}  {whys[checkpoint]}")
-            return answer
-
+    def is_bad(checkpoint: Checkpoint) -> bool | None:
+        answer, whys[checkpoint] = _unless_evicted(searched, checkpoint, test)
         if not json:
-            left = len(row) - 2
-            about = output.counted(steps_left(left), "step")
-            output.line(f"{output.counted(left, 'checkpoint')} between them, about {about}")
-        found = search(row, is_bad)
-        changed = _changed(found)
-    if json:
-        output.document(_found_json(run, found, whys, changed))
-    else:
-        _print_found(found, changed)
+            verdict = "skipped" if answer is None else "bad" if answer else "good"
+            output.line(f"{verdict:7}  {checkpoint.ref}  {whys[checkpoint]}")
+        return answer
+
+    if not json:
+        left = len(row) - 2
+        about = output.counted(steps_left(left), "step")
+        output.line(f"{output.counted(left, 'checkpoint')} between them, about {about}")
+    found = search(row, is_bad)
+    changed = _changed(found)
+    return Answer(lambda: _json(run, found, whys, changed), lambda: _text(found, changed))
 
 
 def _test(
-    command: Sequence[str] | None,
-    metric: str | None,
-    registry: str,
-    *,
-    nonfinite: bool,
-    json: bool,
+    command: Sequence[str] | None, metric: str | None, registry: str, *, nonfinite: bool, json: bool
 ) -> Callable[[Checkpoint], _Answer]:
-    """Return what tells good from bad.
+    """Return the test that tells good from bad.
 
     Raises:
-        BadParameter: Nothing does, or several things do.
+        BadParameter: No test is given, or more than one.
     """
     if bool(command) + (metric is not None) + nonfinite != 1:
         raise typer.BadParameter("give one of -- CMD..., --metric and --nonfinite")
@@ -117,7 +117,7 @@ def _test(
         return _by_weights
     assert command
     prepared = Command(command, where="--", as_shell="-- sh -c '...'")
-    # Standard output is the document's alone.
+    # With --json, standard output is for the document alone.
     return lambda checkpoint: _by_command(prepared, checkpoint, registry, 2 if json else None)
 
 
@@ -129,7 +129,7 @@ def _by_command(
         raise RegistryError(
             "the command gave up, so the search ends",
             where=checkpoint.ref,
-            expected="exit status 0 where it is good, 1 to 124 where bad, 125 where neither",
+            expected="exit status 0 if it is good, 1 to 124 if bad, 125 if undecided",
             found=told(status),
         )
     return None if status == _SKIP else status != 0, told(status)
@@ -180,11 +180,11 @@ def _row(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
         InvalidInput: One of them is not on it, or the bad one does not come after the good one.
     """
     line = run.checkpoints()
-    for option, one in (("--good", good), ("--bad", bad)):
+    for name, one in (("--good", good), ("--bad", bad)):
         if one not in line:
             raise InvalidInput(
                 "not a checkpoint of the run's current line of training",
-                where=f"{option} {one.ref}",
+                where=f"{name} {one.ref}",
                 expected=f"one that `holdfast ls {run.id}` lists and that is not superseded",
             )
     first, last = line.index(good), line.index(bad)
@@ -210,12 +210,12 @@ def _check_metric(row: Sequence[Checkpoint], name: str) -> None:
 
 
 def _check_ends(row: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]) -> None:
-    """Refuse a good one that is bad, and a bad one that is good: that costs nothing to know."""
+    """Refuse a good one that is bad, and a bad one that is good."""
     for one, expected in ((row[0], False), (row[-1], True)):
         answer, why = test(one)
         if answer is (not expected):
             raise InvalidInput(
-                f"this one is {'bad' if answer else 'good'} by what was given",
+                f"this one is {'bad' if answer else 'good'} by the given test",
                 where=f"{'--bad' if expected else '--good'} {one.ref}",
                 found=why,
             )
@@ -224,7 +224,7 @@ def _check_ends(row: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]
 def _unless_evicted(
     run: Run, checkpoint: Checkpoint, test: Callable[[Checkpoint], _Answer]
 ) -> _Answer:
-    """Test a checkpoint; one that retention let go meanwhile, or during it, cannot be told."""
+    """Test a checkpoint; it is undecided if retention evicts it before or during the test."""
     if run.refresh().manifest.is_evicted(checkpoint.n):
         return None, "evicted meanwhile"
     answer, why = test(checkpoint)
@@ -238,32 +238,28 @@ def _changed(found: Bisected[Checkpoint]) -> list[TensorDiff] | None:
     try:
         tensors = diff(found.good, found.bad).tensors
     except MissingObject as error:
-        output.note(f"what changed cannot be told: {error}")
+        output.note(f"the changes cannot be shown: {error}")
         return None
     return [tensor for tensor in tensors if tensor.kind != "same"]
 
 
-def _print_found(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> None:
-    output.line()
+def _text(found: Bisected[Checkpoint], changed: list[TensorDiff] | None) -> Iterator[Part]:
+    yield ""
     if found.undecided:
         count = output.counted(len(found.undecided), "checkpoint")
-        output.line(f"cannot be narrowed further: {count} between these two could not be told")
+        yield f"cannot be narrowed further: {count} between these two undecided"
     bad = "first bad" if found.first_bad else "bad"
-    output.fields(
-        {
-            "last good": f"{found.good.ref}  {found.good.digest.short}",
-            bad: f"{found.bad.ref}  {found.bad.digest.short}",
-        }
-    )
+    yield {
+        "last good": f"{found.good.ref}  {found.good.digest.short}",
+        bad: f"{found.bad.ref}  {found.bad.digest.short}",
+    }
     if changed:
-        output.line()
-        rows = [(one.kind, one.path, output.size(one.nbytes)) for one in changed[:_SHOWN]]
-        output.table(_CHANGED, rows)
-    if changed and len(changed) > _SHOWN:
-        output.line(f"... and {len(changed) - _SHOWN:,} more; --json lists all")
+        yield ""
+        yield Table(_CHANGED, changed[:SHOWN])
+        yield from output.more(len(changed), SHOWN)
 
 
-def _found_json(
+def _json(
     run: str,
     found: Bisected[Checkpoint],
     whys: dict[Checkpoint, str],
@@ -279,19 +275,9 @@ def _found_json(
             {**_named(step.one), "verdict": step.verdict, "why": whys[step.one]}
             for step in found.steps
         ],
-        "changed": None
-        if changed is None
-        else [
-            {
-                "kind": one.kind,
-                "path": one.path,
-                "before": one.before and describe.tensor_json(one.before),
-                "after": one.after and describe.tensor_json(one.after),
-            }
-            for one in changed
-        ],
+        "changed": None if changed is None else [tensor_diff_json(one) for one in changed],
     }
 
 
 def _named(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {"ref": checkpoint.ref, "id": checkpoint.digest}
+    return picked(checkpoint, "ref id=digest")

@@ -1,245 +1,239 @@
-"""`ls`, `show`, `metric add` and `tag`: checkpoints looked at and annotated."""
+"""`ls`, `show` and `metric add`: look at checkpoints, and add metrics to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import typer
-
+from backends.escape import shown
 from registry import formats
 from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
-from registry.cli.columns import Column
-from registry.cli.listing import Listing, mark
-from registry.registry import Registry, open  # noqa: A004
+from registry.cli.columns import Column, Table, row
+from registry.cli.command import Answer, command
+from registry.cli.failures import mark
+from registry.cli.listing import Listing
+from registry.cli.opening import reads, writes
+from registry.cli.options import argument, flag
+from registry.cli.output import Note, Part
+from registry.merging.merge import MERGE
+from registry.registry import Registry
 from registry.run import Run
 from registry.state import CheckpointRecord, RunManifest
 from registry.stored import Stored
 
-_T = TypeVar("_T")
-
-metric_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Metrics of checkpoints."
-)
-
+#: Columns of a checkpoint's record and its marks.
 _LS = (
-    Column("phase"),
-    Column("step", is_number=True),
-    Column("id"),
-    Column("size", is_number=True),
-    Column("metrics", folds=True),
-    Column("age", is_number=True),
-    Column("marks", folds=True),
+    Column("phase", lambda one: one[0].phase),
+    Column("step", lambda one: one[0].step, is_number=True),
+    Column("id", lambda one: one[0].manifest.short),
+    Column("size", lambda one: output.size(one[0].size_bytes), is_number=True),
+    Column("metrics", lambda one: output.metrics(one[0].metrics), folds=True),
+    Column("age", lambda one: output.age(one[0].time_ms), is_number=True),
+    Column("marks", lambda one: ", ".join(one[1]), folds=True),
 )
 #: The row of a run that cannot be read.
 _DAMAGED_ROW = ("-", "-", "-", "-", "", "-")
 _COMPONENTS = (
-    Column("component", folds=True),
-    Column("digest"),
-    Column("tensors", is_number=True),
-    Column("size", is_number=True),
+    Column("component", lambda part: part["name"], folds=True),
+    Column("digest", lambda part: part["digest"].short),
+    Column("tensors", lambda part: part["tensors"], is_number=True),
+    Column("size", lambda part: output.size(part["size_bytes"]), is_number=True),
 )
 _TENSORS = (
-    Column("tensor", folds=True),
-    Column("dtype"),
-    Column("shape"),
-    Column("size", is_number=True),
+    Column("tensor", lambda info: info["path"], folds=True),
+    Column("dtype", lambda info: _dtype(info)),
+    Column("shape", lambda info: info["shape"]),
+    Column("size", lambda info: output.size(info["size_bytes"]), is_number=True),
 )
 
 
+@command(reads)
 def ls(
-    registry: options.Registry,
-    run: Annotated[
-        str | None,
-        typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Only this run's."),
-    ] = None,
+    opened: Registry,
     *,
-    evicted: Annotated[
-        bool, typer.Option("--evicted", help="Also those that retention let go.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
+    run: str | None = argument(
+        "RUN", "Only checkpoints of this run.", envvar="HOLDFAST_RUN", default=None
+    ),
+    evicted: bool = flag("--evicted", "Also evicted checkpoints."),
+) -> Answer:
     """List checkpoints, newest last."""
-    with open(registry, read_only=True) as opened:
-        if run is not None:
-            _list_one(opened.run(run), evicted=evicted, json=json)
-        else:
-            _list_all(Listing(opened), evicted=evicted, json=json)
-
-
-def _list_one(run: Run, *, evicted: bool, json: bool) -> None:
-    manifest = _manifest(run, evicted=evicted)
-    records = _listed(manifest, evicted=evicted)
-    if json:
-        output.document(_records(manifest, records))
-        return
-    if records:
-        output.table(_LS, _rows(manifest, records))
-    _note_gone([run], len(records))
-
-
-def _list_all(listing: Listing, *, evicted: bool, json: bool) -> None:
+    if run is not None:
+        found = opened.run(run)
+        return Answer(
+            lambda: _records(found, evicted=evicted), lambda: _list_one(found, evicted=evicted)
+        )
+    listing = Listing(opened)
     runs = listing.runs()
-    if json:
-        told = listing.told(runs, lambda run: _told(_records, run, evicted=evicted))
-        output.document([shape for shapes in told.values() for shape in shapes])
-    else:
-        rows = listing.told(runs, lambda run: _told(_rows, run, evicted=evicted))
-        shown = sum(map(len, rows.values()))
-        damaged = listing.damaged.items()
-        _print_all({**rows, **{name: [(*_DAMAGED_ROW, mark(error))] for name, error in damaged}})
-        _note_gone([run for run in runs if run.id in rows], shown, none=not listing.damaged)
-    listing.finish()
+
+    def document() -> list[dict[str, Any]]:
+        told = listing.told(runs, lambda run: _records(run, evicted=evicted))
+        return [shape for shapes in told.values() for shape in shapes]
+
+    return Answer(
+        document, lambda: _list_all(listing, runs, evicted=evicted), damaged=listing.damaged
+    )
 
 
-def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> None:
+def _list_one(run: Run, *, evicted: bool) -> Iterator[Part]:
+    rows = _rows(run, evicted=evicted)
+    if rows:
+        yield Table(_LS, rows)
+    yield from _note_gone([run], len(rows))
+
+
+def _list_all(listing: Listing, runs: Sequence[Run], *, evicted: bool) -> Iterator[Part]:
+    rows = listing.told(runs, lambda run: _rows(run, evicted=evicted))
+    shown = sum(map(len, rows.values()))
+    damaged = {name: [(*_DAMAGED_ROW, mark(error))] for name, error in listing.damaged.items()}
+    yield from _tables({**rows, **damaged})
+    yield from _note_gone([run for run in runs if run.id in rows], shown, none=not damaged)
+
+
+def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
     """Say that there are no checkpoints, and how many are not shown."""
     gone = sum(run.manifest.count for run in runs) - shown
     if not shown and none:
-        output.note("no checkpoints" if gone else "no checkpoints yet")
+        yield Note("no checkpoints" if gone else "no checkpoints yet")
     if gone:
-        output.note(f"{output.counted(gone, 'evicted checkpoint')} not shown; --evicted shows them")
+        count = output.counted(gone, "evicted checkpoint")
+        yield Note(f"{count} not shown; --evicted shows them")
 
 
-def _manifest(run: Run, *, evicted: bool) -> RunManifest:
-    return run.full_manifest() if evicted else run.manifest
+def _tables(rows: Mapping[str, Sequence[tuple[object, ...]]]) -> Iterator[Part]:
+    """Return the checkpoints of several runs; a terminal is too narrow for one more column."""
+    listed = [(name, rows[name]) for name in sorted(rows) if rows[name]]
+    if not output.is_terminal():
+        if listed:
+            of_all = [(name, *row) for name, of_run in listed for row in of_run]
+            yield Table((Column("run"), *_LS), of_all)
+        return
+    for index, (name, of_run) in enumerate(listed):
+        yield f"\n{name}" if index else name
+        yield Table(_LS, of_run)
 
 
-def _told(
-    tell: Callable[[RunManifest, list[CheckpointRecord]], list[_T]], run: Run, *, evicted: bool
-) -> list[_T]:
-    manifest = _manifest(run, evicted=evicted)
-    return tell(manifest, _listed(manifest, evicted=evicted))
-
-
-def _listed(manifest: RunManifest, *, evicted: bool) -> list[CheckpointRecord]:
-    gone = manifest.dropped is not None
-    return [
-        record
+def _listed(
+    run: Run, *, evicted: bool
+) -> tuple[RunManifest, list[tuple[CheckpointRecord, list[str]]]]:
+    """Return the manifest of a run, and the records to list with their marks."""
+    manifest = run.full_manifest() if evicted else run.manifest
+    marks, gone = describe.marks(manifest), manifest.dropped is not None
+    return manifest, [
+        (record, marks.get(record.n, []))
         for record in manifest.checkpoints
         if evicted or not (gone or record.evicted is not None)
     ]
 
 
-def _print_all(told: Mapping[str, Sequence[Sequence[object]]]) -> None:
-    """Print the checkpoints of several runs; a terminal is too narrow for one more column."""
-    listed = [(name, told[name]) for name in sorted(told) if told[name]]
-    if not output.is_terminal():
-        rows = [(name, *row) for name, of_run in listed for row in of_run]
-        if rows:
-            output.table((Column("run"), *_LS), rows)
-        return
-    for index, (name, of_run) in enumerate(listed):
-        output.line(f"\n{name}" if index else name)
-        output.table(_LS, of_run)
+def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
+    manifest, records = _listed(run, evicted=evicted)
+    return [describe.record_json(manifest.run_id, *record) for record in records]
 
 
-def _records(run: RunManifest, records: list[CheckpointRecord]) -> list[dict[str, Any]]:
-    marks = describe.marks(run)
-    return [describe.record_json(run.run_id, record, marks.get(record.n, [])) for record in records]
+def _rows(run: Run, *, evicted: bool) -> list[tuple[object, ...]]:
+    return [row(_LS, [*record]) for record in _listed(run, evicted=evicted)[1]]
 
 
-def _rows(run: RunManifest, records: list[CheckpointRecord]) -> list[tuple[object, ...]]:
-    marks = describe.marks(run)
-    return [
-        (
-            record.phase,
-            record.step,
-            record.manifest.short,
-            output.size(record.size_bytes),
-            output.metrics(record.metrics),
-            output.age(record.time_ms),
-            ", ".join(marks.get(record.n, [])),
-        )
-        for record in records
-    ]
-
-
+@command(reads)
 def show(
-    ref: options.Ref,
-    registry: options.Registry,
-    *,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    json: options.Json = False,
-) -> None:
-    """Show a checkpoint, a release, an artifact or an entry of a pool, and its components."""
-    with open(registry, read_only=True) as opened:
-        stored = opened.stored(ref)
-        shape = _shape(opened.run(stored.run_id), stored)
-        if tensors:
-            shape["tensors"] = [describe.tensor_json(info) for info in stored.tensors().values()]
-    if json:
-        output.document(shape)
-        return
-    if isinstance(stored, Checkpoint):
-        output.fields(_checkpoint_fields(stored, shape))
-    else:
-        output.fields(_stored_fields(shape))
-    _print_parts(shape)
+    opened: Registry, *, ref: options.Ref, tensors: bool = flag("--tensors", "List every tensor.")
+) -> Answer:
+    """Show a checkpoint, release, artifact or pool entry.
+
+    Its components are listed below it.
+    """
+    stored = opened.stored(ref)
+    shape = _shape(opened.run(stored.run_id), stored)
+    if tensors:
+        shape["tensors"] = [describe.tensor_json(info) for info in stored.tensors().values()]
+    return Answer(lambda: shape, lambda: _print_stored(stored, shape))
 
 
 def _shape(run: Run, stored: Stored) -> dict[str, Any]:
     if isinstance(stored, Checkpoint):
-        pointed = describe.marks(run.manifest).get(stored.n, [])
-        shape = describe.checkpoint_json(stored, pointed)
+        shape = describe.checkpoint_json(run, stored)
     else:
-        shape = describe.stored_json(run, stored)
+        shape = _stored_json(run, stored)
     # It asks for the manifest alone, which every stored state has.
     return {**shape, "file": formats.opaque_name(stored)}  # type: ignore[arg-type]
 
 
-def _checkpoint_fields(checkpoint: Checkpoint, shape: dict[str, Any]) -> dict[str, object]:
+def _stored_json(run: Run, stored: Stored) -> dict[str, Any]:
+    """Return a stored state that is no checkpoint, with its components."""
     return {
-        "ref": shape["ref"],
-        "id": shape["id"].hex(),
-        "created": output.date(checkpoint.record.time_ms),
-        "size": output.size(shape["size_bytes"]),
-        "lossy": describe.lossy_text(shape["lossy"]),
-        "marks": ", ".join(shape["marks"]),
-        "nonfinite": ", ".join(checkpoint.record.nonfinite),
-        "metrics": output.metrics(shape["metrics"]),
-        "file": _opaque(shape),
-        **describe.meta_fields(shape["meta"]),
+        "ref": stored.ref,
+        "id": stored.digest,
+        "run": run.id,
+        **_origin(run, stored.ref.removeprefix(f"{run.id}/")),
+        "size_bytes": stored.size_bytes,
+        "components": describe.components_json(stored),
+        "lossy": describe.lossy_json(stored),
     }
 
 
-def _stored_fields(shape: dict[str, Any]) -> dict[str, object]:
+def _origin(run: Run, path: str) -> dict[str, Any]:
+    """Return the record that a run has of a stored state under this path."""
+    manifest, parts = run.manifest, path.split("/")
+    match parts:
+        case ["releases" | "artifacts" as kinds, name]:
+            pin = manifest.pin(kinds[:-1], name)
+            assert pin is not None  # it was found by that name
+            said = {"created": describe.iso(pin.time_ms), "metrics": pin.metrics}
+            return {"kind": pin.kind, **said, "source": describe.source(run, pin.checkpoint)}
+        case ["pool", version]:
+            (entry,) = (one for one in manifest.pool if one.version == int(version[1:]))
+            ratings = {"mu": entry.mu, "sigma": entry.sigma}
+            said = {"created": describe.iso(entry.time_ms), "metrics": ratings}
+            return {"kind": "pool", **said, "source": describe.source(run, entry.checkpoint)}
+    # A companion's path begins with the id of its checkpoint.
+    beside = f"{run.id}/{parts[0]}"
+    return {"kind": "companion", "created": None, "metrics": {}, "source": beside}
+
+
+def _print_stored(stored: Stored, shape: dict[str, Any]) -> Iterator[Part]:
     created = shape["created"] and output.date(describe.time_ms_of(shape["created"]))
-    return {
-        "ref": shape["ref"],
-        "id": shape["id"].hex(),
-        "kind": shape["kind"],
-        "created": created,
-        "source": shape["source"],
-        "size": output.size(shape["size_bytes"]),
-        "lossy": describe.lossy_text(shape["lossy"]),
-        "metrics": output.metrics(shape["metrics"]),
-        "file": _opaque(shape),
-    }
-
-
-def _opaque(shape: dict[str, Any]) -> str | None:
-    return shape["file"] and f"{shape['file']} (opaque: kept byte for byte, not read)"
-
-
-def _print_parts(shape: dict[str, Any]) -> None:
-    output.line()
-    parts = shape["components"]
-    rows = [
-        (part["name"], part["digest"].short, part["tensors"], output.size(part["size_bytes"]))
-        for part in parts
-    ]
-    output.table(_COMPONENTS, rows)
+    size = output.size(shape["size_bytes"])
+    head: dict[str, object] = {"ref": shape["ref"], "id": shape["id"].hex()}
+    metrics = {"metrics": output.metrics(shape["metrics"])}
+    file = {"file": shape["file"] and f"{shape['file']} (opaque: stored byte for byte, not read)"}
+    lossy = {"size": size, "lossy": describe.lossy_text(shape["lossy"])}
+    if isinstance(stored, Checkpoint):
+        head["created"] = output.date(stored.record.time_ms)
+        marks = {name: ", ".join(shape[name]) for name in ("marks", "nonfinite")}
+        yield {**head, **lossy, **marks, **metrics, **file, **_meta(shape["meta"])}
+    else:
+        head |= {"kind": shape["kind"], "created": created, "source": shape["source"]}
+        yield {**head, **lossy, **metrics, **file}
+    yield ""
+    yield Table(_COMPONENTS, shape["components"])
     if "tensors" in shape:
-        output.line()
-        output.table(
-            _TENSORS,
-            [
-                (info["path"], _dtype(info), info["shape"], output.size(info["size_bytes"]))
-                for info in shape["tensors"]
-            ],
-        )
+        yield ""
+        yield Table(_TENSORS, shape["tensors"])
+
+
+def _meta(meta: object) -> dict[str, object]:
+    """Return the meta of a checkpoint by the names under which people are shown it."""
+    if not isinstance(meta, dict):
+        return {"meta": meta}
+    fields: dict[str, object] = {}
+    for key, value in meta.items():
+        fields |= (key == MERGE and _merged(value)) or {f"meta.{shown(key)}": value}
+    return fields
+
+
+def _merged(said: Any) -> dict[str, object] | None:
+    """Return the sources of a merge; None if this is not the record of a merge."""
+    try:
+        sources = [one["ref"] for one in said["sources"]]
+        if "weights" in said:
+            pairs = zip(sources, said["weights"], strict=True)
+            sources = [f"{ref} (weight {weight})" for ref, weight in pairs]
+        picks = [f"{name} from {one['ref']}" for name, one in said.get("pick", {}).items()]
+        fields = {"sources": sources, "average": said.get("average", []), "pick": picks}
+        return {f"meta.{MERGE}.{name}": ", ".join(some) for name, some in fields.items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return None
 
 
 def _dtype(info: dict[str, Any]) -> str:
@@ -247,34 +241,15 @@ def _dtype(info: dict[str, Any]) -> str:
     return info["dtype"] if was is None else f"{info['dtype']} (was {was}, lossy)"
 
 
-@metric_app.command("add")
+@command(writes)
 def add_metric(
+    opened: Registry,
+    *,
     ref: options.Ref,
-    metric: Annotated[list[str], typer.Argument(metavar="NAME=NUMBER", help="The metrics.")],
-    registry: options.Registry,
-) -> None:
+    metric: list[str] = argument("NAME=NUMBER", "The metrics."),
+) -> str:
     """Add metrics, or replace their values."""
     metrics = options.numbers(metric)
-    with open(registry) as opened:
-        checkpoint = opened.checkpoint(ref)
-        checkpoint.report(metrics)
-        output.line(f"{checkpoint.ref}: {output.metrics(checkpoint.metrics)}")
-
-
-def tag(
-    ref: options.Ref,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The tag; it moves if it exists.")],
-    registry: options.Registry,
-) -> None:
-    """Point a name at a checkpoint.
-
-    RUN/tags/NAME then finds it. The name moves where it exists.
-    """
-    with open(registry) as opened:
-        checkpoint = opened.checkpoint(ref)
-        _run_of(opened, checkpoint).tag(name, checkpoint)
-        output.line(f"{checkpoint.run_id}/tags/{name} -> {checkpoint.ref}")
-
-
-def _run_of(opened: Registry, checkpoint: Checkpoint) -> Run:
-    return opened.run(checkpoint.run_id)
+    checkpoint = opened.checkpoint(ref)
+    checkpoint.report(metrics)
+    return f"{checkpoint.ref}: {output.metrics(checkpoint.metrics)}"

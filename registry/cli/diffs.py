@@ -1,21 +1,24 @@
-"""`diff`: what differs between two checkpoints."""
+"""`diff`: the differences between two checkpoints."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Iterator
+from typing import Any
 
 from backends.escape import quoted
 from registry.checkpoint import Checkpoint, TensorInfo
-from registry.cli import describe, options, output
-from registry.cli.columns import Column
-from registry.cli.stats import share
+from registry.cli import output
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer, command
+from registry.cli.describe import picked, tensor_json
+from registry.cli.opening import reads
+from registry.cli.options import argument, flag
+from registry.cli.output import Part
 from registry.content.distances import Distance
 from registry.diff import KINDS, Diff, TensorDiff, ValueDiff
 from registry.diff import diff as compare
 from registry.plain import json_ready
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 
 _DIFF = (
     Column("component", folds=True),
@@ -23,35 +26,30 @@ _DIFF = (
     *(Column(kind, is_number=True) for kind in KINDS),
     Column("values", is_number=True),
 )
-#: Lines of differences that a person is shown; `--json` has all.
-_SHOWN = 40
+#: How many differences a person is shown; `--json` has all.
+SHOWN = 40
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
+@command(reads)
 def diff(
-    before: Annotated[str, typer.Argument(metavar="REF", help="The first checkpoint.")],
-    after: Annotated[str, typer.Argument(metavar="REF", help="The second one.")],
-    registry: options.Registry,
+    opened: Registry,
     *,
-    values: Annotated[
-        bool, typer.Option("--values", help="Read changed tensors and tell how far they moved.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Compare two checkpoints, without reading data unless --values is given."""
-    with open(registry, read_only=True) as opened:
-        old, new = opened.checkpoint(before), opened.checkpoint(after)
-        found = compare(old, new, values=values)
-    if json:
-        output.document(_diff_json(old, new, found, values=values))
-    elif found.is_same:
-        output.line(f"the same state: {new.digest.short}")
-    else:
-        _print_diff(found)
+    before: str = argument("REF", "The first checkpoint."),
+    after: str = argument("REF", "The second one."),
+    values: bool = flag("--values", "Read changed tensors, and show how far they moved."),
+) -> Answer:
+    """Compare two checkpoints; only --values reads their data."""
+    old, new = opened.checkpoint(before), opened.checkpoint(after)
+    found = compare(old, new, values=values)
+    return Answer(
+        lambda: _diff_json(old, new, found, values=values),
+        lambda: [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found),
+    )
 
 
-def _print_diff(found: Diff) -> None:
-    output.table(
+def _print_diff(found: Diff) -> Iterator[Part]:
+    yield Table(
         _DIFF,
         [
             (part.name, part.kind, *(part.tensors.get(kind, 0) for kind in KINDS), part.values)
@@ -61,11 +59,9 @@ def _print_diff(found: Diff) -> None:
     lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
     lines += [_value_line(value) for value in found.values]
     if lines:
-        output.line()
-    for text in lines[:_SHOWN]:
-        output.line(text)
-    if len(lines) > _SHOWN:
-        output.line(f"... and {len(lines) - _SHOWN:,} more; --json lists all")
+        yield ""
+    yield from lines[:SHOWN]
+    yield from output.more(len(lines), SHOWN)
 
 
 def _tensor_line(tensor: TensorDiff) -> str:
@@ -89,7 +85,7 @@ def _distance(found: Distance) -> str:
         f"norm {output.number(found.norm)}",
         f"relative {output.number(found.relative)}",
         f"max {output.number(found.max)}",
-        f"{share(found.changed_share)} changed",
+        f"{output.share(found.changed_share)} changed",
     ]
     if found.nonfinite:
         parts.append(f"{found.nonfinite:,} NOT FINITE")
@@ -110,8 +106,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
         "same": found.is_same,
         "components": [
             {
-                "name": part.name,
-                "kind": part.kind,
+                **picked(part, "name kind"),
                 "tensors": {kind: part.tensors.get(kind, 0) for kind in KINDS},
                 "size_bytes": {kind: part.nbytes.get(kind, 0) for kind in KINDS},
                 "values": part.values,
@@ -119,20 +114,13 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
             for part in found.components
         ],
         "tensors": [
-            {
-                "kind": tensor.kind,
-                "path": tensor.path,
-                "before": tensor.before and describe.tensor_json(tensor.before),
-                "after": tensor.after and describe.tensor_json(tensor.after),
-                **({"distance": _distance_json(tensor.distance)} if values else {}),
-            }
+            tensor_diff_json(tensor) | (_distance_json(tensor.distance) if values else {})
             for tensor in found.tensors
             if tensor.kind != "same"
         ],
         "values": [
             {
-                "kind": value.kind,
-                "path": value.path,
+                **picked(value, "kind path"),
                 "before": json_ready(value.before),
                 "after": json_ready(value.after),
             }
@@ -141,15 +129,15 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
     }
 
 
-def _distance_json(found: Distance | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
+def tensor_diff_json(found: TensorDiff) -> dict[str, Any]:
+    """Return how a tensor differs."""
     return {
-        "norm": found.norm,
-        "relative": found.relative,
-        "max": found.max,
-        "elements": found.count,
-        "changed": found.changed,
-        "changed_share": found.changed_share,
-        "nonfinite": found.nonfinite,
+        **picked(found, "kind path"),
+        "before": found.before and tensor_json(found.before),
+        "after": found.after and tensor_json(found.after),
     }
+
+
+def _distance_json(found: Distance | None) -> dict[str, Any]:
+    names = "norm relative max elements=count changed changed_share nonfinite"
+    return {"distance": found and picked(found, names)}

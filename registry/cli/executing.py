@@ -1,4 +1,4 @@
-"""Commands that are run for a checkpoint: their placeholders, their environment, their end."""
+"""Run commands for checkpoints: fill in placeholders, start, wait, end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from registry.checkpoint import Checkpoint
 from registry.errors import InvalidInput
 from registry.suggest import near
 
-# What a command that is told to end may take to tidy up, before it is killed.
+# Seconds that a command has to end after SIGTERM, before it is killed.
 _GRACE_S = 10
-# `${name}` is a shell's, where the command is one; `{{name}}` stands for `{name}` itself.
+# `${name}` belongs to a shell, if the command is one; `{{name}}` gives `{name}` itself.
 _PLACE = re.compile(r"\{\{(?P<kept>[A-Za-z_]+)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]+)\}")
 _NAMES = ("ref", "id", "run", "step", "phase")
 
@@ -28,7 +28,7 @@ class Command:
     Args:
         words: The command and its arguments.
         where: How it was given, for messages.
-        as_shell: How a shell is given in its place.
+        as_shell: How a user gives a shell instead.
 
     Raises:
         InvalidInput: It names something else in braces, or there is no such command.
@@ -44,10 +44,10 @@ class Command:
             raise self._not_startable(words[0], "no such command")
 
     def run(self, checkpoint: Checkpoint, registry: str, *, stdout: int | None = None) -> int:
-        """Run it for a checkpoint to its end; whatever ends this process first ends it too.
+        """Run it for a checkpoint to its end; if this process ends first, so does the command.
 
         Args:
-            checkpoint: What the placeholders stand for.
+            checkpoint: The checkpoint that the placeholders stand for.
             registry: URL of its registry.
             stdout: File descriptor that it prints to in place of this process's.
 
@@ -58,15 +58,11 @@ class Command:
         arguments = [_filled(word, values) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
         environment = {**os.environ, **named, "HOLDFAST_REGISTRY": registry}
-        sys.stdout.flush()  # what was said before the command stands before what it says
+        sys.stdout.flush()  # our lines come before those of the command
         try:
-            # A group of its own, so that what the command started can be ended with it.
+            # A process group of its own, so that the children of the command end with it.
             child = subprocess.Popen(
-                arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                process_group=0,
+                arguments, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, process_group=0
             )
         except (OSError, ValueError) as error:
             raise self._not_startable(arguments[0], str(error)) from error
@@ -86,7 +82,7 @@ class Command:
 
 
 def told(status: int) -> str:
-    """Return how a command ended, in words."""
+    """Return in words how a command ended."""
     return f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
 
 
@@ -118,7 +114,7 @@ def _values(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a command and all of its group: asked first, killed if that takes too long."""
+    """End a command and its process group: by SIGTERM, then by SIGKILL."""
     try:
         _signal(child, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

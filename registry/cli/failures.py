@@ -1,4 +1,4 @@
-"""How a command ends when it does not end well: one place maps errors to words and exit status.
+"""How a failed command ends: errors become messages and exit statuses here alone.
 
 | status | meaning |
 |---|---|
@@ -8,9 +8,9 @@
 | 3 | an argument, file or URL is wrong |
 | 4 | a name resolves to nothing, or to several things |
 | 5 | somebody else got there first |
-| 6 | bytes are not what was committed |
+| 6 | bytes differ from those that were committed |
 | 7 | the store, or a disk, failed |
-| 8 | a store, format or version that cannot be worked with |
+| 8 | a store, format or version that cannot be used |
 | 130, 143, 141 | interrupted, terminated, or the reader of the output went away: 128 + signal |
 """
 
@@ -20,22 +20,23 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
 
 from backends.escape import printable
 from registry.cli.signals import INTERRUPTED, Terminated
-from registry.errors import RegistryError
+from registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
 BROKEN_PIPE = 128 + signal.SIGPIPE
+_VERIFY = "`holdfast verify` shows which checkpoints are affected, and how to help."
 
 
 @contextmanager
 def told(*, debug: bool = False) -> Iterator[None]:
-    """Turn every failure of the block into words on stderr and an exit status."""
+    """Turn every failure of the block into a message on stderr and an exit status."""
     try:
         yield
         sys.stdout.flush()
@@ -43,10 +44,10 @@ def told(*, debug: bool = False) -> Iterator[None]:
         _tell_error(error, debug=debug)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
-        _say("interrupted; what was committed before this stays")
+        _say("interrupted; everything committed before this stays")
         raise typer.Exit(INTERRUPTED) from error
     except Terminated as error:
-        _say(f"ended by signal {error.number}; what was committed before this stays")
+        _say(f"ended by signal {error.number}; everything committed before this stays")
         raise typer.Exit(128 + error.number) from error
     except BrokenPipeError as error:
         # The interpreter would try to flush, and complain, once more at its end.
@@ -59,8 +60,29 @@ def told(*, debug: bool = False) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
+def mark(error: RegistryError) -> str:
+    """Return how a listing shows a run that failed like this."""
+    return "unreadable" if isinstance(error, StorageError) else "damaged"
+
+
+def end_damaged(damaged: Mapping[str, RegistryError]) -> None:
+    """Report runs that could not be read on stderr, and end the command with an exit status.
+
+    Raises:
+        Exit: There are some. The status is that of damage, or of the first error if none is damage.
+    """
+    for name, error in damaged.items():
+        _say(f"{mark(error)}: {name}: {error.summary}")
+    if damaged:
+        for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
+            _say(f"hint: {hint}")
+        codes = [error.exit_code for error in damaged.values()]
+        damage = IntegrityError.exit_code
+        raise typer.Exit(damage if damage in codes else codes[0])
+
+
 def is_usage(error: BaseException) -> bool:
-    """Return whether typer itself has words for an error: a wrong command line, or an exit."""
+    """Return whether typer reports an error itself: a wrong command line, or an exit."""
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
 
 

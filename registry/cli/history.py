@@ -1,4 +1,4 @@
-"""`log`: what happened to a run, in words, and to those that it was forked from."""
+"""`log`: the history of a run in words, and that of the runs that it was forked from."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from registry import actions
 from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
-from registry.cli.columns import Column
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer, command
+from registry.cli.opening import reads
+from registry.cli.options import flag, option
 from registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from registry.log import RunLog
-from registry.registry import Registry, open  # noqa: A004
+from registry.registry import Registry
 from registry.run import Run
 
 _LOG = (
@@ -26,17 +27,19 @@ _LOG = (
     Column("what", folds=True),
 )
 _GRAPH = (Column(""), *_LOG)
+#: Fields of actions that hold encoded plain values.
+_ENCODED = ("config", "meta")
 
 
 @dataclass(frozen=True, slots=True)
 class _Chapter:
-    """The part of a run's history that a line of descent goes through.
+    """The part of a run's history that belongs to a line of descent.
 
     Attributes:
         run: Its name.
-        commits: What happened, newest first.
+        commits: Its commits, newest first.
         refs: Names of its checkpoints within the run, by commit number.
-        heading: What stands above it in a graph.
+        heading: The line above it in a graph.
     """
 
     run: str
@@ -45,29 +48,22 @@ class _Chapter:
     heading: str = ""
 
 
+@command(reads)
 def log(
-    run: options.Run,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    limit: Annotated[
-        int | None, typer.Option("-n", min=1, metavar="COUNT", help="At most so many commits.")
-    ] = None,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="Go on below the fork with the run that it came from.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
+    run: options.Run,
+    limit: int | None = option("-n", "COUNT", "At most this many commits.", min=1),
+    graph: bool = flag("--graph", "Below a fork, continue with the run that it came from."),
+) -> Answer:
     """Show the history of a run, newest first."""
-    with open(registry, read_only=True) as opened:
-        descent = _descent(opened, opened.run(run))
-        chapters = list(descent if graph else islice(descent, 1))
-    if json:
-        shapes = [shape for chapter in chapters for shape in _shapes(chapter, named=graph)]
-        output.document(shapes[:limit])
-    elif graph:
-        output.table(_GRAPH, _graph_rows(chapters, limit))
-    else:
-        output.table(_LOG, [_row(one, chapters[0].refs) for one in chapters[0].commits[:limit]])
+    descent = _descent(opened, opened.run(run))
+    chapters = list(descent if graph else islice(descent, 1))
+    shapes = (shape for chapter in chapters for shape in _shapes(chapter, named=graph))
+    columns, rows = (_GRAPH, _graph_rows) if graph else (_LOG, _rows)
+    return Answer(
+        lambda: list(islice(shapes, limit)), lambda: [Table(columns, rows(chapters, limit))]
+    )
 
 
 def _descent(opened: Registry, run: Run) -> Iterator[_Chapter]:
@@ -105,9 +101,26 @@ def _refs(commits: Iterable[Commit]) -> dict[int, str]:
     }
 
 
-def _shapes(chapter: _Chapter, *, named: bool) -> list[dict[str, Any]]:
+def _shapes(chapter: _Chapter, *, named: bool) -> Iterator[dict[str, Any]]:
     run = {"run": chapter.run} if named else {}
-    return [{**run, **describe.commit_json(commit)} for commit in chapter.commits]
+    for commit in chapter.commits:
+        yield {
+            **run,
+            "n": commit.n,
+            "time": describe.iso(commit.time_ms),
+            "author": commit.author,
+            "prev": commit.prev,
+            "actions": [_action(action.model_dump()) for action in commit.actions],
+        }
+
+
+def _action(values: dict[str, Any]) -> dict[str, Any]:
+    encoded = {name: describe.plain(values[name]) for name in _ENCODED if name in values}
+    return {**values, **encoded}
+
+
+def _rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tuple[object, ...]]:
+    return (_row(one, chapters[0].refs) for one in chapters[0].commits[:limit])
 
 
 def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tuple[object, ...]]:
@@ -131,7 +144,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
     Args:
         action: The action.
         refs: Names of the run's checkpoints, by commit number.
-        n: Number of the commit that it stands in.
+        n: Number of its commit.
     """
     match action:
         case actions.CreateRun():
@@ -149,7 +162,7 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.AppendStream():
             return _appended(action)
         case actions.ArchiveStream():
-            return f"stream {action.stream}: put aside as {action.label}, begun anew"
+            return f"stream {action.stream}: archived as {action.label}, and emptied"
         case actions.Claim():
             until = output.time(action.until_ms)
             taken = _of(refs, action.checkpoint)
@@ -181,9 +194,9 @@ def _entered(action: actions.EnterPhase) -> str:
 
 
 def _appended(action: actions.AppendStream) -> str:
-    # A segment may hold merged what earlier ones held, so its start says nothing of what is new.
+    # A segment may include the entries of earlier ones, so its start does not tell which are new.
     count = action.start + action.count
-    entries = f"{count:,} {'entry' if count == 1 else 'entries'}"
+    entries = output.counted(count, "entry", "entries")
     steps = f"steps {action.first_step} to {action.last_step}"
     return f"append to stream {action.stream}: {entries} in all, {steps} in the newest segment"
 

@@ -1,4 +1,4 @@
-"""Where runs come from and what became of them: parents, forks, phases, the end."""
+"""The descent of runs: parents, forks and phases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def forks_of(store: Store, run_id: str) -> list[str]:
 
 
 def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Return by name of a run which of these were forked from it."""
+    """Return the names of the forks of each of these runs that has some."""
     found: dict[str, list[str]] = {}
     for run in runs:
         parent = parent_of(run)
@@ -37,18 +37,18 @@ def forks_among(runs: Iterable[Run]) -> dict[str, list[str]]:
 
 
 def parent_of(run: Run) -> Parent | None:
-    """Return what a run was forked from."""
+    """Return the parent of a run that was forked."""
     created = run.manifest.created
     return None if created is None else created.parent
 
 
 def parent_ref(parent: Parent) -> str:
-    """Return the name of the checkpoint that a fork goes on from."""
+    """Return the name of the checkpoint that a fork continues from."""
     return f"{parent.run}/{phase_segment(parent.phase)}/step{parent.step:08d}"
 
 
 def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
-    """Return where a run comes from, which phases it went through and what became of it."""
+    """Return the parent, forks and phases of a run, and why it was dropped."""
     manifest, parent = run.manifest, parent_of(run)
     return {
         "preset": run.spec.name or None,
@@ -79,7 +79,7 @@ def _parent_json(parent: Parent) -> dict[str, Any]:
 
 
 def _parent(store: Store, name: str) -> Parent | None:
-    """Return what the first slot of a run says; what cannot be read is the business of `verify`."""
+    """Return the parent that the first slot of a run names; `verify` reports unreadable slots."""
     key = slot_key(name, 0)
     try:
         slot = Slot.decode(0, store.backend.get(key), where=key)

@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-import typer
-
 from registry.cli import output
-from registry.errors import (
-    IntegrityError,
-    NotFound,
-    RegistryError,
-    StorageError,
-    StoreUnavailable,
-)
+from registry.errors import NotFound, RegistryError, StoreUnavailable
 from registry.registry import Registry
 from registry.run import Run
 
-_VERIFY = "`holdfast verify` tells what is affected and what to do."
-
 _T = TypeVar("_T")
-
-
-def mark(error: RegistryError) -> str:
-    """Return how a listing shows a run that failed like this."""
-    return "unreadable" if isinstance(error, StorageError) else "damaged"
 
 
 class Listing:
@@ -65,27 +50,12 @@ class Listing:
                 self._pass_over(run.id, error)
         return found
 
+    def by_name(self, told: Mapping[str, _T], tell: Callable[[str, RegistryError], _T]) -> list[_T]:
+        """Return the descriptions of the runs and of the damaged ones, sorted by name."""
+        damaged = {name: tell(name, error) for name, error in self.damaged.items()}
+        return [one for _, one in sorted({**told, **damaged}.items(), key=lambda pair: pair[0])]
+
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):
             raise error  # the other runs would fail in the same way
         self.damaged[name] = error
-
-    def finish(self) -> None:
-        """If there is damage, end the command with its exit status."""
-        end(self.damaged)
-
-
-def end(damaged: Mapping[str, RegistryError]) -> None:
-    """Report runs that could not be read on stderr, and end the command with an exit status.
-
-    Raises:
-        Exit: There are some. The status is that of damage, or of the first error if none is damage.
-    """
-    for name, error in damaged.items():
-        output.note(f"{mark(error)}: {name}: {error.summary}")
-    if damaged:
-        for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
-            output.note(f"hint: {hint}")
-        codes = [error.exit_code for error in damaged.values()]
-        damage = IntegrityError.exit_code
-        raise typer.Exit(damage if damage in codes else codes[0])

@@ -3,83 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import typer
 
 from registry.cli import describe, options, output
-from registry.cli.opening import watched
+from registry.cli.command import Answer, command
+from registry.cli.opening import moves
+from registry.cli.options import argument, option
+from registry.registry import Registry
 
 
+@command(moves("merging"))
 def merge(
-    refs: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="The sources, checkpoints of any run.")
-    ],
-    registry: options.Registry,
+    opened: Registry,
     *,
-    into: Annotated[str, typer.Option("--into", metavar="RUN", help="Run of the new checkpoint.")],
-    step: Annotated[int, typer.Option("--step", metavar="N", help="Step of the new checkpoint.")],
-    average: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--average",
-            metavar="NAME",
-            help="Component or 'pattern/*' to average; repeatable. All but optimizers without.",
-        ),
-    ] = None,
-    weight: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--weight", metavar="REF=W", help="Weight of a source; all or none. Their sum is 1."
-        ),
-    ] = None,
-    pick: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pick", metavar="NAME=REF", help="Take a component or 'pattern/*' from there."
-        ),
-    ] = None,
-    phase: Annotated[
-        str | None,
-        typer.Option("--phase", metavar="NAME", help="Phase; the one that the run is in without."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option("--metric", metavar="NAME=NUMBER", help="A metric; any number of times."),
-    ] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Begin the run where it does not exist.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Average checkpoints, or pick parts of them, into a new one; sources stay as they are.
+    refs: list[str] = argument("REF...", "The sources, checkpoints of any run."),
+    into: str = option("--into", "RUN", "Run of the new checkpoint.", default=...),
+    step: int = option("--step", "N", "Step of the new checkpoint.", default=...),
+    average: list[str] | None = option(
+        "--average",
+        "NAME",
+        "Component or 'pattern/*' to average; repeatable. By default all but optimizers.",
+    ),
+    weight: list[str] | None = option(
+        "--weight", "REF=W", "Weight of a source; for all or for none. Their sum is 1."
+    ),
+    pick: list[str] | None = option(
+        "--pick", "NAME=REF", "Take a component or 'pattern/*' from this checkpoint."
+    ),
+    phase: str | None = options.PHASE,
+    metric: list[str] | None = options.METRICS,
+    create: bool = options.CREATE,
+) -> Answer:
+    """Average checkpoints, or pick parts of them, into a new one.
 
-    Nothing that is kept as it is, is stored again. What differs must be averaged or picked.
+    The sources do not change, and data that is the same as theirs is not stored again. Parts that
+    differ must be averaged or picked.
     """
     weights = _weights(refs, weight or ())
     picks = _picks(pick or ())
     metrics = options.numbers(metric or ())
-    with watched(registry, "merging") as opened:
-        found = {ref: opened.stored(ref) for ref in [*refs, *picks.values()]}
-        run = opened.run(into, create=create)
-        known = run.manifest.count
-        made = run.merge(
-            [found[ref] for ref in refs],
-            step=step,
-            weights=weights,
-            average=average or None,
-            pick={name: found[ref] for name, ref in picks.items()},
-            phase=phase,
-            metrics=metrics,
-        )
-        is_new = run.manifest.count > known
-        pointed = describe.marks(run.manifest).get(made.n, [])
-        shape = describe.checkpoint_json(made, pointed)
-    if json:
-        output.document({**shape, "new": is_new})
-        return
+    found = {ref: opened.stored(ref) for ref in [*refs, *picks.values()]}
+    run = opened.run(into, create=create)
+    known = run.manifest.count
+    made = run.merge(
+        [found[ref] for ref in refs],
+        step=step,
+        weights=weights,
+        average=average or None,
+        pick={name: found[ref] for name, ref in picks.items()},
+        phase=phase,
+        metrics=metrics,
+    )
+    is_new = run.manifest.count > known
     how = "merged" if is_new else "there already"
-    output.line(f"{how}: {made.ref}  {made.digest.short}  {output.size(made.size_bytes)}")
+    size = output.size(made.size_bytes)
+    return Answer(
+        lambda: {**describe.checkpoint_json(run, made), "new": is_new},
+        lambda: [f"{how}: {made.ref}  {made.digest.short}  {size}"],
+    )
 
 
 def _weights(refs: Sequence[str], texts: Sequence[str]) -> list[float] | None:

@@ -1,20 +1,34 @@
-"""Opening a registry for a command, with a bar for what it moves."""
+"""The ways in which a command opens a registry: to read, to write, or with a bar of its bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from backends import open_backend, parse
 from registry.cli import progress
 from registry.heads import recall
-from registry.registry import Registry, open_on
+from registry.registry import Registry, open, open_on  # noqa: A004
 
 
-@contextmanager
-def watched(url: str, label: str) -> Iterator[Registry]:
-    """Open a registry; a terminal shows how many bytes have gone in and out."""
-    with progress.bar(label) as advance:
-        backend = progress.Watched(open_backend(url), advance)
-        with open_on(backend, heads=recall(parse(url))) as registry:
-            yield registry
+def reads(url: str, *, dry_run: bool) -> Registry:  # noqa: ARG001 - it reads in any case
+    """Open a registry for reading."""
+    return open(url, read_only=True)
+
+
+def writes(url: str, *, dry_run: bool) -> Registry:
+    """Open a registry for writing; a dry run only reads."""
+    return open(url, read_only=dry_run)
+
+
+def moves(label: str) -> Callable[..., AbstractContextManager[Registry]]:
+    """Return a way to open a registry for writing that shows the bytes to and from the store."""
+
+    @contextmanager
+    def opened(url: str, *, dry_run: bool) -> Iterator[Registry]:  # noqa: ARG001
+        with progress.bar(label) as advance:
+            backend = progress.Watched(open_backend(url), advance)
+            with open_on(backend, heads=recall(parse(url))) as registry:
+                yield registry
+
+    return opened

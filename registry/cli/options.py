@@ -1,11 +1,28 @@
-"""Options and arguments that several commands share, and the reading of `name=value`."""
+"""Options and arguments that several commands share, and the reading of their values."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def argument(metavar: str, about: str, *, default: Any = ..., **more: Any) -> Any:
+    """Return an argument by its name in the usage line and its help."""
+    return typer.Argument(default, metavar=metavar, help=about, **more)
+
+
+def option(name: str, metavar: str | None, about: str, *, default: Any = None, **more: Any) -> Any:
+    """Return an option that takes a value, by its name, the name of the value and its help."""
+    return typer.Option(default, name, metavar=metavar, help=about, **more)
+
+
+def flag(name: str, about: str, *, default: bool = False) -> Any:
+    """Return an option that takes no value."""
+    return typer.Option(default, name, help=about)
+
 
 _REGISTRY = typer.Option(
     "--registry",
@@ -17,20 +34,25 @@ _REGISTRY = typer.Option(
 Registry = Annotated[str, _REGISTRY]
 OptionalRegistry = Annotated[str | None, _REGISTRY]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+#: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it cannot be left out.
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]
+NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
 Ref = Annotated[
     str,
     typer.Argument(
         metavar="REF", help="A checkpoint: RUN, RUN/best, RUN/phase1/step5, RUN/tags/NAME, RUN/ID."
     ),
 ]
+METRICS = option("--metric", "NAME=NUMBER", "A metric; repeatable.")
+PHASE = option("--phase", "NAME", "Its phase; by default the current phase of the run.")
+CREATE = flag("--create", "Create the run if it does not exist.")
 
 
 def pairs(texts: Iterable[str]) -> dict[str, str]:
     """Read `name=value` texts.
 
     Raises:
-        BadParameter: One has no name, or a name stands twice.
+        BadParameter: One has no name, or a name is given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -55,4 +77,20 @@ def numbers(texts: Iterable[str]) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             raise typer.BadParameter(f"{name}={value!r} is not a number") from None
+    return found
+
+
+_SHARE = re.compile(r"\s*(\d{0,3}(?:\.\d+)?)\s*(%?)\s*")
+
+
+def share(text: str) -> float:
+    """Read a share such as `25%` or `0.25`.
+
+    Raises:
+        BadParameter: It is none, or not above 0 and up to 1.
+    """
+    match = _SHARE.fullmatch(text)
+    found = float(match[1]) / (100 if match[2] else 1) if match and match[1] else 0.0
+    if not 0 < found <= 1:
+        raise typer.BadParameter(f"{text!r} is not a share such as 25% or 0.25")
     return found

@@ -1,4 +1,4 @@
-"""What commands print: tables and fields for people, JSON for programs.
+"""The output of commands: tables and fields for people, JSON for programs.
 
 On a terminal rich lays tables out; in a pipe they are plain aligned text, without colour. Every
 string passes through `printable`, since names and metrics come from whoever wrote to the store.
@@ -15,8 +15,18 @@ import time as clock
 from collections.abc import Iterable, Mapping, Sequence
 
 from backends.escape import printable
-from registry.cli.columns import Column
+from registry.cli.columns import Column, Table
 from registry.plain import format_time, json_ready
+
+
+class Note(str):
+    """A line for stderr, which `note` prints."""
+
+    __slots__ = ()
+
+
+#: What `show` prints: a line, a note, a table, or names with their values.
+Part = str | Note | Table | Mapping[str, object]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -27,13 +37,26 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def show(part: Part) -> None:
+    """Print a part of an answer."""
+    match part:
+        case Note():
+            note(part)
+        case str():
+            line(part)
+        case Table():
+            table(part.columns, part.rows)
+        case _:
+            fields(part)
+
+
 def line(text: str = "") -> None:
     """Print a line of text."""
     print("\n".join(printable(part) for part in text.split("\n")))
 
 
 def note(text: str) -> None:
-    """Print a line beside the result: on stderr, so that a pipe gets the result alone."""
+    """Print a line on stderr, so that a pipe gets only the result."""
     print(printable(text), file=sys.stderr)
 
 
@@ -81,7 +104,7 @@ def fields(values: Mapping[str, object]) -> None:
 
 
 def hanging(head: str, text: str) -> None:
-    """Print a text behind its head; on a terminal further lines stand below the text."""
+    """Print a text after its head; on a terminal further lines are indented below the text."""
     text = printable(text)
     room = shutil.get_terminal_size().columns - len(head)
     if is_terminal() and len(text) > room:
@@ -121,9 +144,19 @@ def number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural where that is due."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def share(part: float) -> str:
+    """Return a share in per cent, three digits; `100%` is all of it and `0%` nothing."""
+    return "100%" if part == 1 else f"{min(100 * part, 99.9):.3g}%"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun, in the plural unless there is one."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def more(count: int, shown: int) -> list[str]:
+    """Return a line that says how many things `--json` lists beyond those that are shown."""
+    return [f"... and {count - shown:,} more; --json lists all"] if count > shown else []
 
 
 def time(time_ms: int) -> str:

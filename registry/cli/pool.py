@@ -1,136 +1,122 @@
-"""`pool promote`, `pool rate`, `pool sample` and `pool ls`: a run's opponents."""
+"""`pool promote`, `rate`, `sample` and `ls`: the opponents of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from registry.cli import describe, options, output
-from registry.cli.columns import Column
+from registry.cli import options, output
+from registry.cli.columns import Column, numbers
+from registry.cli.command import Answer, command, listed, said
+from registry.cli.describe import iso, picked
+from registry.cli.opening import reads, writes
+from registry.cli.options import argument, flag, option
 from registry.pool.entries import PoolEntry
-from registry.registry import open  # noqa: A004
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Pools of opponents.")
+from registry.registry import Registry
 
 _LS = (
-    Column("version"),
+    Column("version", lambda one: f"v{one.version:04d}"),
     Column("phase"),
-    Column("step", is_number=True),
-    Column("mu", is_number=True),
-    Column("sigma", is_number=True),
-    Column("games", is_number=True),
-    Column("won", is_number=True),
-    Column("age", is_number=True),
-    Column("marks", folds=True),
+    *numbers("step"),
+    Column("mu", lambda one: f"{one.mu:.2f}", is_number=True),
+    Column("sigma", lambda one: f"{one.sigma:.2f}", is_number=True),
+    *numbers("games"),
+    Column(
+        "won", lambda one: "" if one.win_rate is None else f"{one.win_rate:.0%}", is_number=True
+    ),
+    Column("age", lambda one: output.age(one.record.time_ms), is_number=True),
+    Column("marks", lambda one: ", ".join(_marks(one)), folds=True),
 )
-_MATCHUPS = (Column("game", is_number=True), Column("opponent"), Column("version"))
-#: How the model in training is called where a version is asked for.
+_MATCHUPS = (
+    *numbers("game"),
+    Column("opponent", lambda one: one.kind),
+    Column("version", lambda one: "" if one.version is None else one.version),
+)
+#: Name of the model in training, in place of a version.
 _SELF = "self"
 
 
-@app.command("promote")
+def _json(entry: PoolEntry) -> dict[str, Any]:
+    rating = "mu sigma conservative games wins win_rate frozen gate evicted"
+    return {
+        **picked(entry, "ref id=digest run=run_id version phase step"),
+        "promoted": iso(entry.record.time_ms),
+        **picked(entry, rating),
+    }
+
+
+@command(writes)
 def promote(
+    opened: Registry,
+    *,
     ref: options.Ref,
-    registry: options.Registry,
-    *,
-    mu: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Estimated skill; inherited without it.")
-    ] = None,
-    sigma: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Its uncertainty; likewise.")
-    ] = None,
-    frozen: Annotated[
-        bool, typer.Option("--frozen", help="Never evict it, and never rate it again.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Let a checkpoint's model into the pool of its run.
+    mu: float | None = option(
+        "--mu", "NUMBER", "Estimated skill; by default that of its predecessor."
+    ),
+    sigma: float | None = option("--sigma", "NUMBER", "Its uncertainty; same default."),
+    frozen: bool = flag("--frozen", "Never evict it, and never rate it again."),
+) -> Answer:
+    """Add the model of a checkpoint to the pool of its run.
 
-    The oldest entry leaves where the pool is full. A checkpoint that plays already stays what it
-    is.
+    If the pool is full, its oldest entry leaves. A checkpoint that is in the pool already does not
+    change.
     """
-    with open(registry) as opened:
-        checkpoint = opened.checkpoint(ref)
-        run = opened.run(checkpoint.run_id)
-        entry = run.pool.promote(checkpoint, mu=mu, sigma=sigma, frozen=frozen)
-    if json:
-        output.document(_shape(entry))
-    else:
-        output.line(f"{entry.ref}: {_rating(entry)}{' frozen' if entry.frozen else ''}")
+    checkpoint = opened.checkpoint(ref)
+    run = opened.run(checkpoint.run_id)
+    entry = run.pool.promote(checkpoint, mu=mu, sigma=sigma, frozen=frozen)
+    return said(_json(entry), f"{entry.ref}: {_rating(entry)}{' frozen' * entry.frozen}")
 
 
-@app.command("rate")
+@command(writes)
 def rate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
-    seat: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="VERSION:RANK",
-            help="Each seat: 12:1 came first; self:2 is the model in training, second.",
-        ),
-    ],
-    registry: options.Registry,
+    opened: Registry,
     *,
-    match: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Its identity: recorded again it changes nothing."),
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Record a match: ratings, games and wins of the entries that took part."""
+    run: options.NamedRun,
+    seat: list[str] = argument(
+        "VERSION:RANK", "Each seat: 12:1 came first; self:2 is the model in training, second."
+    ),
+    match: str | None = option(
+        "--match", "ID", "Its id; a match that is recorded already changes nothing."
+    ),
+) -> Answer:
+    """Record a match: update ratings, games and wins of its entries."""
     versions, ranks = zip(*map(_seat, seat), strict=True)
-    with open(registry) as opened:
-        rated = opened.run(run).pool.record_match(versions, ranks, match=match)
-    if json:
-        output.document([_shape(entry) for entry in rated])
-        return
-    for entry in rated:
-        output.line(f"{entry.ref}: {_rating(entry)} {output.counted(entry.games, 'game')}")
+    rated = opened.run(run).pool.record_match(versions, ranks, match=match)
+    return said(
+        [_json(entry) for entry in rated],
+        *(f"{one.ref}: {_rating(one)} {output.counted(one.games, 'game')}" for one in rated),
+    )
 
 
-@app.command("sample")
+@command(reads)
 def sample(
-    run: options.Run,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    start: Annotated[int, typer.Option(min=0, metavar="GAME", help="Number of the first.")] = 0,
-    count: Annotated[int, typer.Option("-n", min=1, metavar="COUNT", help="How many games.")] = 10,
-    json: options.Json = False,
-) -> None:
-    """Show whom the model in training plays: the same opponents for the same seed and pool."""
-    with open(registry, read_only=True) as opened:
-        drawn = opened.run(run).pool.draws(start, count)
-    if json:
-        output.document(
-            [{"game": one.game, "kind": one.kind, "version": one.version} for one in drawn]
-        )
-        return
-    rows = [(one.game, one.kind, "" if one.version is None else one.version) for one in drawn]
-    output.table(_MATCHUPS, rows)
+    run: options.Run,
+    start: int = option("--start", "GAME", "Number of the first game.", min=0, default=0),
+    count: int = option("-n", "COUNT", "Number of games.", min=1, default=10),
+) -> Answer:
+    """Show which opponents the model in training plays.
+
+    The same seed and pool always give the same opponents.
+    """
+    drawn = list(opened.run(run).pool.draws(start, count))
+    return listed(_MATCHUPS, drawn, lambda one: picked(one, "game kind version"), none="")
 
 
-@app.command("ls")
+@command(reads)
 def ls(
-    run: options.Run,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also the entries that left the pool.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
+    run: options.Run,
+    everything: bool = flag("--all", "Also entries that left the pool."),
+) -> Answer:
     """List the entries of a pool, newest last."""
-    with open(registry, read_only=True) as opened:
-        pool = opened.run(run).pool
-        entries = pool.entries() if everything else pool.roster()
-    if json:
-        output.document([_shape(entry) for entry in entries])
-    elif not entries:
-        output.note("no entries yet")
-    else:
-        output.table(_LS, [_row(entry) for entry in entries])
+    pool = opened.run(run).pool
+    entries = pool.entries() if everything else pool.roster()
+    return listed(_LS, entries, _json, none="no entries yet")
 
 
 def _seat(text: str) -> tuple[int | None, float]:
@@ -143,41 +129,6 @@ def _seat(text: str) -> tuple[int | None, float]:
         raise typer.BadParameter(
             f"{text!r} is not of the form VERSION:RANK, as in 12:1 or self:2"
         ) from None
-
-
-def _shape(entry: PoolEntry) -> dict[str, Any]:
-    return {
-        "ref": entry.ref,
-        "id": entry.digest,
-        "run": entry.run_id,
-        "version": entry.version,
-        "phase": entry.phase,
-        "step": entry.step,
-        "promoted": describe.iso(entry.record.time_ms),
-        "mu": entry.mu,
-        "sigma": entry.sigma,
-        "conservative": entry.conservative,
-        "games": entry.games,
-        "wins": entry.wins,
-        "win_rate": entry.win_rate,
-        "frozen": entry.frozen,
-        "gate": entry.gate,
-        "evicted": entry.evicted,
-    }
-
-
-def _row(entry: PoolEntry) -> tuple[object, ...]:
-    return (
-        f"v{entry.version:04d}",
-        entry.phase,
-        entry.step,
-        f"{entry.mu:.2f}",
-        f"{entry.sigma:.2f}",
-        entry.games,
-        "" if entry.win_rate is None else f"{entry.win_rate:.0%}",
-        output.age(entry.record.time_ms),
-        ", ".join(_marks(entry)),
-    )
 
 
 def _marks(entry: PoolEntry) -> Iterable[str]:

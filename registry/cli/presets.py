@@ -1,48 +1,48 @@
-"""`preset ls`, `show` and `check`: what runs begin with."""
+"""`preset ls`, `show` and `check`: the settings that runs are created with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from registry.cli import options, output
-from registry.cli.columns import Column
+from registry.cli import output
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer, command, listed
+from registry.cli.options import argument
+from registry.cli.output import Note
 from registry.errors import NotFound
 from registry.presets import load_preset, preset_names
 from registry.spec import Retention, RunSpec
 from registry.suggest import near
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Presets that runs begin with.")
-
+_PRESETS = (
+    Column("preset", lambda one: one["name"]),
+    Column("about", lambda one: one["about"], folds=True),
+)
 _PHASES = (
-    Column("phase"),
-    Column("counter"),
-    Column("save_every", is_number=True),
-    Column("monitors", folds=True),
-    Column("keeps", folds=True),
+    Column("phase", lambda one: one["name"]),
+    Column("counter", lambda one: one["counter"]),
+    Column(
+        "save_every",
+        lambda one: "-" if one["save_every"] is None else one["save_every"],
+        is_number=True,
+    ),
+    Column("monitors", lambda one: ", ".join(one["monitors"]), folds=True),
+    Column("keeps", lambda one: "; ".join(_tiers(one["keeps"])), folds=True),
 )
 
 
-@app.command("ls")
-def ls(*, json: options.Json = False) -> None:
+@command()
+def ls() -> Answer:
     """List the presets that come with Holdfast."""
-    abouts = {name: load_preset(name).about for name in preset_names()}
-    if json:
-        output.document([{"name": name, "about": about} for name, about in abouts.items()])
-    else:
-        output.table((Column("preset"), Column("about", folds=True)), list(abouts.items()))
+    presets = [{"name": name, "about": load_preset(name).about} for name in preset_names()]
+    return listed(_PRESETS, presets, dict, none="")
 
 
-@app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a preset.")],
-    *,
-    json: options.Json = False,
-) -> None:
-    """Print a preset as TOML, to be copied and changed."""
+@command()
+def show(*, name: str = argument("NAME", "Name of a preset.")) -> Answer:
+    """Print a preset as TOML, to copy and change."""
     if name not in preset_names():
         raise NotFound(
             "no such preset",
@@ -50,37 +50,35 @@ def show(
             expected=", ".join(preset_names()),
             hint=near(name, preset_names()),
         )
-    if json:
-        output.document(load_preset(name).to_json())
-    else:
-        text = files("registry.presets").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-        output.line(text.removesuffix("\n"))
+    file = files("registry.presets").joinpath(f"{name}.toml")
+    return Answer(
+        lambda: load_preset(name).to_json(),
+        lambda: [file.read_text(encoding="utf-8").removesuffix("\n")],
+    )
 
 
-@app.command("check")
-def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A preset, TOML.")],
-    *,
-    json: options.Json = False,
-) -> None:
-    """Check a preset of one's own, and show its phases.
+@command()
+def check(*, file: str = argument("FILE", "A preset, TOML.")) -> Answer:
+    """Check a preset of your own, and show its phases.
 
-    A warning names what may be a slip: patterns and keys meet a state only when one is saved.
+    A warning names a possible mistake: patterns and keys are compared with a state only when one is
+    saved.
     """
     spec = load_preset(file)
     phases, warnings = _phases(spec), list(_doubts(spec))
-    if json:
-        shape = {"name": spec.name, "about": spec.about, "phases": phases, "warnings": warnings}
-        output.document(shape)
-        return
-    output.table(_PHASES, [_row(phase) for phase in phases])
-    for warning in warnings:
-        output.note(f"warning: {warning}")
-    output.line(f"ok: {spec.name or file}, {output.counted(len(spec.phases), 'declared phase')}")
+    declared = output.counted(len(spec.phases), "declared phase")
+    return Answer(
+        lambda: {"name": spec.name, "about": spec.about, "phases": phases, "warnings": warnings},
+        lambda: [
+            Table(_PHASES, phases),
+            *(Note(f"warning: {warning}") for warning in warnings),
+            f"ok: {spec.name or file}, {declared}",
+        ],
+    )
 
 
 def _phases(spec: RunSpec) -> list[dict[str, Any]]:
-    """Return the declared phases, or the rules of any phase where none are declared."""
+    """Return the declared phases, or the rules of any phase if none are declared."""
     return [
         {
             "name": phase.name,
@@ -94,6 +92,10 @@ def _phases(spec: RunSpec) -> list[dict[str, Any]]:
     ]
 
 
+def _tiers(keeps: dict[str, str]) -> Iterator[str]:
+    return (f"{tier}: {kept}" if tier else kept for tier, kept in keeps.items())
+
+
 def _kept(retention: Retention | None) -> str:
     if retention is None or retention.all:
         return "all"
@@ -102,14 +104,8 @@ def _kept(retention: Retention | None) -> str:
     return ", ".join(f"{name} {count}" for name, count in rules.items() if count is not None)
 
 
-def _row(phase: dict[str, Any]) -> tuple[object, ...]:
-    keeps = (f"{tier}: {kept}" if tier else kept for tier, kept in phase["keeps"].items())
-    cadence = "-" if phase["save_every"] is None else phase["save_every"]
-    return phase["name"], phase["counter"], cadence, ", ".join(phase["monitors"]), "; ".join(keeps)
-
-
 def _doubts(spec: RunSpec) -> Iterator[str]:
-    """Yield what is legal and yet may be a slip."""
+    """Yield warnings of settings that are allowed, but may be mistakes."""
     required = [*spec.required_keys, *(key for one in spec.phases for key in one.required_keys)]
     named = {name.strip() for key in required for name in key.split("|")}
     patterns = [("finite", path) for path in spec.finite]

@@ -1,4 +1,4 @@
-"""How far a command has come: a bar on a terminal's stderr, nothing anywhere else."""
+"""Progress of a command: a bar on stderr if that is a terminal, otherwise nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bar(label: str, total: int | None = None) -> Iterator[Progress]:
 
 
 class Watched(Wrapper):
-    """A backend that tells how many bytes have gone through it.
+    """A backend that reports how many bytes have gone through it.
 
     Args:
         inner: The backend that is asked.

@@ -1,146 +1,115 @@
-"""`release publish`, `ls`, `show` and `rollback`: versions that are handed over."""
+"""`release publish`, `ls`, `show` and `rollback`: checkpoints published under versions."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any
 
 from registry.cards import write_card
 from registry.cli import describe, options, output
 from registry.cli.columns import Column
-from registry.registry import open  # noqa: A004
+from registry.cli.command import Answer, command, listed, said
+from registry.cli.opening import reads, writes
+from registry.cli.options import argument, option
+from registry.cli.output import Part
+from registry.registry import Registry
 from registry.releases import Release
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Releases of runs.")
 
 _LS = (
     Column("version"),
-    Column("id"),
-    Column("source", folds=True),
-    Column("metrics", folds=True),
-    Column("age", is_number=True),
-    Column("marks"),
+    Column("id", lambda one: one.digest.short),
+    Column("source", lambda one: one.source or "", folds=True),
+    Column("metrics", lambda one: output.metrics(one.metrics), folds=True),
+    Column("age", lambda one: output.age(one.record.time_ms), is_number=True),
+    Column("marks", lambda one: "latest" if one.is_latest else ""),
 )
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
-Version = Annotated[str, typer.Argument(metavar="VERSION", help="The release, such as 1.4.0.")]
+_VERSION = argument("VERSION", "The release, such as 1.4.0.")
 
 
-@app.command("publish")
+def _json(release: Release) -> dict[str, Any]:
+    """Return a release; its card is read for it."""
+    return {
+        **describe.picked(release, "ref id=digest version"),
+        "published": describe.iso(release.record.time_ms),
+        **describe.picked(release, "latest=is_latest source metrics card"),
+    }
+
+
+@command(writes)
 def publish(
-    ref: options.Ref,
-    version: Annotated[
-        str, typer.Argument(metavar="VERSION", help="Semantic version, given once: 1.4.0.")
-    ],
-    registry: options.Registry,
+    opened: Registry,
     *,
-    card: Annotated[
-        Path | None, typer.Option("--card", metavar="FILE", help="Model card, a file of YAML.")
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME=NUMBER",
-            help="A metric; any number of times. The checkpoint's without any.",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="COMPONENT",
-            help="Only this component; repeatable. What the preset names for inference without.",
-        ),
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Publish a checkpoint, or the components that inference needs, under a version, for good.
+    ref: options.Ref,
+    version: str = argument("VERSION", "Semantic version, given once: 1.4.0."),
+    card: Path | None = option("--card", "FILE", "Model card, a file of YAML."),
+    metric: list[str] | None = option(
+        "--metric", "NAME=NUMBER", "A metric; repeatable. By default the metrics of the checkpoint."
+    ),
+    only: list[str] | None = option(
+        "--only",
+        "COMPONENT",
+        "Only this component; repeatable. By default those that the preset names for inference.",
+    ),
+) -> Answer:
+    """Publish a checkpoint, or parts of it, under a version.
 
-    No data is stored again. RUN/releases/VERSION and RUN/releases/latest then find it.
+    A version is permanent. No data is stored again. RUN/releases/VERSION and RUN/releases/latest
+    then find it.
     """
     metrics = options.numbers(metric) if metric else None
-    with open(registry) as opened:
-        checkpoint = opened.checkpoint(ref)
-        releases = opened.run(checkpoint.run_id).releases
-        release = releases.publish(
-            version, checkpoint, card=card, metrics=metrics, only=only or None
-        )
-        if json:
-            output.document(describe.release_json(release))
-            return
-        size = output.size(release.size_bytes)
-    output.line(f"published: {release.ref}  {release.digest.short}  {size}")
+    checkpoint = opened.checkpoint(ref)
+    releases = opened.run(checkpoint.run_id).releases
+    release = releases.publish(version, checkpoint, card=card, metrics=metrics, only=only or None)
+    return Answer(
+        lambda: _json(release),
+        lambda: [
+            f"published: {release.ref}  {release.digest.short}  {output.size(release.size_bytes)}"
+        ],
+    )
 
 
-@app.command("ls")
-def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
+@command(reads)
+def ls(opened: Registry, *, run: options.Run) -> Answer:
     """List the releases of a run in the order of publication."""
-    with open(registry, read_only=True) as opened:
-        found = opened.run(run).releases.list()
-        if json:
-            output.document([describe.release_json(release) for release in found])
-        elif found:
-            output.table(_LS, [_row(release) for release in found])
-        else:
-            output.note("no releases yet")
+    return listed(_LS, opened.run(run).releases.list(), _json, none="no releases yet")
 
 
-def _row(release: Release) -> tuple[object, ...]:
-    return (
-        release.version,
-        release.digest.short,
-        release.source or "",
-        output.metrics(release.metrics),
-        output.age(release.record.time_ms),
-        "latest" if release.is_latest else "",
-    )
+@command(reads)
+def show(opened: Registry, *, run: options.NamedRun, version: str = _VERSION) -> Answer:
+    """Show a release and its model card.
+
+    The card is printed as YAML.
+    """
+    releases = opened.run(run).releases
+    release = releases.latest() if version == "latest" else releases.get(version)
+    return Answer(lambda: _json(release), lambda: _text(release))
 
 
-@app.command("show")
-def show(
-    run: Run, version: Version, registry: options.Registry, *, json: options.Json = False
-) -> None:
-    """Show a release and its model card, that as YAML."""
-    with open(registry, read_only=True) as opened:
-        releases = opened.run(run).releases
-        release = releases.latest() if version == "latest" else releases.get(version)
-        shape = describe.release_json(release)
-        size = output.size(release.size_bytes)
-    if json:
-        output.document(shape)
-        return
-    output.fields(
-        {
-            "ref": release.ref,
-            "id": release.digest.hex(),
-            "published": output.date(release.record.time_ms),
-            "marks": "latest" if release.is_latest else "",
-            "source": release.source,
-            "size": size,
-            "metrics": output.metrics(release.metrics),
-        }
-    )
-    if shape["card"]:
-        output.line(f"\n{write_card(shape['card'])}".rstrip("\n"))
+def _text(release: Release) -> list[Part]:
+    fields: dict[str, object] = {
+        "ref": release.ref,
+        "id": release.digest.hex(),
+        "published": output.date(release.record.time_ms),
+        "marks": "latest" if release.is_latest else "",
+        "source": release.source,
+        "size": output.size(release.size_bytes),
+        "metrics": output.metrics(release.metrics),
+    }
+    card = release.card
+    return [fields, f"\n{write_card(card)}".rstrip("\n")] if card else [fields]
 
 
-@app.command("rollback")
+@command(writes)
 def rollback(
-    run: Run,
-    version: Version,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why, for the history of the run.")
-    ] = "",
-    json: options.Json = False,
-) -> None:
-    """Let RUN/releases/latest name a release that was published before; nothing else changes."""
-    with open(registry) as opened:
-        release = opened.run(run).releases.rollback(version, reason)
-        if json:
-            output.document(describe.release_json(release))
-            return
-    output.line(f"{release.run_id}/releases/latest -> {release.ref}")
+    run: options.NamedRun,
+    version: str = _VERSION,
+    reason: str = option("--reason", "TEXT", "The reason, for the history of the run.", default=""),
+) -> Answer:
+    """Point RUN/releases/latest at an earlier release.
+
+    Nothing else changes.
+    """
+    release = opened.run(run).releases.rollback(version, reason)
+    return said(_json(release), f"{release.run_id}/releases/latest -> {release.ref}")

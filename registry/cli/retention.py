@@ -1,19 +1,21 @@
-"""`prune` and `undo`: checkpoints let go, and brought back."""
+"""`prune` and `undo`: checkpoints evicted, and brought back."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from registry.checkpoint import Checkpoint, phase_segment
 from registry.cli import describe, options, output
-from registry.cli.columns import Column
+from registry.cli.columns import Column, Table, numbers
+from registry.cli.command import Answer, command, said
+from registry.cli.opening import writes
+from registry.cli.options import argument, flag, option
+from registry.cli.output import Part
 from registry.errors import AmbiguousRef, NotFound
 from registry.refs import is_digest
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.retention import RetentionPlan, Verdict
 from registry.run import Run
 from registry.spec import Retention
@@ -22,7 +24,7 @@ from registry.suggest import near
 _STEP = re.compile(r"\d{1,16}$")
 _PLAN = (
     Column("phase"),
-    Column("step", is_number=True),
+    *numbers("step"),
     Column("id"),
     Column("tier"),
     Column("is"),
@@ -30,113 +32,88 @@ _PLAN = (
 )
 
 
+@command(writes)
 def prune(
-    run: options.Run,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    last: Annotated[
-        int | None, typer.Option("--last", min=1, metavar="N", help="Keep the newest N.")
-    ] = None,
-    best: Annotated[
-        int | None, typer.Option("--best", min=1, metavar="N", help="Keep the best N.")
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option("--every", min=1, metavar="N", help="Keep every N steps.")
-    ] = None,
-    days: Annotated[
-        int | None, typer.Option("--days", min=1, metavar="N", help="Keep those younger than this.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would become of what.")
-    ] = False,
-    json: options.Json = False,
-) -> None:
-    """Let go of the checkpoints that retention does not keep.
+    run: options.Run,
+    last: int | None = option("--last", "N", "Keep the newest N.", min=1),
+    best: int | None = option("--best", "N", "Keep the best N.", min=1),
+    every: int | None = option("--every", "N", "Keep every N steps.", min=1),
+    days: int | None = option("--days", "N", "Keep those of the last N days.", min=1),
+    dry_run: bool = flag("--dry-run", "Only show which would be kept and evicted."),
+) -> Answer:
+    """Evict the checkpoints that retention does not keep.
 
-    By the run's own policy, or by the one that is given. The newest and the best ones, gates, tags
-    and what a follower holds stay in any case. `undo` brings back what went.
+    The policy is that of the run, or the one that the options give. The newest and the best one,
+    gates, tags and checkpoints that a follower holds are always kept. `undo` brings evicted
+    checkpoints back.
     """
     own = None
     if any(number is not None for number in (last, best, every, days)):
         own = Retention(last=last, best=best, every=every, for_days=days)
-    with open(registry, read_only=dry_run) as opened:
-        pruned = opened.run(run)
-        if best is not None:
-            for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
-                pruned.monitor(phase)  # or say that nothing decides which are the best
-        plan = pruned.prune(own, dry_run=dry_run)
-    if json:
-        output.document(_plan_json(run, plan, dry_run=dry_run))
-        return
-    if plan.kept or plan.evicted:
-        output.table(_PLAN, _plan_rows(plan))
-    went = "would go" if dry_run else "evicted"
-    output.line(f"{output.counted(len(plan.kept), 'checkpoint')} kept, {len(plan.evicted)} {went}")
+    pruned = opened.run(run)
+    if best is not None:
+        for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
+            pruned.monitor(phase)  # or say that nothing decides which are the best
+    plan = pruned.prune(own, dry_run=dry_run)
+    return Answer(
+        lambda: {
+            "run": run,
+            "dry_run": dry_run,
+            "kept": _verdicts(run, plan.kept),
+            "evicted": _verdicts(run, plan.evicted),
+        },
+        lambda: _text(plan, dry_run=dry_run),
+    )
 
 
-def _plan_json(run: str, plan: RetentionPlan, *, dry_run: bool) -> dict[str, Any]:
-    def shapes(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-        return [
-            {
-                **describe.record_json(run, verdict.checkpoint, []),
-                "reasons": list(verdict.reasons),
-            }
-            for verdict in verdicts
-        ]
-
-    return {
-        "run": run,
-        "dry_run": dry_run,
-        "kept": shapes(plan.kept),
-        "evicted": shapes(plan.evicted),
-    }
-
-
-def _plan_rows(plan: RetentionPlan) -> list[tuple[object, ...]]:
-    verdicts = [("kept", one) for one in plan.kept] + [("goes", one) for one in plan.evicted]
-    verdicts.sort(key=lambda pair: pair[1].checkpoint.n)
+def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
     return [
-        (
-            one.checkpoint.phase,
-            one.checkpoint.step,
-            one.checkpoint.manifest.short,
-            one.checkpoint.tier or "-",
-            fate,
-            ", ".join(one.reasons),
-        )
-        for fate, one in verdicts
+        {**describe.record_json(run, one.checkpoint, []), "reasons": list(one.reasons)}
+        for one in verdicts
     ]
 
 
+def _text(plan: RetentionPlan, *, dry_run: bool) -> list[Part]:
+    fates = [("kept", one) for one in plan.kept] + [("goes", one) for one in plan.evicted]
+    fates.sort(key=lambda pair: pair[1].checkpoint.n)
+    went = "would go" if dry_run else "evicted"
+    kept = output.counted(len(plan.kept), "checkpoint")
+    table: list[Part] = [Table(_PLAN, map(_row, fates))] if fates else []
+    return [*table, f"{kept} kept, {len(plan.evicted)} {went}"]
+
+
+def _row(fated: tuple[str, Verdict]) -> tuple[object, ...]:
+    fate, verdict = fated
+    one = verdict.checkpoint
+    why = ", ".join(verdict.reasons)
+    return one.phase, one.step, one.manifest.short, one.tier or "-", fate, why
+
+
+@command(writes)
 def undo(
-    run: options.Run,
-    registry: options.Registry,
-    ref: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="REF",
-            help="PHASE/stepN or ID, RUN/ before it or not; the last eviction's without.",
-        ),
-    ] = None,
+    opened: Registry,
     *,
-    json: options.Json = False,
-) -> None:
+    run: options.Run,
+    ref: list[str] | None = argument(
+        "REF",
+        "PHASE/stepN or ID, with or without RUN/; by default the last eviction.",
+        default=None,
+    ),
+) -> Answer:
     """Bring evicted checkpoints back.
 
-    All of the last eviction where none is named. Retention lets them alone from then on. What
-    collection has removed meanwhile cannot come back.
+    Without a REF, all of the last eviction. Retention does not evict them again. Checkpoints that
+    `gc` has deleted meanwhile cannot come back.
     """
-    with open(registry) as opened:
-        into = opened.run(run)
-        back = into.undo(*_named(into, ref or ()))
-        marks = describe.marks(into.manifest)
-        shapes = [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back]
-        names = [(one.ref, one.digest.short) for one in back]
-    if json:
-        output.document(shapes)
-        return
-    for name, digits in names:
-        output.line(f"back: {name}  {digits}")
+    into = opened.run(run)
+    back = into.undo(*_named(into, ref or ()))
+    marks = describe.marks(into.manifest)
+    return said(
+        [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],
+        *(f"back: {one.ref}  {one.digest.short}" for one in back),
+    )
 
 
 def _named(run: Run, refs: Sequence[str]) -> list[Checkpoint]:
@@ -151,7 +128,7 @@ def _find(run: Run, evicted: Sequence[Checkpoint], ref: str) -> Checkpoint:
 
     Raises:
         NotFound: None of them.
-        AmbiguousRef: Several: a step that training came by again.
+        AmbiguousRef: Several, since training reached the step more than once.
     """
     path = ref.removeprefix(f"{run.id}/")
     fitting = [one for one in evicted if _fits(one, path)]

@@ -5,71 +5,65 @@ from __future__ import annotations
 import json as json_module
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import typer
 
 from backends.escape import shown
-from registry.cli import describe, lineage, options, output
-from registry.cli.columns import Column
-from registry.cli.listing import Listing, mark
+from registry.cli import lineage, options, output
+from registry.cli.columns import Column, Table, row
+from registry.cli.command import Answer, command
+from registry.cli.describe import iso, plain, ref, source
+from registry.cli.failures import mark
+from registry.cli.listing import Listing
+from registry.cli.opening import reads, writes
+from registry.cli.options import argument, flag, option
+from registry.cli.output import Note, Part
 from registry.digest import Digest
-from registry.errors import InvalidInput, RegistryError
+from registry.errors import InvalidInput
 from registry.monitors import Monitor
 from registry.presets import load_preset
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.run import Run
 from registry.spec import Retention
 
-_T = TypeVar("_T")
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin and look at runs.")
-
 _LS = (
-    Column("run"),
-    Column("status"),
-    Column("phase"),
-    Column("checkpoints", is_number=True),
-    Column("latest"),
-    Column("age", is_number=True),
+    Column("run", lambda run: run.id),
+    Column("status", lambda run: "dropped" if run.manifest.dropped is not None else run.status),
+    Column("phase", lambda run: "-" if run.phase is None else run.phase),
+    Column("checkpoints", lambda run: len(run.manifest.live()), is_number=True),
+    Column("latest", lambda run: _latest(run)),
+    Column("age", lambda run: output.age(run.manifest.created_ms), is_number=True),
 )
-#: What `--keep` says, by the field of a policy that it becomes.
+#: Fields of a retention policy, by the rules of `--keep`.
 _KEEP = {"last": "last", "best": "best", "every": "every", "days": "for_days"}
+#: Parts of a run that are shown below a heading of their own.
+_APART = ("config", "environment", "tags")
+
+_NAME = argument("NAME", "Its name; by default made of date, time and seed.", default=None)
 
 
-@app.command("create")
+@command(writes)
 def create(
-    registry: options.Registry,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Its name; date, time and seed without.")
-    ] = None,
+    opened: Registry,
     *,
-    seed: Annotated[
-        str | None,
-        typer.Option("--seed", metavar="N", help="Master seed, decimal or 0x...; random without."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Configuration, JSON or TOML.")
-    ] = None,
-    monitor: Annotated[
-        list[str] | None,
-        typer.Option("--monitor", metavar="METRIC:MODE", help="Decides best; mode min or max."),
-    ] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option("--preset", metavar="NAME|FILE", help="What the run is to be."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", metavar="RULE", help="last=N, best=N, every=N or days=N; any of."),
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Begin a run and print its name.
+    name: str | None = _NAME,
+    seed: str | None = option("--seed", "N", "Master seed, decimal or 0x...; random by default."),
+    config: Path | None = option("--config", "FILE", "Configuration, JSON or TOML."),
+    monitor: list[str] | None = option(
+        "--monitor", "METRIC:MODE", "Decides best; mode min or max."
+    ),
+    preset: str | None = option("--preset", "NAME|FILE", "The preset of the run."),
+    keep: list[str] | None = option(
+        "--keep", "RULE", "last=N, best=N, every=N or days=N; repeatable."
+    ),
+) -> Answer:
+    """Create a run and print its name.
 
-    Without --preset and --keep it keeps every checkpoint. A checkpoint stays that any --keep keeps.
+    Without --preset and --keep it keeps every checkpoint. A checkpoint stays if any --keep keeps
+    it.
     """
     given = _options(seed, config, preset)
     if monitor:
@@ -77,82 +71,51 @@ def create(
     if keep:
         given["retention"] = kept = _retention(keep)
         _check_best(kept, preset, monitor)
-    with open(registry) as opened:
-        run = opened.create_run(name, **given)
-        if json:
-            output.document(_shape(run, []))
-            return
-    output.line(run.id)
+    run = opened.create_run(name, **given)
+    return Answer(lambda: _json(run, []), lambda: [run.id])
 
 
-@app.command("ls")
-def ls(registry: options.Registry, *, json: options.Json = False) -> None:
-    """List the runs, by name."""
-    with open(registry, read_only=True) as opened:
-        listing = Listing(opened)
-        runs = listing.runs()
+@command(reads)
+def ls(opened: Registry) -> Answer:
+    """List the runs by name."""
+    listing = Listing(opened)
+    runs = listing.runs()
+
+    def document() -> list[dict[str, Any]]:
         forks = lineage.forks_among(runs)
-        if json:
-            shapes = listing.told(runs, lambda run: _shape(run, forks.get(run.id, [])))
-            gone = {name: _damaged_json(name, error) for name, error in listing.damaged.items()}
-            output.document(_by_name(shapes | gone))
-        else:
-            rows = listing.told(runs, _row)
-            for name, error in listing.damaged.items():
-                rows[name] = (name, mark(error), "-", "-", "-", "-")
-            if rows:
-                output.table(_LS, _by_name(rows))
-            else:
-                output.note("no runs yet")
-        listing.finish()
+        shapes = listing.told(runs, lambda run: _json(run, forks.get(run.id, [])))
+        return listing.by_name(
+            shapes, lambda name, error: {"run": name, "status": mark(error), "error": error.summary}
+        )
+
+    def text() -> list[Part]:
+        told = listing.told(runs, lambda run: row(_LS, run))
+        rows = listing.by_name(told, lambda name, error: (name, mark(error), *"----"))
+        return [Table(_LS, rows) if rows else Note("no runs yet")]
+
+    return Answer(document, text, damaged=listing.damaged)
 
 
-def _by_name(told: Mapping[str, _T]) -> list[_T]:
-    return [told[name] for name in sorted(told)]
-
-
-def _damaged_json(name: str, error: RegistryError) -> dict[str, Any]:
-    return {"run": name, "status": mark(error), "error": error.summary}
-
-
-def _row(run: Run) -> tuple[object, ...]:
+def _latest(run: Run) -> str:
     latest = run.latest()
-    return (
-        run.id,
-        run.status if run.manifest.dropped is None else "dropped",
-        "-" if run.phase is None else run.phase,
-        len(run.manifest.live()),
-        latest.ref.removeprefix(f"{run.id}/") if latest else "-",
-        output.age(run.manifest.created_ms),
-    )
+    return latest.ref.removeprefix(f"{run.id}/") if latest else "-"
 
 
-@app.command("show")
-def show(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
-    """Show a run: how it began and how it stands."""
-    with open(registry, read_only=True) as opened:
-        opened_run = opened.run(run)
-        shape = _shape(opened_run, lineage.forks_of(opened.store, run))
-    if json:
-        output.document(shape)
-        return
-    shape["created"] = output.time(opened_run.manifest.created_ms)
-    output.fields({name: _told(shape[name]) for name in shape if name not in _APART})
+@command(reads)
+def show(opened: Registry, *, run: options.Run) -> Answer:
+    """Show a run: its settings, and its state now."""
+    found = opened.run(run)
+    shape = _json(found, lineage.forks_of(opened.store, run))
+    created = output.time(found.manifest.created_ms)
+    return Answer(lambda: shape, lambda: _text({**shape, "created": created}))
+
+
+def _text(shape: dict[str, Any]) -> Iterator[Part]:
+    yield {name: _told(shape[name]) for name in shape if name not in _APART}
     for name in _APART:
         if shape[name]:
-            output.line(f"\n{name}")
-            output.fields({f"  {key}": _told(value) for key, value in _items(shape[name])})
-
-
-def _shape(run: Run, forks: list[str]) -> dict[str, Any]:
-    """Return a run with where it comes from, that after its status."""
-    shape = describe.run_json(run)
-    head = {name: shape.pop(name) for name in ("run", "status")}
-    return {**head, **lineage.lineage_json(run, forks), **shape}
-
-
-#: Parts of a run that are shown under a heading of their own.
-_APART = ("config", "environment", "tags")
+            yield f"\n{name}"
+            yield {f"  {key}": _told(value) for key, value in _items(shape[name])}
 
 
 def _items(value: object) -> list[tuple[str, object]]:
@@ -186,73 +149,88 @@ def _told_phase(phase: dict[str, Any]) -> str:
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 
-@app.command("fork")
+def _json(run: Run, forks: list[str]) -> dict[str, Any]:
+    """Return a run; `forks` are the names of the runs that were forked from it."""
+    manifest = run.manifest
+    created, latest, writer = manifest.created, manifest.latest(), manifest.writer
+    bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}
+    return {
+        "run": run.id,
+        "status": manifest.status,
+        **lineage.lineage_json(run, forks),
+        "created": iso(manifest.created_ms),
+        "seed": f"0x{created.seed}" if created else None,
+        "config": plain(created.config if created else None),
+        "config_hash": created.config_hash if created else None,
+        "environment": created.environment if created else {},
+        "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
+        "checkpoints": len(manifest.live()),
+        "superseded": manifest.superseded_count,
+        "evicted": manifest.evicted_count,
+        "latest": ref(run.id, latest) if latest else None,
+        "best": {metric: ref(run.id, best) if best else None for metric, best in bests.items()},
+        "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
+        "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
+        "releases": [pin.name for pin in manifest.pins_of("release")],
+        "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
+        "streams": {stream.name: stream.count for stream in manifest.streams},
+        "pool": len(manifest.roster()),
+        "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,
+        "commits": manifest.commits,
+        "head": manifest.head,
+    }
+
+
+@command(writes)
 def fork(
+    opened: Registry,
+    *,
     ref: options.Ref,
-    registry: options.Registry,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Its name; date, time and seed without.")
-    ] = None,
-    *,
-    seed: Annotated[
-        str | None, typer.Option("--seed", metavar="N", help="Another master seed.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Another configuration.")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME|FILE", help="Another preset.")
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Begin a run that goes on from a checkpoint, and print its name. No data is copied.
+    name: str | None = _NAME,
+    seed: str | None = option("--seed", "N", "Another master seed."),
+    config: Path | None = option("--config", "FILE", "Another configuration."),
+    preset: str | None = option("--preset", "NAME|FILE", "Another preset."),
+) -> Answer:
+    """Create a run that continues from a checkpoint, and print its name.
 
-    Preset, seed and configuration are those of the run that it comes from, where no others are
-    given.
+    No data is copied. By default the run has the preset, seed and configuration of its parent.
     """
-    given = _options(seed, config, preset)
-    with open(registry) as opened:
-        run = opened.fork(ref, name, **given)
-        if json:
-            output.document(_shape(run, []))
-            return
-    output.line(run.id)
+    run = opened.fork(ref, name, **_options(seed, config, preset))
+    return Answer(lambda: _json(run, []), lambda: [run.id])
 
 
-@app.command("drop")
+@command(writes)
 def drop(
-    run: options.Run,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the log.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    json: options.Json = False,
-) -> None:
-    """Release everything that a run holds, gates and releases included. Cannot be undone.
+    run: options.Run,
+    reason: str = option("--reason", "TEXT", "The reason, for the log.", default=...),
+    yes: bool = flag("--yes", "Do not ask."),
+) -> Answer:
+    """Release everything that a run holds. This cannot be undone.
 
-    On a terminal the run's name must be typed; elsewhere --yes is needed.
+    Gates and releases are included. On a terminal you must type the name of the run; elsewhere
+    --yes is needed.
     """
-    with open(registry) as opened:
-        dropped = opened.run(run)
-        if not yes:
-            _confirm(dropped)
-        dropped.drop(reason)
-        if json:
-            output.document(_shape(dropped, lineage.forks_of(opened.store, run)))
-            return
-    output.line(f"dropped: {run}")
+    dropped = opened.run(run)
+    if not yes:
+        _confirm(dropped)
+    dropped.drop(reason)
+    return Answer(
+        lambda: _json(dropped, lineage.forks_of(opened.store, run)), lambda: [f"dropped: {run}"]
+    )
 
 
 def _confirm(run: Run) -> None:
-    """Let a person type the name of what goes.
+    """Let a person type the name of the run that is dropped.
 
     Raises:
         InvalidInput: Another name was typed.
     """
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes to drop the run")
+        raise typer.BadParameter("there is no terminal to ask on: give --yes to drop the run")
     held = output.counted(len(run.manifest.live()), "checkpoint")
-    output.note(f"{run.id} holds {held}. What is released cannot be brought back.")
+    output.note(f"{run.id} holds {held}. Released checkpoints cannot be brought back.")
     typed = typer.prompt("Type the name of the run to drop it", err=True)
     if typed != run.id:
         raise InvalidInput(
@@ -286,7 +264,7 @@ def _retention(texts: Sequence[str]) -> Retention:
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:
-    """Refuse to keep the best where nothing says which they are.
+    """Refuse to keep the best if nothing says which they are.
 
     Raises:
         InvalidInput: There is no monitor, neither given nor of the preset.

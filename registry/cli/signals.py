@@ -1,4 +1,4 @@
-"""Signals that end the command, known before anything that takes long is imported."""
+"""Signals that end the command, handled before slow imports begin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Terminated(BaseException):
-    """A signal asked the process to end; no `Exception`, so that nothing on the way holds it."""
+    """A signal asked the process to end. Not an `Exception`, so that no handler catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -18,7 +18,7 @@ class Terminated(BaseException):
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM unwind the stack, so that what is half done is left tidy."""
+    """Let SIGTERM unwind the stack, so that unfinished work is cleaned up."""
     signal.signal(signal.SIGTERM, _terminate)
 
 

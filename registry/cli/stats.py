@@ -1,67 +1,53 @@
-"""`stats`: what the tensors of a stored state hold."""
+"""`stats`: extremes, means and norms of the tensors of a stored state."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from registry.cli import options, output
-from registry.cli.columns import Column
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer, command
+from registry.cli.describe import picked
+from registry.cli.opening import reads
+from registry.cli.options import argument
+from registry.cli.output import Part
 from registry.content.stats import StateStats, TensorStats
 from registry.content.stats import stats as sum_up
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.stored import Stored
 
 _STATS = (
-    Column("tensor", folds=True),
+    Column("tensor", lambda one: one.path, folds=True),
     Column("dtype"),
-    Column("shape"),
-    *(Column(name, is_number=True) for name in ("min", "max", "mean", "norm", "zeros")),
-    Column("nan", is_number=True),
-    Column("inf", is_number=True),
-    Column(""),
+    Column("shape", lambda one: str(list(one.shape))),
+    Column("min", lambda one: _number(one.min), is_number=True),
+    Column("max", lambda one: _number(one.max), is_number=True),
+    Column("mean", lambda one: _number(one.mean), is_number=True),
+    Column("norm", lambda one: _number(one.norm), is_number=True),
+    Column("zeros", lambda one: output.share(one.zeros_share), is_number=True),
+    Column("nan", lambda one: f"{one.nan:,}", is_number=True),
+    Column("inf", lambda one: f"{one.inf:,}", is_number=True),
+    Column("", lambda one: "" if one.is_finite else "not finite"),
 )
-_MARK = "not finite"
 
 
+@command(reads)
 def stats(
-    ref: options.Ref,
-    registry: options.Registry,
-    patterns: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATTERN]...", help="Only tensors of such paths, as 'model/*'."),
-    ] = None,
+    opened: Registry,
     *,
-    json: options.Json = False,
-) -> None:
-    """Read tensors and show extremes, mean, norm, zeros and what is not finite."""
-    with open(registry, read_only=True) as opened:
-        stored = opened.stored(ref)
-        found = sum_up(stored, patterns or ())
-    if json:
-        output.document(_stats_json(stored, found))
-        return
-    if found.tensors:
-        output.table(_STATS, [_row(one) for one in found.tensors])
-    output.line(_total(found))
+    ref: options.Ref,
+    patterns: list[str] | None = argument(
+        "[PATTERN]...", "Only tensors whose paths match, such as 'model/*'.", default=None
+    ),
+) -> Answer:
+    """Show minimum, maximum, mean, norm, zeros and NaN of tensors.
 
-
-def share(part: float) -> str:
-    """Return a share in per cent, three digits; `100%` is all of it and `0%` nothing."""
-    return "100%" if part == 1 else f"{min(100 * part, 99.9):.3g}%"
-
-
-def _row(one: TensorStats) -> tuple[str, ...]:
-    return (
-        one.path,
-        one.dtype,
-        str(list(one.shape)),
-        *map(_number, (one.min, one.max, one.mean, one.norm)),
-        share(one.zeros_share),
-        *(f"{count:,}" for count in (one.nan, one.inf)),
-        "" if one.is_finite else _MARK,
-    )
+    This reads the tensors.
+    """
+    stored = opened.stored(ref)
+    found = sum_up(stored, patterns or ())
+    table: list[Part] = [Table(_STATS, found.tensors)] if found.tensors else []
+    return Answer(lambda: _stats_json(stored, found), lambda: [*table, _total(found)])
 
 
 def _number(value: complex | None) -> str:
@@ -78,7 +64,7 @@ def _total(found: StateStats) -> str:
         output.size(found.nbytes),
         output.counted(found.count, "element"),
         f"norm {output.number(found.norm)}",
-        f"{share(found.zeros_share)} zeros",
+        f"{output.share(found.zeros_share)} zeros",
     ]
     if found.nonfinite:
         parts += [f"{found.nan:,} NaN", f"{found.inf:,} infinite"]
@@ -89,38 +75,22 @@ def _total(found: StateStats) -> str:
 
 
 def _stats_json(stored: Stored, found: StateStats) -> dict[str, Any]:
+    sums = "size_bytes=nbytes elements=count norm nan inf zeros zeros_share"
+    total = {"tensors": len(found.tensors), **picked(found, sums)}
     return {
         "ref": stored.ref,
         "id": stored.digest,
         "tensors": [_tensor_json(one) for one in found.tensors],
-        "total": {
-            "tensors": len(found.tensors),
-            "size_bytes": found.nbytes,
-            "elements": found.count,
-            "norm": found.norm,
-            "nan": found.nan,
-            "inf": found.inf,
-            "zeros": found.zeros,
-            "zeros_share": found.zeros_share,
-            "nonfinite": [one.path for one in found.nonfinite],
-        },
+        "total": {**total, "nonfinite": [one.path for one in found.nonfinite]},
     }
 
 
 def _tensor_json(one: TensorStats) -> dict[str, Any]:
     mean = one.mean
     return {
-        "path": one.path,
-        "dtype": one.dtype,
+        **picked(one, "path dtype"),
         "shape": list(one.shape),
-        "size_bytes": one.nbytes,
-        "elements": one.count,
-        "min": one.min,
-        "max": one.max,
+        **picked(one, "size_bytes=nbytes elements=count min max"),
         "mean": [mean.real, mean.imag] if isinstance(mean, complex) else mean,
-        "norm": one.norm,
-        "nan": one.nan,
-        "inf": one.inf,
-        "zeros": one.zeros,
-        "zeros_share": one.zeros_share,
+        **picked(one, "norm nan inf zeros zeros_share"),
     }

@@ -4,136 +4,118 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
-
-import typer
+from typing import Any, cast
 
 from registry.actions import Lifetime
-from registry.cli import describe, options, output
+from registry.cli import options, output
 from registry.cli.columns import Column
+from registry.cli.command import Answer, command, listed, said
+from registry.cli.describe import picked
+from registry.cli.opening import reads, writes
+from registry.cli.options import argument, option
 from registry.errors import InvalidInput
 from registry.plain import json_ready
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.state import StreamRecord
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Histories beside checkpoints.")
-
 _LS = (
-    Column("stream"),
+    Column("stream", lambda one: one.name),
     Column("lifetime"),
-    Column("entries", is_number=True),
-    Column("segments", is_number=True),
-    Column("archives", folds=True),
+    Column("entries", lambda one: f"{one.count:,}", is_number=True),
+    Column("segments", lambda one: len(one.segments), is_number=True),
+    Column("archives", lambda one: " ".join(_archives(one)), folds=True),
 )
-Run = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The stream.")]
+_NAME = argument("NAME", "The stream.")
 
 
-@app.command("append")
+@command(writes)
 def append(
-    run: Run,
-    name: Name,
-    registry: options.Registry,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Lines of JSON; stdin without, or for -.")
-    ] = None,
+    opened: Registry,
     *,
-    lifetime: Annotated[
-        str | None,
-        typer.Option(
-            "--lifetime", metavar="LIFETIME", help="forever or resettable, of a stream begun here."
-        ),
-    ] = None,
-    json: options.Json = False,
-) -> None:
-    """Append entries, one JSON object with a step on each line; all of them or none."""
+    run: options.NamedRun,
+    name: str = _NAME,
+    file: Path | None = argument(
+        "FILE", "Lines of JSON; stdin by default, or for -.", default=None
+    ),
+    lifetime: str | None = option(
+        "--lifetime", "LIFETIME", "forever or resettable, if this creates the stream."
+    ),
+) -> Answer:
+    """Append entries to a stream: all of them or none.
+
+    Each line is a JSON object with a step.
+    """
     entries = _read(file)
-    with open(registry) as opened:
-        stream = opened.run(run).stream(name)
-        count = stream.append(entries, lifetime=cast("Lifetime | None", lifetime))
-    if json:
-        output.document({"run": run, "stream": name, "appended": len(entries), "entries": count})
-        return
+    stream = opened.run(run).stream(name)
+    count = stream.append(entries, lifetime=cast("Lifetime | None", lifetime))
     appended = output.counted(len(entries), "line")
-    output.line(f"{run}: stream {name}: {appended} appended, {count:,} in all")
+    return said(
+        {"run": run, "stream": name, "appended": len(entries), "entries": count},
+        f"{run}: stream {name}: {appended} appended, {count:,} in all",
+    )
 
 
-@app.command("read")
+@command(reads)
 def read(
-    run: Run,
-    name: Name,
-    registry: options.Registry,
+    opened: Registry,
     *,
-    first: Annotated[
-        int | None, typer.Option("--from", min=0, metavar="STEP", help="From this step on.")
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option("--to", min=0, metavar="STEP", help="Up to this step.")
-    ] = None,
-    archive: Annotated[
-        str | None,
-        typer.Option("--archive", metavar="LABEL", help="What was put aside under this label."),
-    ] = None,
-    json: options.Json = False,
-) -> None:
+    run: options.NamedRun,
+    name: str = _NAME,
+    first: int | None = option("--from", "STEP", "From this step.", min=0),
+    last: int | None = option("--to", "STEP", "Up to this step.", min=0),
+    archive: str | None = option("--archive", "LABEL", "The archive of this label."),
+) -> Answer:
     """Print entries as lines of JSON, or with --json as one list."""
-    with open(registry, read_only=True) as opened:
-        found = opened.run(run).stream(name).read(first, last, archive=archive)
-    if json:
-        output.document(found)
-        return
-    for entry in found:
-        print(json_module.dumps(json_ready(entry), allow_nan=False))
+    found = opened.run(run).stream(name).read(first, last, archive=archive)
+    return Answer(
+        lambda: found,
+        lambda: (json_module.dumps(json_ready(entry), allow_nan=False) for entry in found),
+    )
 
 
-@app.command("archive")
+@command(writes)
 def archive(
-    run: Run,
-    name: Name,
-    label: Annotated[str, typer.Argument(metavar="LABEL", help="Given once.")],
-    registry: options.Registry,
+    opened: Registry,
     *,
-    json: options.Json = False,
-) -> None:
-    """Put aside what a resettable stream holds, and begin it anew."""
-    with open(registry) as opened:
-        count = opened.run(run).stream(name).archive(label)
-    if json:
-        output.document({"run": run, "stream": name, "archive": label, "entries": count})
-    else:
-        kept = "entry" if count == 1 else "entries"
-        output.line(f"{run}: stream {name}: {count:,} {kept} put aside as {label}")
+    run: options.NamedRun,
+    name: str = _NAME,
+    label: str = argument("LABEL", "Name of the archive. It is given once."),
+) -> Answer:
+    """Archive the entries of a resettable stream and empty it."""
+    count = opened.run(run).stream(name).archive(label)
+    entries = output.counted(count, "entry", "entries")
+    return said(
+        {"run": run, "stream": name, "archive": label, "entries": count},
+        f"{run}: stream {name}: {entries} archived as {label}",
+    )
 
 
-@app.command("ls")
-def ls(run: options.Run, registry: options.Registry, *, json: options.Json = False) -> None:
-    """List the streams of a run; those that its preset declares are there as well."""
-    with open(registry, read_only=True) as opened:
-        of = opened.run(run)
+@command(reads)
+def ls(opened: Registry, *, run: options.Run) -> Answer:
+    """List the streams of a run.
+
+    Streams that its preset declares are listed too, whether or not they have entries.
+    """
+    of = opened.run(run)
     begun = list(of.manifest.streams)
     names = {stream.name for stream in begun}
     declared = [stream for stream in of.spec.streams if stream.name not in names]
     begun += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
-    shapes = [describe.stream_json(stream) for stream in begun]
-    if json:
-        output.document(shapes)
-    elif shapes:
-        output.table(_LS, [_row(shape) for shape in shapes])
-    else:
-        output.note("no streams yet")
+    return listed(_LS, begun, _json, none="no streams yet")
 
 
-def _row(shape: dict[str, Any]) -> tuple[object, ...]:
-    archives = (f"{label} ({count:,})" for label, count in shape["archives"].items())
-    return (
-        shape["name"],
-        shape["lifetime"],
-        f"{shape['entries']:,}",
-        shape["segments"],
-        " ".join(archives),
-    )
+def _json(stream: StreamRecord) -> dict[str, Any]:
+    return {
+        **picked(stream, "name lifetime entries=count"),
+        "segments": len(stream.segments),
+        "archives": {archive.label: archive.count for archive in stream.archives},
+    }
+
+
+def _archives(stream: StreamRecord) -> Iterator[str]:
+    return (f"{archive.label} ({archive.count:,})" for archive in stream.archives)
 
 
 # Lines of JSON
@@ -152,11 +134,11 @@ def _read(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _parse(lines: Iterable[bytes], where: str) -> list[dict[str, Any]]:
-    entries = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            entries.append(_entry(line, f"{where}, line {number}"))
-    return entries
+    return [
+        _entry(line, f"{where}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
@@ -174,5 +156,5 @@ def _entry(line: bytes, where: str) -> dict[str, Any]:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("an object has the same key twice")
     return found

@@ -24,7 +24,7 @@ _LEAST_FOLDED = 12
 
 
 def print_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
-    """Print a table no wider than the terminal; what must be copied whole is never cut."""
+    """Print a table that fits the terminal; only columns that fold are ever broken."""
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     whole = _fits(columns, cells, console.width)
@@ -58,7 +58,7 @@ def _width(column: Column, cells: Sequence[Sequence[str]], index: int) -> int:
 
 @contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Progress]:
-    """Show a bar on stderr that goes when the block ends."""
+    """Show a bar on stderr until the block ends."""
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),

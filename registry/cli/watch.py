@@ -1,81 +1,73 @@
-"""`watch`: a command run for each checkpoint of a run, as they come."""
+"""`watch`: run a command for each checkpoint of a run as it appears."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from typing import Annotated
 
 import typer
 
 from registry.checkpoint import Checkpoint
 from registry.cli import options, output
+from registry.cli.command import command as as_command
 from registry.cli.executing import Command, told
+from registry.cli.opening import writes
+from registry.cli.options import flag, option
+from registry.cli.output import Note
 from registry.errors import NotFound, RegistryError
 from registry.following.watching import Watch
 from registry.plain import check_phase
-from registry.registry import open  # noqa: A004
+from registry.registry import Registry
 from registry.run import Run
 from registry.state import RunManifest
 from registry.suggest import near
 
 
+@as_command(writes)
 def watch(
+    opened: Registry,
+    *,
     run: options.Run,
     registry: options.Registry,
-    *,
-    command: Annotated[
-        str, typer.Option("--exec", metavar="CMD", help="What to run; {ref} is the checkpoint.")
-    ],
-    phase: Annotated[
-        str | None, typer.Option("--phase", metavar="NAME", help="Only this phase's.")
-    ] = None,
-    group: Annotated[
-        str, typer.Option("--group", metavar="NAME", help="Followers that share the work out.")
-    ] = "default",
-    follower: Annotated[
-        str | None,
-        typer.Option("--follower", metavar="NAME", help="Goes on with what it held; random."),
-    ] = None,
-    hold: Annotated[
-        float,
-        typer.Option("--hold", metavar="SECONDS", help="How long nobody else takes a checkpoint."),
-    ] = 3600,
-    attempts: Annotated[
-        int, typer.Option("--attempts", min=1, metavar="N", help="Tries for each checkpoint.")
-    ] = 3,
-    once: Annotated[
-        bool, typer.Option("--once", help="Only what is there now; do not wait for more.")
-    ] = False,
-) -> None:
-    """Run a command for each checkpoint, as they come.
+    command: str = option("--exec", "CMD", "The command; {ref} is the checkpoint.", default=...),
+    phase: str | None = option("--phase", "NAME", "Only checkpoints of this phase."),
+    group: str = option("--group", "NAME", "Followers that share the work.", default="default"),
+    follower: str | None = option(
+        "--follower", "NAME", "Continue with what it held; random by default."
+    ),
+    hold: float = option(
+        "--hold", "SECONDS", "How long nobody else takes a checkpoint.", default=3600
+    ),
+    attempts: int = option("--attempts", "N", "Tries for each checkpoint.", min=1, default=3),
+    once: bool = flag("--once", "Only checkpoints that exist now; do not wait for more."),
+) -> Note:
+    """Run a command for each checkpoint of a run as it appears.
 
-    Followers of one group share the checkpoints out: each is done at least once, and again by
-    another follower where one dies over it. In the command {ref}, {id}, {run}, {step} and {phase}
-    stand for the checkpoint, {{ref}} for {ref} itself; it is run without a shell. Exit status 0
+    Followers of one group share the checkpoints. Each is done at least once, and again by another
+    follower if one dies while it works. In the command {ref}, {id}, {run}, {step} and {phase}
+    stand for the checkpoint, {{ref}} for {ref} itself. It is run without a shell. Exit status 0
     means done.
     """
     prepared = _split(command)
-    with open(registry) as opened:
-        followed = opened.run(run)
-        coming = followed.watch(phase, group=group, follower=follower, hold_s=hold, follow=not once)
-        if phase is not None:
-            _check_phase(followed, check_phase(phase), follow=not once)
-        done = 0
-        for checkpoint in coming:
-            _attend(coming, checkpoint, prepared, registry, attempts)
-            done += 1
-        held = _held_elsewhere(followed.manifest, coming, phase) if once else ""
-    output.note(f"{output.counted(done, 'checkpoint')} done; {held or 'no more will come'}")
+    followed = opened.run(run)
+    coming = followed.watch(phase, group=group, follower=follower, hold_s=hold, follow=not once)
+    if phase is not None:
+        _check_phase(followed, check_phase(phase), follow=not once)
+    done = 0
+    for checkpoint in coming:
+        _attend(coming, checkpoint, prepared, registry, attempts)
+        done += 1
+    held = _held_elsewhere(followed.manifest, coming, phase) if once else ""
+    return Note(f"{output.counted(done, 'checkpoint')} done; {held or 'no more will come'}")
 
 
 def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
-    """Say that a run without declared phases has nothing of this one: it may be mistyped.
+    """Say that a run without declared phases has no checkpoint of this one: it may be mistyped.
 
-    Who waits may wait for a phase that is yet to come, so there it is a note.
+    A follower may wait for a phase that comes later, so for it this is a note.
 
     Raises:
-        NotFound: Nobody waits.
+        NotFound: The command does not wait.
     """
     known = run.manifest.phases_saved
     if phase in known or run.spec.phases:
@@ -94,7 +86,7 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
 def _held_elsewhere(state: RunManifest, coming: Watch, phase: str | None) -> str:
     """Return how many checkpoints other followers of the group hold, and until when.
 
-    At the end of its loop this one holds none.
+    This follower holds none at the end of its loop.
     """
     chosen = {one.n for one in state.live(None if phase is None else check_phase(phase))}
     now_ms = time.time() * 1000

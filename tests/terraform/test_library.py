@@ -11,7 +11,7 @@ import pytest
 import registry
 from backends import open_backend
 from registry import log
-from registry.cli import checks
+from registry.cli import doctor
 from registry.errors import AccessDenied, NotFound
 from registry.objects.keys import epoch_key
 from tests.terraform.conftest import Become, keys_of_world
@@ -34,7 +34,7 @@ def trained(become: Become) -> str:
 def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: World) -> None:
     with registry.init(become("operator"), skip_race_probe=True):
         pass
-    found = {check.name for check in checks.run(world.url) if check.status != "ok"}
+    found = {check.name for check in doctor.checks(world.url) if check.status != "ok"}
     assert found == {"made"}  # it was told not to race the store
     assert keys_of_world(world) == ["registry.json"]
     with registry.open(become("operator")) as reg, pytest.raises(AccessDenied):

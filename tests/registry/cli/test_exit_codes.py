@@ -6,16 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from registry import errors
-from registry.cli import checkpoints
+from registry.cli import opening
 from registry.cli.app import app
 from registry.cli.signals import Terminated
 from registry.store import RegistryConfig
 from tests.registry.cli.conftest import Call
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
-GROUPS = {group.name for group in app.registered_groups}
+GROUPS = {
+    name for name, found in get_command(app).commands.items() if isinstance(found, TyperGroup)
+}
 
 
 def test_0_done(call: Call) -> None:
@@ -26,7 +30,7 @@ def test_1_a_fault_of_our_own(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("evil\x1b[31m")
 
-    monkeypatch.setattr(checkpoints, "open", fail)
+    monkeypatch.setattr(opening, "open", fail)
     result = call("ls", status=1)
     assert "ZeroDivisionError: evil\\x1b[31m" in result.stderr
     assert "HOLDFAST_DEBUG=1" in result.stderr
@@ -86,7 +90,7 @@ def test_7_store(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
         error.add_note("tried 3 times")
         raise error
 
-    monkeypatch.setattr(checkpoints, "open", fail)
+    monkeypatch.setattr(opening, "open", fail)
     assert call("ls", status=7).stderr.splitlines() == [
         "error: s3://b: the token has expired",
         "note: tried 3 times",
@@ -117,7 +121,7 @@ def test_128_and_more_signals(
     def fail(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr(checkpoints, "open", fail)
+    monkeypatch.setattr(opening, "open", fail)
     assert text in call("ls", status=status).stderr
 
 

@@ -215,7 +215,7 @@ def test_drop_has_the_name_typed_on_a_terminal(
 
     monkeypatch.setattr("sys.stdin", Keyboard(f"{typed}\n"))
     monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
-    arguments = {"run": "demo", "registry": url, "reason": "no use"}
+    arguments = {"run": "demo", "registry": url, "reason": "no use", "yes": False}
     if dropped:
         runs.drop(**arguments)
     else:
@@ -387,7 +387,7 @@ _SAID = [
     ),
     (
         actions.ArchiveStream(stream="loss", label="pivot-1"),
-        "stream loss: put aside as pivot-1, begun anew",
+        "stream loss: archived as pivot-1, and emptied",
     ),
     (
         actions.Claim(group="eval", checkpoint=4, follower="job-7", until_ms=0),

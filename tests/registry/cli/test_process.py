@@ -77,7 +77,7 @@ def test_signals(number: signal.Signals, status: int, url: str) -> None:
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == status
-    assert "what was committed before this stays" in err
+    assert "everything committed before this stays" in err
     assert "Traceback" not in err
 
 
@@ -134,3 +134,22 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_help_imports_no_command_and_a_command_no_other() -> None:
+    code = (
+        "import sys\n"
+        "from registry.cli import main\n"
+        "sys.argv[1:] = {arguments}\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "found = {{name.split('.')[-1] for name in sys.modules if '.cli.' in name}}\n"
+        "print('LOADED', *sorted({modules} & found))"
+    )
+    modules = {"checkpoints", "diffs", "presets", "registries", "runs", "usage"}
+    for arguments, loaded in (["--help"], ""), (["run", "-h"], ""), (["preset", "ls"], " presets"):
+        program = code.format(arguments=arguments, modules=modules)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == f"LOADED{loaded}"

@@ -39,7 +39,7 @@ def test_it_tells_what_it_did(call: Call, thinned: str) -> None:
     # With the two packs of the run beside it.
     assert small == "small         3 packs, 200.5 KiB, of which 200.0 KiB are needed"
     assert written == "written       2 packs, 297.7 KiB"
-    assert placed == "placed anew   3 states of 2 runs"
+    assert placed == "placed again  3 states of 2 runs"
     assert left == "left to gc    493.8 KiB of old packs"
     assert call("verify", "--deep").exit_code == 0
     with registry.open(thinned) as opened:
@@ -56,8 +56,8 @@ def test_there_may_be_nothing_to_do(call: Call, thinned: str) -> None:
 
 def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, thinned: str) -> None:
     planned = call("repack", "--dry-run").stdout
-    assert "to write       2 packs, 297.7 KiB" in planned
-    assert "to place anew  3 states of 2 runs" in planned
+    assert "to write        2 packs, 297.7 KiB" in planned
+    assert "to place again  3 states of 2 runs" in planned
     assert planned == call("repack", "--dry-run").stdout
     before = call_json("repack", "--dry-run")
     after = call_json("repack")
@@ -92,7 +92,7 @@ def test_compression(call: Call, call_json: CallJson, url: str) -> None:
         first, second, *_ = text.splitlines()
         assert first.split(maxsplit=1)[0] == "recoded"
         assert first.endswith(" 2 packs, 781.6 KiB, of which 781.2 KiB are needed")
-        assert second.startswith("encoded anew")
+        assert second.startswith("re-encoded")
         assert " 2 chunks, 781.2 KiB before, " in second
     assert call("repack", "plain", "--compression", "zstd").stdout.startswith("nothing to gain")
     assert call("verify", "--deep").exit_code == 0
@@ -127,13 +127,13 @@ def test_who_is_overtaken_is_told(
         "repack", "plain", "--compression", "zstd"
     ).stdout.splitlines()
     size = r"[\d.]+ K?i?B"
-    assert re.fullmatch(f"written      1 pack, {size}", written)
-    assert re.fullmatch(f"in vain      1 pack of these, {size}, that no state needs now", vain)
-    assert placed == "placed anew  0 states of 0 runs"
-    assert re.fullmatch(f"left to gc   0 B of old packs, {size} written in vain", left)
+    assert re.fullmatch(f"written       1 pack, {size}", written)
+    assert re.fullmatch(f"in vain       1 pack of these, {size}, that no state needs now", vain)
+    assert placed == "placed again  0 states of 0 runs"
+    assert re.fullmatch(f"left to gc    0 B of old packs, {size} written in vain", left)
     assert last == f"{told} placed by somebody else meanwhile; run it again."
     again = call("repack", "plain", "--compression", "zstd").stdout
-    assert f"placed anew  {steps} state" in again
+    assert f"placed again  {steps} state" in again
     assert "meanwhile" not in again
     assert "in vain" not in again
 
@@ -147,7 +147,7 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
             run.save({"model": {"w": values}}, step=step, compression="zstd", keyframe_every=8)
         run.prune(Retention(last=1))
     told = call("repack", "plain").stdout
-    assert "encoded anew  1 chunk, " in told
+    assert "re-encoded    1 chunk, " in told
     assert "bases left    3 bases of deltas, " in told
     assert call("verify", "--deep").exit_code == 0
 
@@ -181,8 +181,8 @@ _IDLE = "no pack is dead enough, and no small ones fit together"
         ),
         (
             "--compression zstd plain",
-            "all chunks that are worth it are stored as zstd already, but for what lies in packs "
-            "of other runs too; ",
+            "all chunks that are worth it are stored as zstd already, but for chunks in packs "
+            "that other runs need too; ",
         ),
         ("plain", ""),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import registry
-from registry.cli.stats import share
+from registry.cli.output import share
 from tests.registry.cli.conftest import Call
 
 CallJson = Callable[..., Any]

@@ -91,7 +91,7 @@ def test_bytes_that_are_no_text_and_no_file(call: Call, tmp_path: Path) -> None:
 def test_archive(call: Call, call_json: Callable[..., Any], lines: Path) -> None:
     call("stream", "append", "demo", "samples", lines, "--lifetime", "resettable")
     told = call("stream", "archive", "demo", "samples", "pivot").stdout
-    assert told == "demo: stream samples: 2 entries put aside as pivot\n"
+    assert told == "demo: stream samples: 2 entries archived as pivot\n"
     assert call("stream", "read", "demo", "samples").stdout == ""
     archived = call_json("stream", "read", "demo", "samples", "--archive", "pivot")
     assert [entry["step"] for entry in archived] == [1, 2]

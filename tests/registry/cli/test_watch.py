@@ -222,7 +222,7 @@ def test_a_signal_ends_the_command_and_what_it_started(
         # The pipe is read to its end only when nobody holds it any more: they are gone.
         _, err = process.communicate(timeout=30)
     assert process.returncode == status
-    assert "what was committed before this stays" in err
+    assert "everything committed before this stays" in err
     assert len(pids) == 2
     for pid in pids:
         assert not _runs(int(pid))

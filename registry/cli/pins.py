@@ -1,0 +1,132 @@
+"""`tag`, `gate set` and `ls`, `artifact add` and `ls`: names that keep stored states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from registry import formats
+from registry.cli import describe, options, output
+from registry.cli.columns import Column
+from registry.cli.command import Answer, command, listed, said
+from registry.cli.files import OPAQUE
+from registry.cli.opening import moves, reads, writes
+from registry.cli.options import argument
+from registry.registry import Registry
+from registry.run import Run
+
+_GATES = (
+    Column("gate", lambda gate: gate["name"]),
+    Column("phase", lambda gate: gate["phase"]),
+    Column("checkpoint", lambda gate: gate["source"] if gate["id"] else "-", folds=True),
+    Column("id", lambda gate: gate["id"].short if gate["id"] else ""),
+    Column("metrics when set", lambda gate: output.metrics(gate["metrics"]), folds=True),
+    Column("age", lambda gate: _age(gate["set"]), is_number=True),
+)
+_ARTIFACTS = (
+    Column("artifact", lambda pin: pin.name),
+    Column("id", lambda pin: pin.manifest.short),
+    Column("age", lambda pin: output.age(pin.time_ms), is_number=True),
+)
+
+
+def _age(said: str | int | None) -> str:
+    return "" if said is None else output.age(describe.time_ms_of(said))
+
+
+def _pin_json(run: Run, kind: str, name: str) -> dict[str, Any]:
+    pin = run.manifest.pin(kind, name)
+    assert pin is not None  # it was just set
+    return describe.pin_json(run, pin)
+
+
+@command(writes)
+def set_gate(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    name: str = argument("NAME", "The gate. It is set once."),
+    ref: str | None = argument(
+        "REF", "The checkpoint; by default the best of the gate's phase.", default=None
+    ),
+) -> Answer:
+    """Make a checkpoint a gate, which is never evicted.
+
+    A gate names another checkpoint only if the first one is damaged. RUN/gates/NAME then finds it.
+    """
+    into = opened.run(run)
+    into.set_gate(name, None if ref is None else opened.checkpoint(ref))
+    shape = _pin_json(into, "gate", name)
+    return said(shape, f"{shape['ref']} -> {shape['source']}")
+
+
+@command(reads)
+def list_gates(opened: Registry, *, run: options.Run) -> Answer:
+    """List the gates of a run: first those that are set.
+
+    Gates that the run's preset declares and nobody has set yet come last.
+    """
+    of = opened.run(run)
+    phases = {gate.name: gate.phase for gate in of.spec.gates}
+    gates = [describe.pin_json(of, pin) for pin in of.manifest.pins_of("gate")]
+    due = phases.keys() - {gate["name"] for gate in gates}
+    unset: dict[str, Any] = {"set": None, "source": None, "metrics": {}}
+    gates += [
+        {"ref": f"{run}/gates/{name}", "id": None, "name": name, **unset}
+        for name in phases
+        if name in due
+    ]
+    rows = [{**gate, "phase": phases.get(gate["name"], "")} for gate in gates]
+    return listed(
+        _GATES,
+        rows,
+        lambda row: {name: row[name] for name in row if name != "phase"},
+        none="no gates yet",
+    )
+
+
+@command(moves("adding"))
+def add_artifact(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    name: str = argument("NAME", "Its name. It is given once."),
+    file: Path = argument("FILE", "The file to store."),
+) -> Answer:
+    """Store a file beside the checkpoints of a run, permanently.
+
+    The file is read as by `push`. RUN/artifacts/NAME then finds it.
+    """
+    found = formats.read(file)
+    into = opened.run(run)
+    stored = into.add_artifact(name, found.state)
+    size = output.size(stored.size_bytes)
+    return said(
+        {**_pin_json(into, "artifact", name), "format": found.format},
+        f"added: {stored.ref}  {stored.digest.short}  {size}",
+        *[OPAQUE] * (found.format == "opaque"),
+    )
+
+
+@command(reads)
+def list_artifacts(opened: Registry, *, run: options.Run) -> Answer:
+    """List the artifacts of a run, oldest first."""
+    of = opened.run(run)
+    pins = of.manifest.pins_of("artifact")
+    return listed(_ARTIFACTS, pins, lambda pin: describe.pin_json(of, pin), none="no artifacts yet")
+
+
+@command(writes)
+def tag(
+    opened: Registry,
+    *,
+    ref: options.Ref,
+    name: str = argument("NAME", "The tag; it moves if it exists."),
+) -> str:
+    """Point a name at a checkpoint.
+
+    RUN/tags/NAME then finds it. A name that exists moves.
+    """
+    checkpoint = opened.checkpoint(ref)
+    opened.run(checkpoint.run_id).tag(name, checkpoint)
+    return f"{checkpoint.run_id}/tags/{name} -> {checkpoint.ref}"

@@ -1,0 +1,124 @@
+"""`init`, `trust` and `sync`: commands on whole registries."""
+
+from __future__ import annotations
+
+import typer
+
+from backends import parse
+from registry.cli import options, output
+from registry.cli.columns import Column, Table
+from registry.cli.command import Answer, command, said
+from registry.cli.describe import picked
+from registry.cli.options import argument, flag, option
+from registry.cli.output import Note, Part
+from registry.cli.progress import Progress
+from registry.heads import trust as trust_registry
+from registry.registry import init as make_registry
+from registry.sync import sync as sync_registries
+
+_SYNCED = (
+    Column("run", lambda done: done.run_id, folds=True),
+    Column("commits", is_number=True),
+    Column("checkpoints", is_number=True),
+    Column("packs sent", lambda done: done.packs_copied, is_number=True),
+    Column("present", lambda done: done.packs_present, is_number=True),
+    Column("bytes sent", lambda done: output.size(done.bytes_copied), is_number=True),
+)
+_URL = argument("URL", "The registry; by default that of -r.", default=None)
+
+
+def _place(url: str | None, registry: str | None) -> str:
+    place = url or registry
+    if place is None:
+        raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
+    return place
+
+
+@command(bar="racing the store")
+def init(
+    *,
+    url: str | None = _URL,
+    registry: options.OptionalRegistry = None,
+    compression: str | None = option(
+        "--compression", None, "How chunks are stored: none (raw, the default), zstd, lz4."
+    ),
+    keyframe_every: int | None = option(
+        "--keyframe-every",
+        "N",
+        "Store changing chunks as deltas, and whole every N versions: 1 (no deltas) to 32.",
+    ),
+    skip_race_probe: bool = flag(
+        "--skip-race-probe", "For emulators: do not race the store first."
+    ),
+) -> Answer:
+    """Make a registry.
+
+    The store's exclusive create is raced first; a store that lets two writers win is refused.
+    """
+    with make_registry(
+        _place(url, registry),
+        compression=compression,  # type: ignore[arg-type]  # checked there
+        keyframe_every=keyframe_every,
+        skip_race_probe=skip_race_probe,
+    ) as made:
+        config = made.store.config
+        place = made.url
+    text: list[Part] = [f"made: {place}  {config.id}"]
+    if config.compression:
+        text.append(f"Chunks are compressed: {config.compression}.")
+    if config.keyframe_every:
+        every = config.keyframe_every
+        text.append(f"Changing chunks are stored as deltas, and whole every {every} versions.")
+    if config.race_probe == "passed":
+        text.append("The probe found no race. It cannot prove that there is none.")
+    else:
+        text.append(Note("warning: the race probe was skipped; two writers may both win here."))
+    shape = {
+        "url": place,
+        **picked(config, "id race_probe"),
+        "compression": config.compression or "none",
+        "keyframe_every": config.keyframe_every or 1,
+    }
+    return said(shape, *text)
+
+
+@command()
+def trust(*, url: str | None = _URL, registry: options.OptionalRegistry = None) -> Answer:
+    """Accept a registry that was set back or replaced.
+
+    This machine forgets the heads of its runs.
+    """
+    place = _place(url, registry)
+    shown, forgotten = parse(place).url, trust_registry(place)
+    told = f"trusted: {shown}; this machine has forgotten its old heads"
+    none = f"no heads were remembered for {shown}"
+    return said({"url": shown, "forgotten": forgotten}, told if forgotten else none)
+
+
+@command(bar="copying")
+def sync(
+    *,
+    advance: Progress,
+    source: str = argument("SRC", "Registry to read."),
+    destination: str = argument("DST", "Registry to write."),
+    run: list[str] | None = argument("RUN", "Only these runs.", default=None),
+) -> Answer:
+    """Copy runs from one registry to another.
+
+    Fast-forward only. Data that the destination has already is not sent again.
+    """
+    report = sync_registries(source, destination, run or None, progress=advance)
+    copied = sum(done.commits > 0 for done in report.runs)
+    packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
+    small = any(done.checkpoints for done in packless) and not report.bytes_copied
+    names = "run=run_id commits checkpoints packs_copied packs_present bytes_copied"
+    return said(
+        {
+            "runs": [picked(done, names) for done in report.runs],
+            "bytes_copied": report.bytes_copied,
+        },
+        Table(_SYNCED, report.runs),
+        f"{output.counted(copied, 'run')} copied, {len(report.runs) - copied} up to date before; "
+        f"{output.size(report.bytes_copied)} of packs sent"
+        f"{' (small states travel in manifests)' * small}",
+    )

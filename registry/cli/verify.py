@@ -1,0 +1,176 @@
+"""`verify` and `repair`: check that a registry is complete, and restore it from a mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from registry.cli import options, output
+from registry.cli.command import Answer, command
+from registry.cli.describe import picked
+from registry.cli.opening import reads, writes
+from registry.cli.options import flag, option
+from registry.cli.output import Part
+from registry.cli.progress import Progress
+from registry.errors import IntegrityError
+from registry.maintenance.findings import Finding, VerifyReport
+from registry.maintenance.repair import RepairReport
+from registry.registry import Registry
+
+
+@command(reads, bar="verifying")
+def verify(
+    opened: Registry,
+    *,
+    advance: Progress,
+    deep: bool = flag("--deep", "Read and hash every byte."),
+    sample: float | None = option(
+        "--sample",
+        "SHARE",
+        "Read and hash this share of the packs: 5% or 0.05.",
+        parser=options.share,
+    ),
+    resume: Path | None = option(
+        "--resume",
+        "FILE",
+        "Record in FILE what was read, and continue from there next time; implies --deep.",
+    ),
+    decode: bool = flag(
+        "--decode", "Also decode every compressed chunk and hash the result; implies --deep."
+    ),
+    heads: Path | None = option(
+        "--heads", "FILE", "Check each log against FILE: it must not be shorter, different or gone."
+    ),
+    write_heads: Path | None = option(
+        "--write-heads", "FILE", "Write the heads to FILE if nothing is wrong."
+    ),
+) -> Answer:
+    """Check that every checkpoint is complete.
+
+    Others may use the registry meanwhile. The exit status is 6 if a checkpoint is not complete.
+    """
+    report = opened.verify(
+        deep=deep,
+        sample=sample,
+        resume=resume,
+        decode=decode,
+        heads=heads,
+        write_heads=write_heads,
+        progress=advance,
+    )
+    return Answer(lambda: _json(report), lambda: _text(report), status=_status(ok=report.ok))
+
+
+def _status(*, ok: bool) -> int:
+    return 0 if ok else IntegrityError.exit_code
+
+
+def _json(report: VerifyReport) -> dict[str, object]:
+    return {
+        **picked(report, "ok runs checkpoints objects bytes_checked"),
+        "data": None if report.data is None else asdict(report.data),
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def _text(report: VerifyReport) -> Iterator[Part]:
+    for finding in report.findings:
+        yield from _finding(finding)
+    counts = ", ".join(
+        output.counted(count, noun)
+        for count, noun in (
+            (report.runs, "run"),
+            (report.checkpoints, "checkpoint"),
+            (report.objects, "object"),
+        )
+    )
+    read = "" if report.data is None else f"; {output.size(report.bytes_checked)} hashed"
+    errors = sum(finding.severity == "error" for finding in report.findings)
+    verdict = "ok" if report.ok else output.counted(errors, "error")
+    yield f"{verdict}: {counts}{read}"
+    yield from _extent(report)
+
+
+def _extent(report: VerifyReport) -> Iterator[Part]:
+    """Say how much was checked, unless it was everything."""
+    data = report.data
+    if data is None:
+        if report.ok:
+            yield "Names and sizes were checked; --deep hashes every byte."
+        return
+    if data.chunks_decoded is not None:
+        chunks = output.counted(data.chunks_decoded, "compressed chunk")
+        yield f"{chunks} decoded and hashed."
+    if data.packs_noted:
+        before = output.counted(data.packs_noted, "pack")
+        yield f"{before}, {output.size(data.bytes_noted)}, were read before in this pass."
+    if data.packs_read + data.packs_noted < data.packs:
+        yield (
+            f"Read {data.packs_read:,} of {output.counted(data.packs, 'pack')}: "
+            f"{output.size(data.bytes_read)} of {output.size(data.pack_bytes)}, drawn at random."
+        )
+
+
+def _finding(finding: Finding) -> Iterator[Part]:
+    # Messages of errors begin with the place already.
+    place = "" if finding.message.startswith(finding.where) else f"{finding.where}: "
+    yield f"{finding.severity}: {place}{finding.message}"
+    for ref in finding.affects:
+        yield f"  affects {ref}"
+    if finding.advice:
+        yield f"  {finding.advice}"
+
+
+@command(writes, bar="verifying and mending")
+def repair(
+    opened: Registry,
+    *,
+    advance: Progress,
+    mirror: str = option("--from", "URL", "A registry that holds the same states.", default=...),
+    deep: bool = flag(
+        "--deep/--no-deep",
+        "Find damage by reading every byte, or by names and sizes.",
+        default=True,
+    ),
+    dry_run: bool = flag("--dry-run", "Check, and write nothing."),
+) -> Answer:
+    """Restore missing and damaged data from a mirror.
+
+    Nothing is invented. The exit status is 6 if something cannot be restored.
+    """
+    report = opened.repair(mirror, deep=deep, dry_run=dry_run, progress=advance)
+    return Answer(
+        lambda: {
+            **picked(report, "ok dry_run"),
+            "found": _json(report.found),
+            "mended": [asdict(mended) for mended in report.mended],
+            "left": [asdict(left) for left in report.left],
+            "bytes_written": report.bytes_written,
+        },
+        lambda: _repaired(report),
+        status=_status(ok=report.ok),
+    )
+
+
+def _repaired(report: RepairReport) -> Iterator[Part]:
+    would = "would be " * report.dry_run
+    for mended in report.mended:
+        yield f"{would}{mended.how}: {mended.where}"
+        yield f"  from {mended.source}"
+        for ref in mended.affects:
+            yield f"  mends {ref}"
+    for left in report.left:
+        place = "" if left.message.startswith(left.where) else f"{left.where}: "
+        yield f"left: {place}{left.message}"
+        for ref in left.affects:
+            yield f"  affects {ref}"
+        yield f"  not mended: {left.reason}"
+        yield f"  {left.advice}"
+    verdict = "ok" if report.ok else f"{len(report.left):,} left"
+    written = output.size(report.bytes_written)
+    yield (
+        f"{verdict}: {len(report.mended):,} {would}mended, {written} {would}written"
+        if report.mended or report.left
+        else "ok: nothing to mend"
+    )
