@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from registry.actions import Action
-from registry.committer import Committer, Stale
+from registry.change import NewCommit, Stale
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.objects.manifest import Manifest
 from registry.pins import sound
@@ -63,7 +64,7 @@ class Terms:
         return Rating(mu, inherited.sigma if self.sigma is None else self.sigma)
 
 
-class PromotionCommit:
+class PromotionCommit(NewCommit):
     """A promotion under way.
 
     Args:
@@ -83,7 +84,7 @@ class PromotionCommit:
         self._terms = terms
         self._cut_of: Digest | None = None
         self._model: Digest
-        self._written = False
+        self._is_cut = False
         self.version = -1
 
     def commit(self) -> None:
@@ -96,9 +97,9 @@ class PromotionCommit:
                 self.version = entry.version
                 self._committer.log.confirm()
                 return
-        self._committer.commit(self._actions, self._plan)
+        self._committer.commit(self)
 
-    def _plan(self) -> Sequence[Written]:
+    def write_states(self) -> Sequence[Written]:
         """Cut the model out of its checkpoint, unless the run holds just that already."""
         committer, state = self._committer, self._committer.log.state
         record = _sound(state, self._source(state).checkpoint)
@@ -108,14 +109,14 @@ class PromotionCommit:
         names = inference_parts(state.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
         self._cut_of, self._model = record.manifest, model.digest
-        self._written = self._model not in state.held
-        return [committer.cut(record.manifest, names)] if self._written else []
+        self._is_cut = self._model not in state.held
+        return [committer.cut(record.manifest, names)] if self._is_cut else []
 
-    def _actions(self, state: RunManifest) -> Sequence[Action] | None:
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return what lets the model in, unless an equal entry plays."""
         source = self._source(state)
         record = _sound(state, source.checkpoint)
-        stands = self._written or self._model in state.held
-        if record.manifest != self._cut_of or not stands:
+        if record.manifest != self._cut_of or not (self._is_cut or self._model in state.held):
             raise Stale
         candidate = Candidate(
             manifest=self._model,

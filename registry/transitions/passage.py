@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from registry import pytree
 from registry.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from registry.bursts import allocation_burst
+from registry.change import NewCommit, Stale, preview
 from registry.checkpoint import Checkpoint, phase_segment
-from registry.committer import Committer, Stale, preview
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
@@ -82,7 +83,7 @@ def transition(
     check_phase_is_declared(committer.log.state.spec, phase)
     passage = _Passage(committer, phase, options)
     try:
-        trainer.commit(passage.actions, passage.plan)
+        trainer.commit(passage)
     except _Stands:
         committer.log.confirm()
     return passage.outcome()
@@ -109,11 +110,11 @@ class _Way:
     anchors: tuple[Pin, ...]
 
 
-class _Passage:
+class _Passage(NewCommit):
     """A transition under way.
 
     What it makes depends on the run as the trainer takes it over, which only the commit knows. So
-    the first plan writes nothing, and `actions` asks for another one once it has seen the run.
+    the first time it writes nothing, and `actions` has it write again once it has seen the run.
     """
 
     def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
@@ -129,7 +130,7 @@ class _Passage:
         self._companions: dict[str, Written] = {}
         self._entries: list[tuple[Pin, Written]] = []
 
-    def plan(self) -> Sequence[Written]:
+    def write_states(self) -> Sequence[Written]:
         """Check and make everything, and put what the commit names on the store."""
         way, committer = self._way, self._committer
         if way is None:

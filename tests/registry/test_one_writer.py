@@ -29,8 +29,6 @@ APPENDS = {
     "writer.py": "commits that name objects, rechecked (W3, W4)",
     "creation.py": "commit 0, which references nothing (W1)",
     "sync.py": "commit 0 of a run at its destination",
-    "trainer/trainer.py": "a status, which names no object",
-    "checkpoint.py": "late metrics, which name no object",
     "maintenance/gc.py": "marks",
 }
 #: Who may say where a manifest lies.

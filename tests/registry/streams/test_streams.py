@@ -12,6 +12,7 @@ from backends.memory import MemoryBackend
 from backends.wrappers import Metered, Wrapper
 from registry import log as log_module
 from registry.actions import AppendStream
+from registry.change import Composed
 from registry.errors import (
     Conflict,
     Damaged,
@@ -477,7 +478,7 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run.committer.commit(lambda state: [said], lambda: [short])
+    run.committer.commit(Composed(lambda state: [said], lambda: [short]))
     with pytest.raises(Malformed, match="fewer entries"):
         loss.read()
 
@@ -493,7 +494,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run.committer.commit(lambda state: [said], lambda: [other])
+    run.committer.commit(Composed(lambda state: [said], lambda: [other]))
     with pytest.raises(IntegrityError):
         loss.read()
 
