@@ -76,8 +76,4 @@ def test_places_are_made_by_those_alone():
 
 
 def test_what_commits_places_goes_through_the_writer():
-    assert touching("commit", on="writer") == {
-        "committer.py",
-        "sync.py",
-        "maintenance/repacking/runs.py",
-    }
+    assert touching("commit", on="writer") == {"committer.py"}
