@@ -18,7 +18,8 @@ SOURCE = Path(registry.__file__).parent
 #: Who may change what lies on the store, and why that names no object behind the writer's back.
 CHANGES = {
     "writer.py": "chooses every key of an object (W2)",
-    "log.py": "slots, and snapshots, which are a cache",
+    "slots.py": "slots",
+    "log.py": "snapshots, which are a cache",
     "store.py": "registry.json, once",
     "maintenance/gc.py": "epochs, deletions, a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",

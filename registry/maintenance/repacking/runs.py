@@ -53,8 +53,8 @@ class RunRepack(Change):
     """The places of one run, brought to where a plan wants them slot after slot.
 
     Attributes:
-        relocated: States that this placed anew.
-        lost: States that were to be placed anew, and that somebody else had placed first.
+        relocated: States that this has moved.
+        lost: States that were to be moved, and that somebody else had moved first.
         named: Packs that are new, or were to go, and that the run was seen to need in the end.
 
     Args:
@@ -165,7 +165,7 @@ class RunRepack(Change):
         return [place for place in held if self._touched[place]]
 
     def _note_lost(self, run: RunManifest) -> None:
-        """Note which places somebody else has replaced; what was let go is nobody's loss."""
+        """Note which places somebody else has replaced; an evicted state is no loss."""
         for place in [one for one in self._pending if not run.is_placed(one)]:
             self._pending.remove(place)
             if place.manifest in run.held:
