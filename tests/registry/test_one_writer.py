@@ -34,8 +34,7 @@ APPENDS = {
 }
 #: Who may say where a manifest lies.
 PLACES = {
-    "writing/placing.py": "a state that was written through the writer",
-    "writing/adopting.py": "a state that was adopted through the writer",
+    "writing/placing.py": "a state that was written or adopted through the writer",
 }
 
 
