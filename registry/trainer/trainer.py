@@ -68,8 +68,10 @@ class Trainer:
         """Commit something that only the trainer of a run may, and take the run over by it."""
         self.settle()
         with self._lock:
-            run = self._committer.commit(_Claimed(self._charge, change))
-            self._charge.committed()
+            claimed = _Claimed(self._charge, change)
+            run = self._committer.commit(claimed)
+            if claimed.says_something:
+                self._charge.committed()
             return run
 
     def settle(self) -> None:
@@ -145,11 +147,16 @@ class Trainer:
 
 
 class _Claimed(NewCommit):
-    """A commit that takes the run over before it says what it has to say."""
+    """A commit that takes the run over first.
+
+    Attributes:
+        says_something: Whether the run did not say all of it before.
+    """
 
     def __init__(self, charge: Charge, change: NewCommit) -> None:
         self._charge = charge
         self._change = change
+        self.says_something = False
 
     def check(self, run: RunManifest) -> None:
         """Refuse what a save would be refused for."""
@@ -162,4 +169,6 @@ class _Claimed(NewCommit):
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the claims, and what the commit says for the run after them."""
         claims = self._charge.claim(run)
-        return [*claims, *(self._change.actions(preview(run, claims)) or ())]
+        actions = self._change.actions(preview(run, claims))
+        self.says_something = actions is not None
+        return None if actions is None else [*claims, *actions]

@@ -82,15 +82,8 @@ def transition(
     committer.log.refresh()
     check_phase_is_declared(committer.log.state.spec, phase)
     passage = _Passage(committer, phase, options)
-    try:
-        trainer.commit(passage)
-    except _Stands:
-        committer.log.confirm()
+    trainer.commit(passage)
     return passage.outcome()
-
-
-class _Stands(Exception):
-    """The phase was entered this way already, and nothing was saved in it: no commit is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +142,8 @@ class _Passage(NewCommit):
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
-    def actions(self, state: RunManifest) -> Sequence[Action]:
-        """Return what the commit says, for the run as it stands."""
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return what the commit says; `None` if the phase was entered this way already."""
         entered = _entered(state, self._to)
         way = _find_way(state, entered, self._to)
         if way != self._way:
@@ -158,7 +151,7 @@ class _Passage(NewCommit):
             raise Stale
         enter = self._enter(way)
         if entered is not None and _same(entered, enter):
-            raise _Stands
+            return None
         actions: list[Action] = [enter]
         for pin, written in self._entries:
             actions += self._promotion(preview(state, actions), pin, written)
