@@ -286,13 +286,6 @@ class RunLog:
                 self._store.backend.make_durable(seen)
                 self._durable = self.state.next_slot
 
-    def confirm(self) -> RunManifest:
-        """Return the run as it was read, after checking that its slots are there and durable.
-
-        Call it before telling a caller that there is nothing left to commit.
-        """
-        return self.append(lambda _: None)
-
     def append(
         self,
         compose: Compose,

@@ -20,7 +20,7 @@ from registry.pool.promotion import (
 )
 from registry.pool.ratings import DEFAULT, Rating
 from registry.rules import inference_parts
-from registry.state import CheckpointRecord, RunManifest
+from registry.state import CheckpointRecord, PoolRecord, RunManifest
 from registry.stored import Stored
 from registry.writing.placing import Written
 
@@ -87,22 +87,14 @@ class PromotionCommit(NewCommit):
         self._is_cut = False
         self.version = -1
 
-    def commit(self) -> None:
-        """Let the model in, unless it plays already."""
-        state = self._committer.log.refresh()
-        source = self._source(state)
-        for entry in state.roster():
-            played = (entry.checkpoint, entry.gate, entry.frozen)
-            if played == (source.checkpoint.n, source.gate, self._terms.frozen):
-                self.version = entry.version
-                self._committer.log.confirm()
-                return
-        self._committer.commit(self)
-
     def write_states(self) -> Sequence[Written]:
-        """Cut the model out of its checkpoint, unless the run holds just that already."""
+        """Cut the model out of its checkpoint, unless it plays or the run holds it already."""
         committer, state = self._committer, self._committer.log.state
-        record = _sound(state, self._source(state).checkpoint)
+        source = self._source(state)
+        self._cut_of = None
+        if self._playing(state, source) is not None:
+            return ()
+        record = _sound(state, source.checkpoint)
         where = f"{state.run_id}/{record.manifest.short}"
         whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
@@ -115,6 +107,10 @@ class PromotionCommit(NewCommit):
     def actions(self, state: RunManifest) -> Sequence[Action] | None:
         """Return what lets the model in, unless an equal entry plays."""
         source = self._source(state)
+        playing = self._playing(state, source)
+        if playing is not None:
+            self.version = playing.version
+            return None
         record = _sound(state, source.checkpoint)
         if record.manifest != self._cut_of or not (self._is_cut or self._model in state.held):
             raise Stale
@@ -132,6 +128,14 @@ class PromotionCommit(NewCommit):
             return None
         self.version = state.next_version
         return promotion(state, candidate, self._rating(state, record))
+
+    def _playing(self, state: RunManifest, source: Source) -> PoolRecord | None:
+        """Return the entry that plays already for this source, on these terms."""
+        wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
+        for entry in state.roster():
+            if (entry.checkpoint, entry.gate, entry.frozen) == wanted:
+                return entry
+        return None
 
     def _rating(self, state: RunManifest, record: CheckpointRecord) -> Rating:
         # An anchor is not the model in training: without a rating of its own it has none.
