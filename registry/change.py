@@ -1,9 +1,8 @@
 """A change of one run: what it puts on the store, and which lines it then adds to the run's log.
 
-A change knows nothing of races, sweeps or slots. `registry.committer` carries it through: it asks
-for the objects once, and again where they may not be named any more; it asks for the lines each
-time that it has read the run. So a change answers for the run that it is given and remembers no
-other.
+A change knows nothing of races, sweeps or slots. `registry.committer` carries it through. It asks
+for the objects once, and again if a sweep condemned one of them. It asks for the lines each time
+that it has read the run, so a change answers for the run that it is given and remembers no other.
 
 A subclass of `Change` names stored states or lines that are there already: a sync, a repack. A
 subclass of `NewCommit` says something new: a save, a promotion, a release. A function is enough for
@@ -24,7 +23,7 @@ from registry.state import RunManifest, foresee
 from registry.writer import Choice
 from registry.writing.placing import Base, Written
 
-#: Gives the actions of a commit for the run as it is, or `None` where there is nothing to say.
+#: Gives the actions of a commit for the run as it is, or `None` if there is nothing to say.
 Actions = Callable[[RunManifest], Sequence[Action] | None]
 
 

@@ -1,9 +1,9 @@
 """The one loop that carries a change of a run through, and the states that changes write.
 
 One `Committer` belongs to one handle of a run. It looks at the log, has the change write its
-objects, and puts its lines into the next slot; it starts again where a sweep condemned an object or
-the run has moved on. `registry.change` defines what a change is; `registry.writer` keeps the rules
-for the objects, `registry.log` those for the slot.
+objects, and puts its lines into the next slot. It starts again if a sweep condemned an object or
+the run has moved on. `registry.change` defines a change; `registry.writer` keeps the rules for the
+objects, `registry.log` those for the slot.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Committer:
             change: The change, or what gives the actions of one that writes no state.
 
         Returns:
-            The run at the slot, or at the head where there was nothing to say.
+            The run at the slot, or at the head if there was nothing to say.
 
         Raises:
             Conflict: Sweeps, or other writers, came between too often.

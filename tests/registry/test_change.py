@@ -137,7 +137,7 @@ def committer(hooked: Hooked, open_registry: Open) -> Committer:
     return committer_on(hooked, open_registry)
 
 
-# What a change is asked, and when
+# The questions that a change is asked
 
 
 def test_objects_are_written_before_the_one_slot_that_names_them(other, backend, open_registry):
@@ -161,7 +161,7 @@ def test_after_a_lost_race_it_answers_for_the_run_of_the_winner(committer, hooke
     assert (run.next_slot, run.commits, run.writer.token) == (3, 3, "w")
 
 
-def test_it_waits_for_nothing_where_nothing_is_to_be_said(committer, backend):
+def test_nothing_is_put_if_there_is_nothing_to_say(committer, backend):
     before = contents(backend)
     assert committer.commit(lambda run: None) is committer.log.state
     assert contents(backend) == before
@@ -188,7 +188,7 @@ def test_a_place_that_the_run_gives_already_is_not_put_again(committer, backend)
     assert [type(line).__name__ for _, line in slot.lines] == ["Commit"]
 
 
-# Whether it is allowed
+# Runs that take no change
 
 
 def test_nothing_is_written_for_a_run_that_was_dropped(other, backend, reg, open_registry):
@@ -221,7 +221,7 @@ def test_a_change_that_only_says_something_is_refused_as_well(committer, reg):
     assert committer.commit(answered).dropped == "no use"
 
 
-# When it is written again
+# Reasons to write again
 
 
 def test_w3_what_was_condemned_before_the_slot_is_written_again(committer, hooked, other, backend):

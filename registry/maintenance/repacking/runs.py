@@ -1,8 +1,8 @@
 """The places of one run, brought to where a plan wants them.
 
-A repack is a writer like every other (W1 to W5, `registry.writer`), and one that says nothing new:
-a place is replaced only while the run still needs the manifest and still has it where the new place
-was planned from. Who places a state first has its way, whatever two repacks want of it.
+A repack is a change of the run that says nothing new (`registry.change`). It replaces a place only
+while the run needs the manifest and still gives the place that the new one was planned from. If two
+repacks want different things of one state, the first to place it wins.
 """
 
 from __future__ import annotations
