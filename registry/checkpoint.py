@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from registry.actions import CommitKeys, Line, ReportMetrics
-from registry.charge import check_not_dropped
+from registry.actions import CommitKeys, ReportMetrics
+from registry.committer import Committer
 from registry.errors import NotFound
-from registry.log import RunLog, commit_line
+from registry.log import RunLog
 from registry.migrations import MIGRATIONS
 from registry.plain import check_metrics, decode_plain, moment
 from registry.reading.allocating import LoadPrecision
@@ -204,13 +204,11 @@ class Checkpoint(Stored):
         """
         checked = check_metrics(metrics)
 
-        def compose(state: RunManifest) -> list[Line]:
-            check_not_dropped(state)
-            tier = tier_after_report(state, self._n, checked)
-            action = ReportMetrics(checkpoint=self._n, metrics=checked, tier=tier)
-            return [commit_line(state, [action])]
+        def actions(run: RunManifest) -> list[ReportMetrics]:
+            tier = tier_after_report(run, self._n, checked)
+            return [ReportMetrics(checkpoint=self._n, metrics=checked, tier=tier)]
 
-        self._log.append(compose)
+        Committer(self._store, self._log).commit(actions)
 
 
 def _step_ref(record: CheckpointRecord) -> str:

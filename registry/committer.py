@@ -1,7 +1,9 @@
-"""Commits that name stored states: written first, named in one slot, planned anew where needed.
+"""The one loop that carries a change of a run through, and the states that changes write.
 
-One `Committer` belongs to one handle of a run. Who may commit what is the business of its callers:
-the trainer (`registry.trainer.trainer`), and those who annotate a run and need no token.
+One `Committer` belongs to one handle of a run. It looks at the log, has the change write its
+objects, and puts its lines into the next slot. It starts again if a sweep condemned an object or
+the run has moved on. `registry.change` defines a change; `registry.writer` keeps the rules for the
+objects, `registry.log` those for the slot.
 """
 
 from __future__ import annotations
@@ -9,20 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial, reduce
+from functools import partial
 from threading import RLock
+from typing import TypeVar
 
 from registry import pytree
-from registry.actions import Action, Line, Place
+from registry.actions import Line, Place
 from registry.bursts import allocation_burst
-from registry.charge import check_not_dropped
+from registry.change import Actions, Change, Composed, Stale
 from registry.codecs import COMPRESSIONS, Compression
 from registry.digest import Digest
 from registry.errors import Conflict, IntegrityError, MissingObject
-from registry.log import RunLog, commit_line
+from registry.log import RunLog
 from registry.pytree import FlatState
 from registry.reading.loading import read_lists
-from registry.state import Forgotten, RunManifest, foresee
+from registry.state import Forgotten, RunManifest
 from registry.state_reader import StateReader
 from registry.store import Store
 from registry.writer import Choice, Condemned, Writer
@@ -39,15 +42,7 @@ MAX_BASES = 8
 _KEPT_BASES = 3 * MAX_BASES
 _PLANS = 5
 
-#: Gives the actions of the next commit for the run as it stands, or raises where they are not
-#: allowed. Without actions only places that have changed are put; `None` means nothing at all.
-Compose = Callable[[RunManifest], Sequence[Action] | None]
-#: Puts states on the store that the commit names.
-Plan = Callable[[], Sequence[Written]]
-
-
-class Stale(Exception):
-    """What was written for a commit does not fit the run any more: write it anew."""
+_T = TypeVar("_T")
 
 
 class Committer:
@@ -74,76 +69,88 @@ class Committer:
             self._pid, self._made_lock = os.getpid(), RLock()
         return self._made_lock
 
-    def commit(self, compose: Compose, plan: Plan = tuple) -> RunManifest:
-        """Commit, once what the commit names is on the store.
+    def commit(self, change: Change | Actions) -> RunManifest:
+        """Carry a change through: its objects first, then its lines in one slot.
 
         Args:
-            compose: The actions; called again after every lost race.
-            plan: Writes the states that the actions name; called again where a sweep condemned
-                what it chose.
+            change: The change, or what gives the actions of one that writes no state.
 
         Returns:
-            The run at the commit, or at the head where there was nothing to say.
+            The run at the slot, or at the head if there was nothing to say.
 
         Raises:
             Conflict: Sweeps, or other writers, came between too often.
         """
-
-        def composed(state: RunManifest) -> list[Sequence[Action]] | None:
-            actions = compose(state)
-            return None if actions is None else [actions]
-
-        return self.commit_several(composed, plan)
-
-    def commit_several(
-        self, compose: Callable[[RunManifest], list[Sequence[Action]] | None], plan: Plan = tuple
-    ) -> RunManifest:
-        """Put several commits into one slot; otherwise as `commit`."""
-        # What writes no objects need not wait for a save that does.
-        with nullcontext() if plan is tuple else self._lock:
+        if not isinstance(change, Change):
+            change = Composed(change)
+        # A change that writes no objects need not wait for a save that does.
+        with self._lock if change.writes else nullcontext():
             for _ in range(_PLANS):
-                read = self.log.state.next_slot
-                look = self.log.look()  # beside what is sent
-                try:
-                    written = self._planned(plan)
-                except MissingObject:
-                    look.outcome.result()
-                    # Let go and collected meanwhile? Then it is for `compose` to say so.
-                    state = self.log.refresh()
-                    if state.next_slot == read:
-                        raise
-                    with suppress(Stale):
-                        try:
-                            compose(state)
-                        except Forgotten:
-                            compose(self.log.history())
+                run = self._attempt(change)
+                if run is None:
                     continue
-                choice = reduce(Choice.__or__, [one.choice for one in written], Choice())
-                try:
-                    state = self.writer.commit(partial(_lines, written, compose), choice, look)
-                except Condemned:
-                    # A sweep passed between choosing and committing: choose anew.
-                    self._bases.clear()
-                    continue
-                except Stale:
-                    continue
-                for one in written:
-                    if state.is_placed(one.base.place):
-                        self._keep(one.base)
-                return state
-            raise Conflict(
-                f"sweeps or other writers overtook this commit {_PLANS} times in a row",
-                where=self.log.run_id,
-                hint="Nothing was committed; try again, and let collectors run less often.",
-            )
+                for base in change.bases():
+                    if run.is_placed(base.place):
+                        self._keep(base)
+                return run
+        raise Conflict(
+            f"sweeps or other writers overtook this {change.noun} {_PLANS} times in a row",
+            where=self.log.run_id,
+            hint=f"{change.given_up}; try again, and let collectors run less often.",
+        )
 
-    def _planned(self, plan: Plan) -> Sequence[Written]:
+    def _attempt(self, change: Change) -> RunManifest | None:
+        """Write what a change names and put its slot; return `None` if it has to be written again.
+
+        Races for the slot are not counted here: `RunLog.append` asks for the lines again.
+        """
+        if change.writes:
+            self._recalling(lambda: change.check(self.log.state))
+        read = self.log.state.next_slot
+        look = self.log.look()  # beside what is sent
+        try:
+            choice = self._recalling(change.write) if change.writes else Choice()
+        except MissingObject:
+            look.outcome.result()
+            if not self._has_moved(change, read):
+                raise
+            return None
+        try:
+            return self.writer.commit(partial(_lines, change), choice, look)
+        except Condemned:
+            # A sweep passed between choosing and committing, and bases may be condemned as well.
+            self._bases.clear()
+        except Stale:
+            pass
+        return None
+
+    def _recalling(self, act: Callable[[], _T]) -> _T:
+        """Do what may need the records of evicted checkpoints."""
         for _ in range(_PLANS):
             with suppress(Forgotten):
-                return plan()
-            # Once is enough, unless another thread reads on and has the run compact again.
+                return act()
+            # Once is enough, unless another thread reads on and makes the run compact again.
             self.log.recall()
-        return plan()
+        return act()
+
+    def _has_moved(self, change: Change, read: int) -> bool:
+        """Return whether the run, or what a change is made from, is different by now.
+
+        Args:
+            change: One that missed an object.
+            read: The slot after those that were read when it was written.
+        """
+        is_different = change.read_again()
+        run = self.log.refresh()
+        if run.next_slot == read:
+            return is_different
+        # Evicted and collected meanwhile? Then the change says so better.
+        with suppress(Stale):
+            try:
+                _lines(change, run)
+            except Forgotten:
+                _lines(change, self.log.history())
+        return True
 
     def write(
         self,
@@ -247,28 +254,6 @@ class Committer:
         return list(bases.values())
 
 
-def preview(state: RunManifest, actions: Sequence[Action]) -> RunManifest:
-    """Return the run as it is after a commit of these actions."""
-    return foresee(state, [commit_line(state, actions)]) if actions else state
-
-
-def _lines(
-    written: Sequence[Written],
-    compose: Callable[[RunManifest], list[Sequence[Action]] | None],
-    state: RunManifest,
-) -> list[Line] | None:
-    commits = compose(state)
-    if commits is None:
-        return None
-    if any(commits):
-        check_not_dropped(state)
-    places = dict.fromkeys(one.base.place for one in written)
-    lines: list[Line] = [p for p in places if state.by_manifest.get(p.manifest) != p]
-    for number, actions in enumerate(commits):
-        if not actions:
-            continue
-        commit = commit_line(state, actions)
-        lines.append(commit)
-        if number + 1 < len(commits):
-            state = foresee(state, [commit])
-    return lines or None
+def _lines(change: Change, run: RunManifest) -> Sequence[Line | bytes] | None:
+    change.check(run)
+    return change.lines(run)

@@ -23,6 +23,7 @@ from registry.actions import (
     SetStatus,
     line_digest,
 )
+from registry.change import NewCommits
 from registry.charge import check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
@@ -31,6 +32,7 @@ from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.log import RunLog
 from registry.state import CheckpointRecord, Pin, RunManifest, Slot, advance
 from registry.store import Store
+from registry.writing.placing import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,21 @@ def inherit(committer: Committer, inherited: Inheritance) -> None:
     Artifacts that were added meanwhile to a fork that broke off stand; its streams and its status
     become what they are at the checkpoint.
     """
+    committer.commit(_Inheriting(committer, inherited))
 
-    def compose(state: RunManifest) -> list[Sequence[Action]] | None:
-        return None if state.has_checkpoints else list(inherited.commits(state))
 
-    committer.commit_several(compose, lambda: committer.adopt(committer.store, inherited.places))
+class _Inheriting(NewCommits):
+    """The commits that a fork has from its parent, and the states that they name."""
+
+    def __init__(self, committer: Committer, inherited: Inheritance) -> None:
+        self._committer = committer
+        self._inherited = inherited
+
+    def write_states(self) -> Sequence[Written]:
+        return self._committer.adopt(self._committer.store, self._inherited.places)
+
+    def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
+        return None if run.has_checkpoints else self._inherited.commits(run)
 
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:

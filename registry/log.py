@@ -1,103 +1,42 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
-Owns opening a run in three round trips, reading to the head, appending with read-back and rebase,
-snapshots, the check that a log is still the one that was read, and reading the records of evicted
-checkpoints. `registry.state` defines the meaning of slots; `registry.writer` which objects a commit
-may name.
+Owns opening a run in three round trips, reading to the head, putting the next slot, and reading the
+records of evicted checkpoints. `registry.slots` lists, fetches and puts the files; `registry.tail`
+checks that the log is still the one that was read; `registry.snapshots` shortens the reading.
+`registry.state` defines the meaning of slots; `registry.writer` which objects a commit may name.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
-import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from threading import RLock
 
 from backends import refuse_links
 from registry.actions import Action, Commit, Line, Place
 from registry.digest import Digest
 from registry.environment import host_name
-from registry.errors import (
-    Conflict,
-    IntegrityError,
-    Malformed,
-    NotFound,
-    ObjectNotFound,
-    RolledBack,
-    StorageError,
-    StoreUnavailable,
-)
-from registry.objects.keys import (
-    CONFIG,
-    RUNS,
-    epoch_key,
-    is_run_id,
-    log_prefix,
-    parse_number,
-    slot_key,
-    snapshot_key,
-)
+from registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
+from registry.objects.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
+from registry.slots import AHEAD, Slots, pause
 from registry.snapshots import Snapshots
-from registry.state import Forgotten, RunManifest, Slot, advance, has_bit, link_after
-from registry.store import Store, gaps, read_config
+from registry.state import Forgotten, RunManifest, Slot, advance, has_bit
+from registry.store import Store
+from registry.tail import Look, SeenHead, Tail, check_newest
 
-#: A snapshot is written when the log has grown by so many slots.
+#: A snapshot is written when the log has grown by this many slots.
 SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
-#: Slots that are fetched ahead of the replay.
-_AHEAD = 512
 _PROOFS_AT_ONCE = 64
-_UNKNOWN_RETRIES = 8
-#: Seconds after which an outcome that is still unknown becomes an error.
-_UNKNOWN_S = 60.0
-_LONGEST_PAUSE_S = 1.0
 
-#: Composes the lines of the next slot from the run as it stands; `None` means nothing to do.
+#: Gives the lines of the next slot for the run as it is; `None` means nothing to do.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
-
-
-@dataclass(slots=True)
-class _Tail:
-    """The newest slots that were read.
-
-    Attributes:
-        newest: Digest of the newest one.
-        committed: The newest one that holds a commit.
-        link: Link of the history where it was seen before, once a slot has shown it.
-    """
-
-    newest: Digest | None = None
-    committed: int | None = None
-    link: Digest | None = None
-
-    def take(self, slot: Slot, seen_commits: int) -> None:
-        """Take a further slot; `seen_commits` says after how many commits the link is wanted."""
-        self.newest = Digest.of(slot.data)
-        if slot.commits:
-            self.committed = slot.number
-        if self.link is None and seen_commits:
-            self.link = link_after([slot], seen_commits)
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A look at the newest slot that was read, on its way.
-
-    Attributes:
-        next_slot: The slot after that one.
-        outcome: Done when it is there as it was read.
-    """
-
-    next_slot: int
-    outcome: Future[None]
 
 
 class RunLog:
@@ -112,20 +51,18 @@ class RunLog:
         run_id: The run.
         state: The replay of everything read so far. It is compact, but for moments in which a rule
             needs what was evicted.
-        seen: The head of the log on this machine; set by the caller that listed the slots
-            before this was made.
+        seen: The head of the log on this machine.
     """
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
         self._pid, self._made_lock = os.getpid(), RLock()
+        self._slots = Slots(store, run_id)
         self._snapshots = Snapshots(store, run_id, snapshot_slot)
         self._complete = RunManifest.empty(run_id)
-        # As it was before anything is read: another thread may be committing meanwhile.
-        self.seen = store.heads.seen(run_id) if store.heads is not None else None
-        self._is_checked = self.seen is None
+        self.seen = SeenHead(store, run_id)
         self._may_write = False
-        self._tail = _Tail()
+        self._tail = Tail()
         # How many slots would survive a loss of power.
         self._durable = 0
         self.run_id = run_id
@@ -157,7 +94,7 @@ class RunLog:
                 if self._open_from(slot, check_head=check_head):
                     self._snapshots.newest = slot
                     return self.state
-            self._tail = _Tail()
+            self._tail = Tail()
             self.state = RunManifest.empty(self.run_id).compact()
             self.state = self.read_to(self.length()).compact()
             if check_head:
@@ -174,22 +111,7 @@ class RunLog:
         Raises:
             RolledBack: It is shorter than it was, or another one.
         """
-        heads, seen, state = self._store.heads, self.seen, self.state
-        if heads is not None and seen is not None:
-            link = link_after(proofs, seen.commits) or self._tail.link
-            if link is None and state.commits == seen.commits:
-                link = state.head  # only marks and places follow the snapshot
-            seen.require(heads.url, state.next_slot, state.commits, link)
-        self._is_checked = True
-        self._note_head()
-
-    def _note_head(self) -> None:
-        """Remember the head of the log, if the log was checked against the old head."""
-        heads, state = self._store.heads, self.state
-        if heads is not None and state.head is not None and self._is_checked:
-            heads.note(
-                self.run_id, state.next_slot, state.commits, state.head, self._tail.committed
-            )
+        self.seen.check(self.state, self._tail, proofs)
 
     def _proofs(self, snapshot: int) -> Iterator[Slot]:
         """Yield the slots that prove the head that was seen and that a snapshot skips.
@@ -197,9 +119,9 @@ class RunLog:
         The first of them are asked for at once. More than one is needed only of a head that was
         seen by a snapshot behind which nothing was committed.
         """
-        numbers = self.seen.skipped(snapshot) if self.seen is not None else range(0)
+        numbers = self.seen.skipped(snapshot)
         small = self._store.pools.small
-        asked = [small.submit(self._get, number) for number in numbers[:_PROOFS_AT_ONCE]]
+        asked = [small.submit(self._slots.get, number) for number in numbers[:_PROOFS_AT_ONCE]]
 
         def proofs() -> Iterator[Slot]:
             yield from (slot for slot in (one.result() for one in asked) if slot is not None)
@@ -216,14 +138,14 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
-            following = self._get(self.state.next_slot)
+            following = self._slots.get(self.state.next_slot)
             if following is not None:
                 look = self.look()
-                rest = self._read_listed(self.state.next_slot + 1)
+                rest = list(self.slots(self.state.next_slot + 1))
                 look.outcome.result()
                 slots = [following, *rest]
                 self._go_on(lambda: slots)
-                self._note_head()
+                self.seen.note(self.state, self._tail)
             self.state = self.state.compact()
             return self.state
 
@@ -246,7 +168,7 @@ class RunLog:
         """
         with self._lock:
             numbers = range(self.state.next_slot, stop)
-            if len(numbers) <= _AHEAD:
+            if len(numbers) <= AHEAD:
                 slots = list(self.fetch(numbers))
                 return self._go_on(lambda: slots)
             return self._go_on(lambda: self.fetch(numbers))
@@ -332,11 +254,10 @@ class RunLog:
         self._tail = tail
         return self.state
 
-    def _passing(self, tail: _Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
+    def _passing(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
         """Yield slots, and note them in the tail."""
-        commits = self.seen.commits if self.seen is not None else 0
         for slot in slots:
-            tail.take(slot, commits)
+            tail.take(slot, self.seen.commits)
             yield slot
 
     def look(self) -> Look:
@@ -346,43 +267,10 @@ class RunLog:
         """
         with self._lock:
             number, digest = self.state.next_slot, self._tail.newest
-        return Look(number, self._store.pools.small.submit(self._check_newest, number - 1, digest))
-
-    def _check_newest(self, number: int, digest: Digest | None) -> None:
-        if digest is None:
-            self._check_registry()
-            return
-        key = slot_key(self.run_id, number)
-        try:
-            found: Digest | None = Digest.of(self._store.backend.get(key))
-        except ObjectNotFound:
-            found = None
-        if found != digest:
-            raise RolledBack(
-                "the log is not the one that this handle has read",
-                where=key,
-                expected=f"the slot {digest.short}",
-                found="no slot" if found is None else f"the slot {found.short}",
-                hint="Nothing was committed. The log lost its newest slots, or another registry is "
-                "in its place: restore it, or open the run again to continue from the present log.",
-            )
-
-    def _check_registry(self) -> None:
-        """Refuse to begin a log in another registry than the handle was opened on, or in none."""
-        opened = self._store.config.id
-        try:
-            found = read_config(self._store.backend).id
-        except NotFound:
-            found = None
-        if found != opened:
-            raise RolledBack(
-                "the registry is not the one that this handle was opened on",
-                where=f"{self._store.backend.url}/{CONFIG}",
-                expected=f"the registry {opened}",
-                found="none" if found is None else f"the registry {found}",
-                hint="Nothing was committed. Bring the registry back from a backup, or open it "
-                "again to work with what is there.",
-            )
+        outcome = self._store.pools.small.submit(
+            check_newest, self._store, self.run_id, number - 1, digest
+        )
+        return Look(number, outcome)
 
     def make_durable(self) -> None:
         """Make every slot durable that was read.
@@ -398,13 +286,6 @@ class RunLog:
                 self._store.backend.make_durable(seen)
                 self._durable = self.state.next_slot
 
-    def confirm(self) -> RunManifest:
-        """Return the run as it was read, after checking that its slots are there and durable.
-
-        Call it before telling a caller that there is nothing left to commit.
-        """
-        return self.append(lambda _: None)
-
     def append(
         self,
         compose: Compose,
@@ -413,18 +294,18 @@ class RunLog:
         caches: bool = True,
         look: Look | None = None,
     ) -> RunManifest:
-        """Put the next slot, composed anew against the head until it lands.
+        """Put the next slot; after a lost race read to the head, compose again and try again.
 
         Args:
-            compose: Gives the lines for a state, or raises where a precondition fails; called again
-                after each lost race with the state that the winner left.
+            compose: Gives the lines for a run, or raises if the run does not allow them; called
+                again after each lost race with the run that the winner left.
             races: How many may be lost in a row.
             caches: Whether a snapshot may be written as well.
             look: One that was begun earlier; it counts if nothing was read since.
 
         Returns:
-            The state at the slot that was put, or at the head when there was nothing to do. Either
-            is durable.
+            The run at the slot that was put, or at the head if there was nothing to do. Either is
+            durable.
 
         Raises:
             Conflict: All of them were lost.
@@ -438,39 +319,50 @@ class RunLog:
                 look = self.look()
             look.outcome.result()
             for lost in range(races):
-                try:
-                    lines = compose(self.state)
-                except Forgotten:
-                    self.recall()
-                    lines = compose(self.state)
+                lines = self._composed(compose)
                 self.make_durable()
-                if lines is None:
+                if lines is None or self._has_put(lines, caches=caches):
                     return self.state
-                slot = Slot.build(self.state.next_slot, lines)
-                grown, needs_history = self._after(slot)
-                if self._put(slot):
-                    self.state = grown
-                    self._tail.take(slot, 0)
-                    self._durable = grown.next_slot
-                    self._note_head()
-                    if caches:
-                        self._write_snapshot(slot, at_once=needs_history)
-                    return self.state
-                before = self.state.next_slot
-                if lost > 1:
-                    # Before reading on: what is composed now is put at once, or it is late again.
-                    time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.01 * 2 ** min(lost, 9))))
-                self.refresh()
-                if self.state.next_slot == before:
-                    raise Malformed(
-                        "the store says that a slot exists, and does not give it",
-                        where=slot_key(self.run_id, before),
-                    )
+                self._read_winner(lost)
             raise Conflict(
                 f"lost {races} races for the next slot",
                 where=self.run_id,
-                found=f"the last one went to {_author(self._get(self.state.next_slot - 1))}",
+                found=f"the last one went to {_author(self._slots.get(self.state.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
+            )
+
+    def _composed(self, compose: Compose) -> Sequence[Line | bytes] | None:
+        try:
+            return compose(self.state)
+        except Forgotten:
+            self.recall()
+            return compose(self.state)
+
+    def _has_put(self, lines: Sequence[Line | bytes], *, caches: bool) -> bool:
+        """Put the next slot, unless another writer has; return whether it is ours."""
+        slot = Slot.build(self.state.next_slot, lines)
+        grown, needs_history = self._after(slot)
+        if not self._slots.put(slot):
+            return False
+        self.state = grown
+        self._tail.take(slot, 0)
+        self._durable = grown.next_slot
+        self.seen.note(self.state, self._tail)
+        if caches:
+            self._write_snapshot(slot, at_once=needs_history)
+        return True
+
+    def _read_winner(self, lost: int) -> None:
+        """Read to the head after a lost race; `lost` says how many were lost before it."""
+        before = self.state.next_slot
+        if lost > 1:
+            # Before reading on: what is composed now is put at once, or it is late again.
+            pause(0.01, lost)
+        self.refresh()
+        if self.state.next_slot == before:
+            raise Malformed(
+                "the store says that a slot exists, and does not give it",
+                where=slot_key(self.run_id, before),
             )
 
     def prepare_writing(self) -> None:
@@ -486,11 +378,11 @@ class RunLog:
 
     def length(self) -> int:
         """Return how many slots the log has: one listing."""
-        return len(self._numbers(0))
+        return len(self._slots.numbers())
 
     def slots(self, start: int = 0) -> Iterator[Slot]:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
-        yield from self.fetch(self._numbers(start))
+        yield from self._slots.fetch(self._slots.numbers(start))
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
         """Yield slots that were listed, fetched in parallel, up to a damaged one.
@@ -498,77 +390,19 @@ class RunLog:
         Raises:
             Malformed: One of them is absent.
         """
-        for start in range(0, len(numbers), _AHEAD):
-            batch = numbers[start : start + _AHEAD]
-            for number, slot in zip(
-                batch, self._store.pools.small.map(self._get, batch), strict=True
-            ):
-                if slot is None:
-                    raise Malformed("a listed slot is absent", where=slot_key(self.run_id, number))
-                yield slot
-
-    def _put(self, slot: Slot) -> bool:
-        """Put a slot; return whether it is ours. After a lost answer only the slot can tell."""
-        key = slot_key(self.run_id, slot.number)
-        until = time.monotonic() + _UNKNOWN_S
-        for attempt in range(_UNKNOWN_RETRIES):
-            try:
-                if self._store.backend.put_if_absent(key, slot.data):
-                    return True
-                return self._store.backend.get(key) == slot.data
-            except ObjectNotFound:
-                pass  # "exists" and then absent: a listing still settling; ask the same slot again.
-            except StoreUnavailable:
-                # The store has been patient already: a silent one must not be asked for hours.
-                if attempt == _UNKNOWN_RETRIES - 1 or time.monotonic() > until:
-                    raise
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, 0.02 * 2**attempt)))
-        raise StoreUnavailable(
-            "unknown whether the commit landed",
-            where=key,
-            hint=f"Run `holdfast log {self.run_id}` to see; saving again is safe either way.",
-        )
-
-    def _get(self, number: int) -> Slot | None:
-        key = slot_key(self.run_id, number)
-        try:
-            data = self._store.backend.get(key)
-        except ObjectNotFound:
-            return None
-        return Slot.decode(number, data, where=key)
-
-    def _read_listed(self, start: int) -> list[Slot]:
-        """Return the slots from `start` on: one listing, then all of them at once."""
-        return list(self.fetch(self._numbers(start)))
-
-    def _numbers(self, start: int) -> Sequence[int]:
-        backend = self._store.backend
-        after = slot_key(self.run_id, start - 1) if start else ""
-        infos = backend.list(log_prefix(self.run_id), start_after=after)
-        listed = [parse_number(info.key) for info in infos]
-        gap = next(gaps(backend, listed, partial(slot_key, self.run_id), start), None)
-        if gap is not None:
-            raise Malformed(
-                "the log has a gap",
-                where=self.run_id,
-                expected=f"slot {gap}",
-                found=f"slot {next(number for number in listed if number > gap)}",
-                hint="A slot was deleted from outside; put it back from a backup of this store. "
-                "A mirror's slots are its own.",
-            )
-        return range(start, listed[-1] + 1 if listed else start)
+        yield from self._slots.fetch(numbers)
 
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
         """Open the run from a snapshot; return whether the result can be trusted."""
         proofs = self._proofs(slot) if check_head else iter(())
         reading = self._store.pools.small.submit(self._snapshots.read, slot)
-        slots = self._read_listed(slot)
+        slots = list(self.slots(slot))
         found = reading.result()
         opened = self._snapshots.parse(found, slots[0]) if found and slots else None
         if opened is None:
             return False
-        self._tail = _Tail()
-        self._tail.take(slots[0], self.seen.commits if self.seen is not None else 0)
+        self._tail = Tail()
+        self._tail.take(slots[0], self.seen.commits)
         self.state = opened.compact()
         self.state = self._go_on(lambda: slots[1:]).compact()
         if check_head:
@@ -579,7 +413,7 @@ class RunLog:
         if not at_once and not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
             return
         data = self._snapshots.encode(self.state, slot)
-        # A cache: the commit stands whether or not this lands.
+        # A cache: the commit is made whether or not this succeeds.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
         self._snapshots.newest = slot.number

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from registry.actions import Action, SetPin, SetTag
-from registry.charge import check_not_dropped
+from registry.change import Composed
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
@@ -95,7 +95,9 @@ def add_artifact(committer: Committer, name: str, state: object) -> Stored:
         return None if standing else [SetPin(kind="artifact", name=name, manifest=digest)]
 
     first = [written]
-    committer.commit(compose, lambda: [first.pop() if first else committer.write_plain(state)])
+    committer.commit(
+        Composed(compose, lambda: [first.pop() if first else committer.write_plain(state)])
+    )
     return Stored(committer.store, committer.log, digest, f"artifacts/{name}")
 
 
@@ -140,9 +142,8 @@ def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is still kept.
 
     Raises:
-        Conflict: It was evicted meanwhile, or its run dropped.
+        Conflict: It was evicted meanwhile.
     """
-    check_not_dropped(state)
     record = state.record(n)
     if record.evicted is not None:
         raise Conflict(
@@ -158,7 +159,7 @@ def sound(state: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is still kept and whose weights are finite.
 
     Raises:
-        Conflict: It was evicted meanwhile, or its run dropped.
+        Conflict: It was evicted meanwhile.
         InvalidInput: It is held back.
     """
     record = kept(state, n, where)

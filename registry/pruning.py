@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from registry.actions import Action, DropRun, Evict, Place, Recover
-from registry.committer import Committer, Stale
+from registry.change import Composed, Stale
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
 from registry.retention import RetentionPlan, has_policies, plan_retention
@@ -79,7 +80,7 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
         _check_steps_are_free(state, checkpoints)
         return [Recover(checkpoints=checkpoints)]
 
-    committer.commit(compose, plan)
+    committer.commit(Composed(compose, plan, on_dropped=True))
     return [log.knowing(n).by_n[n] for n in checkpoints]
 
 
@@ -159,12 +160,7 @@ def drop(committer: Committer, reason: str) -> None:
             found=ascii(reason),
         ) from error
 
-    def compose(state: RunManifest) -> Sequence[Action]:
-        if state.dropped is not None:
-            raise Conflict("the run was dropped before", where=state.run_id, found=state.dropped)
-        return [DropRun(reason=reason)]
-
-    committer.store.with_reserve(lambda: committer.commit(compose))
+    committer.store.with_reserve(lambda: committer.commit(lambda _: [DropRun(reason=reason)]))
 
 
 def _evicted(state: RunManifest, n: int) -> CheckpointRecord:

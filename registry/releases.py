@@ -17,6 +17,7 @@ from registry import pytree
 from registry.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from registry.canonical import float_to_hex
 from registry.cards import check_card, read_card, write_card
+from registry.change import NewCommit
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.digest import Digest
@@ -178,7 +179,7 @@ class Releases:
             pytree.await_devices(wanted.state)
         else:
             wanted.parts = _parts(checkpoint, self._log.state, only)
-        now = self._committer.commit(wanted.actions, wanted.plan)
+        now = self._committer.commit(wanted)
         return self._release(find_pin(now, "release", wanted.name))
 
     def get(self, version: str) -> Release:
@@ -251,7 +252,7 @@ class Releases:
 
 
 @dataclass(slots=True)
-class _Publication:
+class _Publication(NewCommit):
     """A release on its way.
 
     Attributes:
@@ -280,7 +281,7 @@ class _Publication:
     def where(self) -> str:
         return f"{self.checkpoint.run_id}/releases/{self.name}"
 
-    def plan(self) -> Sequence[Written]:
+    def write_states(self) -> Sequence[Written]:
         """Put on the store what the checkpoint is not already: manifests and the card."""
         written, of = [], self.checkpoint.digest
         self.digest = of
@@ -303,7 +304,7 @@ class _Publication:
             self._check_same(standing)
             return None
         record = sound(state, self.checkpoint.n, self.checkpoint.ref)
-        assert self.digest is not None  # plan has run
+        assert self.digest is not None  # the states are written
         return [
             SetPin(
                 kind="release",

@@ -13,8 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from registry.actions import Commit, Line, Place, line_digest
+from registry.change import Change, Stale
+from registry.committer import Committer
+from registry.digest import Digest
 from registry.errors import (
-    Conflict,
     Diverged,
     IntegrityError,
     InvalidInput,
@@ -28,10 +30,8 @@ from registry.registry import Registry, open  # noqa: A004
 from registry.state import RunManifest
 from registry.store import Store
 from registry.suggest import near
-from registry.writer import Choice, Condemned, Writer
+from registry.writer import Choice
 from registry.writing.adopting import adopt
-
-_PLANS = 5
 
 #: Called with the number of bytes copied so far.
 Progress = Callable[[int], object]
@@ -145,8 +145,10 @@ class _Counter:
             self._progress(self.total)
 
 
-class _RunCopy:
+class _RunCopy(Change):
     """One run on its way."""
+
+    noun = "sync"
 
     def __init__(self, source: Store, destination: Store, run_id: str, sent: _Counter) -> None:
         self._source = source
@@ -154,8 +156,11 @@ class _RunCopy:
         self._run_id = run_id
         self._sent = sent
         self._log = RunLog(destination, run_id)
+        self._committer = Committer(destination, self._log)
         self._history: list[bytes] = []
-        self._state = RunManifest(run_id=run_id)
+        self._run = RunManifest(run_id=run_id)
+        self._places: list[Place] = []
+        self._present: frozenset[Digest] = frozenset()
         self._done = RunSync(run_id)
 
     def copy(self) -> RunSync:
@@ -167,43 +172,72 @@ class _RunCopy:
         lacking = len(self._missing(self._log.state))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
         if not self._log.state.commits:
-            self._log.append(lambda state: None if state.commits else self._history[:1])
-        for _ in range(_PLANS):
-            try:
-                return replace(self._copy_missing(), commits=lacking)
-            except Condemned:
-                continue  # a sweep passed at the destination: choose anew
-            except MissingObject:
-                # Let go and collected at the source meanwhile, or moved: look at its head again.
-                read = self._state.next_slot
-                self._read_source()
-                if self._state.next_slot == read:
-                    raise
-        raise Conflict(
-            f"sweeps at the destination condemned what this sync chose, {_PLANS} times in a row",
-            where=self._run_id,
-            hint="Nothing was committed; sync again, and let collectors run less often.",
-        )
+            self._log.append(lambda run: None if run.commits else self._history[:1])
+        self._committer.commit(self)
+        return replace(self._done, commits=lacking)
+
+    def check(self, run: RunManifest) -> None:
+        """Allow it: a sync adds nothing of its own, and `lines` refuses a run that diverged."""
+
+    def write(self) -> Choice:
+        """Copy what the missing commits name; packs that are there already are not sent again."""
+        writer, here, there = self._committer.writer, self._log.state, self._run
+        _ = writer.epoch  # observed before any key is chosen
+        commits = self._missing(here)
+        self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
+        unplaced = there.held - there.by_manifest.keys()
+        if unplaced:
+            raise MissingObject(
+                "the source gives no place for a state that it holds",
+                where=f"{self._run_id}/{min(unplaced).short}",
+                hint="Run `holdfast verify` there. Nothing of this run was copied.",
+            )
+        added = [ck for ck in there.checkpoints if ck.n >= len(self._history) - len(commits)]
+        self._done = replace(self._done, checkpoints=len(added))
+        self._places, choice = [], Choice()
+        if commits:
+            wanted = [
+                place
+                for place in there.places
+                if place.manifest in there.held and place.manifest not in self._present
+            ]
+            self._places, choice = adopt(
+                self._source, self._destination, writer, wanted, self._count
+            )
+        return choice
+
+    def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
+        """Return the commits that the destination lacks, byte for byte, after their places."""
+        missing = self._missing(run)
+        if missing and not self._present <= run.held:
+            raise Stale  # the destination has evicted a state that was not copied because of it
+        return [*self._places, *missing] if missing else None
+
+    def read_again(self) -> bool:
+        """Read the source again: it may have evicted or moved what was missing."""
+        read = self._run.next_slot
+        self._read_source()
+        return self._run.next_slot != read
 
     def _read_source(self) -> None:
         log = RunLog(self._source, self._run_id)
         slots = list(log.slots())
         log.recall()  # what was evicted is counted as well
         self._history = [raw for slot in slots for raw, _ in slot.commits]
-        self._state = log.fold(slots)
+        self._run = log.fold(slots)
         log.check_head(slots)
         # If the source lost a copied commit, its next commit would differ from the copy.
         log.make_durable()
 
-    def _missing(self, state: RunManifest) -> Sequence[bytes]:
-        """Return the commit lines that a destination in `state` lacks.
+    def _missing(self, run: RunManifest) -> Sequence[bytes]:
+        """Return the commit lines that the destination lacks, given the run there.
 
         Raises:
             Diverged: Its history is no beginning of the source's, nor the other way round.
         """
-        shared = min(state.commits, len(self._history))
-        head = state.head
-        if state.commits > shared:
+        shared = min(run.commits, len(self._history))
+        head = run.head
+        if run.commits > shared:
             head = line_digest(self._destination_history()[shared - 1])
         if shared and head != line_digest(self._history[shared - 1]):
             raise self._diverged()
@@ -223,39 +257,6 @@ class _RunCopy:
             found="another one at the destination",
             hint="Nothing was copied. Keep one side as the run and write results there only.",
         )
-
-    def _copy_missing(self) -> RunSync:
-        writer = Writer(self._destination, self._log)
-        _ = writer.epoch
-        commits = self._missing(self._log.state)
-        here = self._log.state
-        present = here.by_manifest.keys() & here.held & self._state.held
-        wanted = [
-            place
-            for place in self._state.places
-            if place.manifest in self._state.held and place.manifest not in present
-        ]
-        unplaced = self._state.held - self._state.by_manifest.keys()
-        if unplaced:
-            raise MissingObject(
-                "the source gives no place for a state that it holds",
-                where=f"{self._run_id}/{min(unplaced).short}",
-                hint="Run `holdfast verify` there. Nothing of this run was copied.",
-            )
-        places: list[Place] = []
-        choice = Choice()
-        if commits:
-            places, choice = adopt(self._source, self._destination, writer, wanted, self._count)
-
-        def compose(state: RunManifest) -> Sequence[Line | bytes] | None:
-            missing = self._missing(state)
-            if missing and not present <= state.held:
-                raise Condemned([])  # what was to be used again has been let go meanwhile
-            return [*places, *missing] if missing else None
-
-        writer.commit(compose, choice)
-        added = [ck for ck in self._state.checkpoints if ck.n >= len(self._history) - len(commits)]
-        return replace(self._done, checkpoints=len(added))
 
     def _count(self, ref: PackRef, sent: bool) -> None:
         done = self._done

@@ -20,11 +20,12 @@ from registry.actions import Line, Place
 from registry.digest import Digest
 from registry.epochs import Epochs
 from registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
-from registry.log import Look, RunLog
+from registry.log import RunLog
 from registry.objects.keys import Kind, ObjectKey, stem
 from registry.objects.placement import Placement
 from registry.state import RunManifest
 from registry.store import Store
+from registry.tail import Look
 
 _FREED_WITHIN_S = 0.1
 

@@ -16,6 +16,7 @@ from typing import Self
 
 from backends.escape import quoted
 from registry.actions import Acknowledge, Action, Claim
+from registry.change import Composed
 from registry.checkpoint import Checkpoint
 from registry.committer import Committer
 from registry.errors import Conflict, InvalidInput
@@ -141,7 +142,9 @@ class Watch(Iterator[Checkpoint]):
         Raises:
             Conflict: Others write to the run too often; it is not acknowledged.
         """
-        self._committer.commit(lambda state: self._acknowledgement(state) or None)
+        self._committer.commit(
+            Composed(lambda run: self._acknowledgement(run) or None, on_dropped=True)
+        )
         self._held = None
 
     def renew(self) -> None:
@@ -159,12 +162,12 @@ class Watch(Iterator[Checkpoint]):
         def compose(state: RunManifest) -> Sequence[Action]:
             group = state.group(self.group)
             holder = next((one.follower for one in group.claims if one.checkpoint == held), None)
-            if state.dropped is not None or holder != self.follower:
+            if holder != self.follower:
                 raise Conflict(
                     "this checkpoint is no longer this follower's",
                     where=f"{self._where}: {self._log.knowing(held).by_n[held].manifest.short}",
                     expected=self.follower,
-                    found=state.dropped or holder or "nobody: it was acknowledged",
+                    found=holder or "nobody: it was acknowledged",
                     hint="Hold it longer than the work takes.",
                 )
             return self._claim(held)
@@ -185,7 +188,7 @@ class Watch(Iterator[Checkpoint]):
             return [*self._acknowledgement(state), *claim] or None
 
         try:
-            self._committer.commit(compose)
+            self._committer.commit(Composed(compose, on_dropped=True))
         except Conflict:
             # All races lost: as many others write as can. What is held is still held.
             return None

@@ -273,7 +273,7 @@ class Collector:
     ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
         newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
         log = RunLog(self._store, files.run_id, snapshot_slot=newest)
-        log.seen = self._seen.get(files.run_id)
+        log.seen.head = self._seen.get(files.run_id)
         # Slots are put in order: what stands before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
         settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)

@@ -20,6 +20,7 @@ from typing import Literal
 
 from backends.location import parse
 from registry.actions import Action, Place
+from registry.change import Composed
 from registry.committer import Committer
 from registry.digest import Digest
 from registry.epochs import Epochs
@@ -329,7 +330,7 @@ class _Repair:
             stands = state.by_manifest.get(need.manifest) == need.place
             return [] if stands and need.manifest in state.held else None
 
-        committer.commit(compose, plan)
+        committer.commit(Composed(compose, plan, on_dropped=True))
         self._sound |= used
         self._verification.forget(used)
         return sum(sent)

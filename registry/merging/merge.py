@@ -13,10 +13,11 @@ from typing import Any
 
 from backends.escape import printable, quoted
 from registry.actions import Action
+from registry.change import Stale
 from registry.charge import Charge, check_not_dropped
 from registry.checkpoint import Checkpoint
 from registry.codecs import COMPRESSIONS
-from registry.committer import Committer, Stale
+from registry.committer import Committer
 from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.merging.arguments import (
@@ -61,7 +62,7 @@ def merge(
     request.meta = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
     save = prepare_save(plan.state, request, committer.log.state)
     commit = _MergeCommit(committer, save, wanted, plan)
-    committer.commit(commit.actions, commit.plan)
+    committer.commit(commit)
     made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
     return Checkpoint(committer.store, committer.log, made)
 
@@ -166,18 +167,16 @@ class _MergeCommit(SaveCommit):
         self._blends = plan.blends
         self._is_written = False
 
-    def plan(self) -> Sequence[Written]:
+    def write_states(self) -> Sequence[Written]:
         """Put everything that the commit names on the store."""
         self._is_written = False
-        state = self._committer.log.state
-        self._charge.check_allowed(state, takes_over=False)
         self._wanted.check_held()
-        return super().plan()
+        return super().write_states()
 
     def actions(self, state: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""
         if not self._is_written:
-            raise Stale  # a source was gone before all of it was read: `plan` says so
+            raise Stale  # a source was gone before all of it was read: `write_states` says so
         return super().actions(state)
 
     def _write(

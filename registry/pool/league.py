@@ -118,7 +118,8 @@ class OpponentPool:
 
     def _promote(self, source: Callable[[RunManifest], Source], terms: Terms) -> PoolEntry:
         promotion = PromotionCommit(self._committer, source, terms)
-        promotion.commit()
+        self._log.refresh()
+        self._committer.commit(promotion)
         return self._entry(self._known(promotion.version))
 
     # Looking at it

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from registry.actions import Action
-from registry.committer import Committer, Stale
+from registry.change import NewCommit, Stale
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.objects.manifest import Manifest
 from registry.pins import sound
@@ -19,7 +20,7 @@ from registry.pool.promotion import (
 )
 from registry.pool.ratings import DEFAULT, Rating
 from registry.rules import inference_parts
-from registry.state import CheckpointRecord, RunManifest
+from registry.state import CheckpointRecord, PoolRecord, RunManifest
 from registry.stored import Stored
 from registry.writing.placing import Written
 
@@ -63,7 +64,7 @@ class Terms:
         return Rating(mu, inherited.sigma if self.sigma is None else self.sigma)
 
 
-class PromotionCommit:
+class PromotionCommit(NewCommit):
     """A promotion under way.
 
     Args:
@@ -83,39 +84,35 @@ class PromotionCommit:
         self._terms = terms
         self._cut_of: Digest | None = None
         self._model: Digest
-        self._written = False
+        self._is_cut = False
         self.version = -1
 
-    def commit(self) -> None:
-        """Let the model in, unless it plays already."""
-        state = self._committer.log.refresh()
-        source = self._source(state)
-        for entry in state.roster():
-            played = (entry.checkpoint, entry.gate, entry.frozen)
-            if played == (source.checkpoint.n, source.gate, self._terms.frozen):
-                self.version = entry.version
-                self._committer.log.confirm()
-                return
-        self._committer.commit(self._actions, self._plan)
-
-    def _plan(self) -> Sequence[Written]:
-        """Cut the model out of its checkpoint, unless the run holds just that already."""
+    def write_states(self) -> Sequence[Written]:
+        """Cut the model out of its checkpoint, unless it plays or the run holds it already."""
         committer, state = self._committer, self._committer.log.state
-        record = _sound(state, self._source(state).checkpoint)
+        source = self._source(state)
+        self._cut_of = None
+        if self._playing(state, source) is not None:
+            return ()
+        record = _sound(state, source.checkpoint)
         where = f"{state.run_id}/{record.manifest.short}"
         whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
         names = inference_parts(state.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
         self._cut_of, self._model = record.manifest, model.digest
-        self._written = self._model not in state.held
-        return [committer.cut(record.manifest, names)] if self._written else []
+        self._is_cut = self._model not in state.held
+        return [committer.cut(record.manifest, names)] if self._is_cut else []
 
-    def _actions(self, state: RunManifest) -> Sequence[Action] | None:
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return what lets the model in, unless an equal entry plays."""
         source = self._source(state)
+        playing = self._playing(state, source)
+        if playing is not None:
+            self.version = playing.version
+            return None
         record = _sound(state, source.checkpoint)
-        stands = self._written or self._model in state.held
-        if record.manifest != self._cut_of or not stands:
+        if record.manifest != self._cut_of or not (self._is_cut or self._model in state.held):
             raise Stale
         candidate = Candidate(
             manifest=self._model,
@@ -131,6 +128,14 @@ class PromotionCommit:
             return None
         self.version = state.next_version
         return promotion(state, candidate, self._rating(state, record))
+
+    def _playing(self, state: RunManifest, source: Source) -> PoolRecord | None:
+        """Return the entry that plays already for this source, on these terms."""
+        wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
+        for entry in state.roster():
+            if (entry.checkpoint, entry.gate, entry.frozen) == wanted:
+                return entry
+        return None
 
     def _rating(self, state: RunManifest, record: CheckpointRecord) -> Rating:
         # An anchor is not the model in training: without a rating of its own it has none.

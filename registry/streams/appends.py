@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from registry.actions import AppendStream, Lifetime
-from registry.charge import check_not_dropped
-from registry.committer import Committer, Stale
+from registry.change import Stale
+from registry.committer import Committer
 from registry.errors import IntegrityError, InvalidInput, Malformed
 from registry.pools import abandon
 from registry.state import RunManifest, Segment, StreamRecord
@@ -85,7 +85,6 @@ def plan_append(
         InvalidInput: Streams are declared and this one is not, or it has another lifetime.
         Conflict: The run was dropped.
     """
-    check_not_dropped(state)
     stream = _standing(state, name, stream_lifetime(state, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from backends.escape import quoted
 from registry import canonical, pytree
 from registry.actions import Action, AppendStream, ArchiveStream, Lifetime
+from registry.change import Composed
 from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
@@ -261,7 +262,7 @@ class _Attempt:
             self._tried.append((state.next_slot, action))
             return [action]
 
-        return self._committer.commit(compose, plan)
+        return self._committer.commit(Composed(compose, plan))
 
     def _has_landed(self, state: RunManifest, number: int, action: AppendStream) -> bool:
         if state.next_slot <= number:

@@ -15,8 +15,9 @@ from registry.actions import (
     ReportMetrics,
 )
 from registry.canonical import float_to_hex
-from registry.charge import Charge, check_not_dropped
-from registry.committer import Committer, Stale, preview
+from registry.change import NewCommit, Stale, preview
+from registry.charge import Charge
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.errors import Conflict, IncompatibleState
 from registry.plain import format_time
@@ -31,7 +32,7 @@ from registry.trainer.save_request import PreparedSave, SaveRequest
 from registry.writing.placing import Base, Written, cut_state
 
 
-class SaveCommit:
+class SaveCommit(NewCommit):
     """A save under way.
 
     Attributes:
@@ -61,7 +62,12 @@ class SaveCommit:
         self.outcome = -1
         self.nonfinite: tuple[str, ...] = ()
 
-    def plan(self) -> Sequence[Written]:
+    def check(self, run: RunManifest) -> None:
+        """Refuse a save into a run that is over, or that another trainer has taken over."""
+        self._charge.recognize(run)
+        self._charge.check_allowed(run, takes_over=self._request.takes_over)
+
+    def write_states(self) -> Sequence[Written]:
         """Put everything that the commit names on the store."""
         committer, run = self._committer, self._committer.log.state
         bases = committer.choose_bases(self._charge.base_order(run))
@@ -70,7 +76,7 @@ class SaveCommit:
         if self._same_step(run) is not None:
             # What seems to be there may have been let go since this handle last looked.
             run = committer.log.refresh()
-            check_not_dropped(run)
+            super().check(run)
         known = self._same_step(run)
         self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
         self._companions = {
@@ -105,9 +111,6 @@ class SaveCommit:
 
     def actions(self, state: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""
-        self._charge.recognize(state)
-        takes_over = self._request.takes_over
-        self._charge.check_allowed(state, takes_over=takes_over)
         claims = self._claim(state)
         known = self._same_step(state)
         digest = self._state.base.manifest.digest
@@ -123,7 +126,7 @@ class SaveCommit:
         claimed = preview(state, claims)
         self._check_phase(claimed)
         self.outcome = state.commits
-        if takes_over:
+        if self._request.takes_over:
             self._charge.attempt(state.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self._appends)]
         actions.append(self._addition(claimed))

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import RLock
 
 from backends.escape import printable
-from registry.actions import Action, Line, RunStatus, SetStatus
+from registry.actions import Action, RunStatus, SetStatus
+from registry.change import Composed, NewCommit, preview
 from registry.charge import Charge
 from registry.checkpoint import Checkpoint
-from registry.committer import Committer, Plan, preview
+from registry.committer import Committer
 from registry.errors import IntegrityError
-from registry.log import commit_line
 from registry.pools import Threads
 from registry.pytree import FlatState
 from registry.state import RunManifest
@@ -27,6 +27,7 @@ from registry.trainer.pending import PendingSave, exit_wait_s
 from registry.trainer.save_commit import SaveCommit
 from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
 from registry.writer import placed_keys
+from registry.writing.placing import Written
 from registry.writing.staging import Staging
 
 _LOGGER = logging.getLogger("holdfast")
@@ -64,19 +65,15 @@ class Trainer:
             self._pending = PendingSave(saving, name, limit_s)
             return self._pending
 
-    def commit(self, compose: Callable[[RunManifest], Sequence[Action]], plan: Plan) -> RunManifest:
+    def commit(self, change: NewCommit) -> RunManifest:
         """Commit something that only the trainer of a run may, and take the run over by it."""
         self.settle()
-
-        def claimed(state: RunManifest) -> Sequence[Action]:
-            self._charge.check_allowed(state, takes_over=True)
-            claims = self._charge.claim(state)
-            return [*claims, *compose(preview(state, claims))]
-
         with self._lock:
-            state = self._committer.commit(claimed, plan)
-            self._charge.committed()
-            return state
+            claimed = _Claimed(self._charge, change)
+            run = self._committer.commit(claimed)
+            if claimed.says_something:
+                self._charge.committed()
+            return run
 
     def settle(self) -> None:
         """Wait for the save under way; raise what it failed with, unless its caller knows."""
@@ -103,13 +100,11 @@ class Trainer:
     def leave(self, status: RunStatus) -> None:
         """Set the run's status, unless somebody else trains it."""
 
-        def compose(state: RunManifest) -> Sequence[Line] | None:
-            others = state.writer is not None and self._charge.is_fenced(state)
-            if others or state.dropped is not None:
-                return None
-            return [commit_line(state, [SetStatus(status=status)])]
+        def actions(run: RunManifest) -> Sequence[Action] | None:
+            others = run.writer is not None and self._charge.is_fenced(run)
+            return None if others or run.dropped is not None else [SetStatus(status=status)]
 
-        self._log.append(compose)
+        self._committer.commit(Composed(actions, on_dropped=True))
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes whatever came after it."""
@@ -138,9 +133,8 @@ class Trainer:
         with self._lock:
             takes_over = save.request.takes_over
             run, store = self._log.state, self._committer.store
-            self._charge.check_allowed(run, takes_over=takes_over)
             commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
-            self._committer.commit(commit.actions, commit.plan)
+            self._committer.commit(commit)
             if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
                     "%s: step %d is recorded and held back: NaN or infinity in %s",
@@ -152,3 +146,31 @@ class Trainer:
                 self._charge.committed()
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
+
+
+class _Claimed(NewCommit):
+    """A commit that takes the run over first.
+
+    Attributes:
+        says_something: Whether the run did not say all of it before.
+    """
+
+    def __init__(self, charge: Charge, change: NewCommit) -> None:
+        self._charge = charge
+        self._change = change
+        self.says_something = False
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse what a save would be refused for."""
+        self._charge.check_allowed(run, takes_over=True)
+
+    def write_states(self) -> Sequence[Written]:
+        """Write what the commit names."""
+        return self._change.write_states()
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the claims, and what the commit says for the run after them."""
+        claims = self._charge.claim(run)
+        actions = self._change.actions(preview(run, claims))
+        self.says_something = actions is not None
+        return None if actions is None else [*claims, *actions]

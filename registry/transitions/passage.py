@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from registry import pytree
 from registry.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from registry.bursts import allocation_burst
+from registry.change import NewCommit, Stale, preview
 from registry.checkpoint import Checkpoint, phase_segment
-from registry.committer import Committer, Stale, preview
+from registry.committer import Committer
 from registry.digest import Digest
 from registry.environment import require_first_rank
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
@@ -80,15 +81,8 @@ def transition(
     committer.log.refresh()
     check_phase_is_declared(committer.log.state.spec, phase)
     passage = _Passage(committer, phase, options)
-    try:
-        trainer.commit(passage.actions, passage.plan)
-    except _Stands:
-        committer.log.confirm()
+    trainer.commit(passage)
     return passage.outcome()
-
-
-class _Stands(Exception):
-    """The phase was entered this way already, and nothing was saved in it: no commit is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +102,11 @@ class _Way:
     anchors: tuple[Pin, ...]
 
 
-class _Passage:
+class _Passage(NewCommit):
     """A transition under way.
 
     What it makes depends on the run as the trainer takes it over, which only the commit knows. So
-    the first plan writes nothing, and `actions` asks for another one once it has seen the run.
+    the first time it writes nothing, and `actions` has it write again once it has seen the run.
     """
 
     def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
@@ -128,7 +122,7 @@ class _Passage:
         self._companions: dict[str, Written] = {}
         self._entries: list[tuple[Pin, Written]] = []
 
-    def plan(self) -> Sequence[Written]:
+    def write_states(self) -> Sequence[Written]:
         """Check and make everything, and put what the commit names on the store."""
         way, committer = self._way, self._committer
         if way is None:
@@ -147,8 +141,8 @@ class _Passage:
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
-    def actions(self, state: RunManifest) -> Sequence[Action]:
-        """Return what the commit says, for the run as it stands."""
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return what the commit says; `None` if the phase was entered this way already."""
         entered = _entered(state, self._to)
         way = _find_way(state, entered, self._to)
         if way != self._way:
@@ -156,7 +150,7 @@ class _Passage:
             raise Stale
         enter = self._enter(way)
         if entered is not None and _same(entered, enter):
-            raise _Stands
+            return None
         actions: list[Action] = [enter]
         for pin, written in self._entries:
             actions += self._promotion(preview(state, actions), pin, written)

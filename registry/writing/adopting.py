@@ -13,14 +13,14 @@ from itertools import islice
 
 from registry.actions import Place
 from registry.objects.keys import ObjectKey
-from registry.objects.manifest import Manifest
 from registry.objects.pack import open_pack
-from registry.objects.placement import PackRef, Placement
+from registry.objects.placement import PackRef
 from registry.pools import results
 from registry.reading.fetching import verify_pack_chunks
 from registry.reading.loading import index_chunks, read_lists
 from registry.store import Store
 from registry.writer import Choice, Writer, placed_keys
+from registry.writing.placing import put_place
 
 #: Packs held in memory at once on their way from store to store.
 _PACKS_IN_FLIGHT = 4
@@ -52,6 +52,7 @@ def adopt(
         MissingObject: Something is gone at the source.
         IntegrityError: Something is damaged there; it is not passed on.
     """
+    _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
     placements = [source.placement(place.placement_key) for place in wanted]
     packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
     copied: dict[ObjectKey, ObjectKey] = {}
@@ -68,7 +69,9 @@ def adopt(
             placement,
             packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
         )
-        places.append(_put_place(source, destination, writer, place, moved))
+        manifest = source.manifest(place.manifest_key)
+        index_chunks(manifest, moved, read_lists(destination, manifest, moved))
+        places.append(put_place(destination, writer, manifest, moved))
         keys |= placed_keys(places[-1], moved)
     return places, Choice(frozenset(keys))
 
@@ -83,18 +86,3 @@ def _copy_pack(source: Store, writer: Writer, ref: PackRef) -> tuple[ObjectKey, 
     table = open_pack(data, ref.key.digest, where=str(ref.key))
     verify_pack_chunks(data, table, ref.key)
     return writer.put_pack(ref.key.digest, [data], len(data)), True
-
-
-def _put_place(
-    source: Store, destination: Store, writer: Writer, place: Place, placement: Placement
-) -> Place:
-    manifest = source.manifest(place.manifest_key)
-    index_chunks(manifest, placement, read_lists(destination, manifest, placement))
-    key = writer.put_small("manifests", manifest.digest, manifest.encode(), Manifest)
-    placed = writer.put_small("placements", placement.digest, placement.encode(), Placement)
-    return Place(
-        manifest=manifest.digest,
-        manifest_generation=key.generation,
-        placement=placement.digest,
-        placement_generation=placed.generation,
-    )

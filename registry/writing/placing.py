@@ -109,6 +109,13 @@ def place_manifest(
         new_bytes: Bytes of chunks that were stored for it.
     """
     placement = build_placement(manifest, lists, spots)
+    place = put_place(store, writer, manifest, placement)
+    choice = Choice(placed_keys(place, placement), cover(bases))
+    return Written(Base(place, manifest, placement, lists), choice, new_bytes)
+
+
+def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Placement) -> Place:
+    """Put a manifest and a placement of it; return the place that names both."""
     manifest_key, placement_key = results(
         [
             store.pools.small.submit(
@@ -119,16 +126,14 @@ def place_manifest(
             ),
         ]
     )
-    place = Place(
+    store.remember(manifest_key, manifest)
+    store.remember(placement_key, placement)
+    return Place(
         manifest=manifest.digest,
         manifest_generation=manifest_key.generation,
         placement=placement.digest,
         placement_generation=placement_key.generation,
     )
-    store.remember(place.manifest_key, manifest)
-    store.remember(placement_key, placement)
-    choice = Choice(placed_keys(place, placement), cover(bases))
-    return Written(Base(place, manifest, placement, lists), choice, new_bytes)
 
 
 def cover(bases: Iterable[Base]) -> dict[ObjectKey, list[Place]]:

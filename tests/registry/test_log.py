@@ -7,7 +7,7 @@ import pytest
 from backends import ObjectInfo, StoreUnavailable
 from backends.errors import AccessDenied
 from backends.wrappers import Fault, Faulty, Metered, Wrapper
-from registry import canonical, log
+from registry import canonical, log, slots
 from registry.actions import CreateRun, Mark, SetStatus, TakeOver
 from registry.digest import Digest
 from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
@@ -233,7 +233,7 @@ def test_a_store_that_was_patient_long_enough_is_not_asked_again(
             asked.append(key)
             raise StoreUnavailable("timeout", where=key)
 
-    monkeypatch.setattr(log, "_UNKNOWN_S", -1.0)
+    monkeypatch.setattr(slots, "_UNKNOWN_S", -1.0)
     with pytest.raises(StoreUnavailable):
         mine = reopened(store_on, Silent(backend))
         mine.append(lambda state: [commit_line(state, [status(0)])])

@@ -392,3 +392,32 @@ def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
     assert [ck.step for ck in mirror.run("run").checkpoints()] == [1, 2, 3]
     for ck in mirror.run("run").checkpoints():
         assert same(ck.load(), small_state(ck.step))
+
+
+def test_what_was_let_go_at_the_source_meanwhile_is_read_again(
+    filled, source, src, target, dst, open_registry
+):
+    doomed = packs_of(source.run("run").checkpoints()[0])
+
+    def eviction_and_collection():
+        filled.prune(Retention(last=1))
+        open_registry(src).gc(grace_s=0)
+        assert not objects(src) & set(doomed)
+
+    hooked = Hooked(src)
+    hooked.before = Once("placements/", eviction_and_collection, "get")
+    sync(open_registry(hooked), target)
+    assert hooked.before.done
+    mirror = open_registry(dst)
+    assert mirror.verify(deep=True).ok
+    assert [ck.step for ck in mirror.run("run").checkpoints()] == [3]
+
+
+def test_a_run_that_was_dropped_is_copied_and_then_complete(
+    filled, source, target, dst, open_registry
+):
+    sync(source, target)
+    filled.drop("no use")
+    assert sync(source, target).runs[0].commits == 1
+    assert open_registry(dst).run("run").manifest.dropped == "no use"
+    assert sync(source, open_registry(dst)).runs[0].commits == 0

@@ -1,8 +1,8 @@
 """The places of one run, brought to where a plan wants them.
 
-A repack is a writer like every other (W1 to W5, `registry.writer`), and one that says nothing new:
-a place is replaced only while the run still needs the manifest and still has it where the new place
-was planned from. Who places a state first has its way, whatever two repacks want of it.
+A repack is a change of the run that says nothing new (`registry.change`). It replaces a place only
+while the run needs the manifest and still gives the place that the new one was planned from. If two
+repacks want different things of one state, the first to place it wins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from functools import partial, reduce
 from itertools import islice
 
 from registry.actions import Line, Place
+from registry.change import Change
+from registry.committer import Committer
 from registry.digest import Digest
-from registry.errors import Conflict
 from registry.log import RunLog
 from registry.maintenance.repacking.packs import Packs
 from registry.maintenance.repacking.places import Layout
@@ -26,7 +27,7 @@ from registry.objects.placement import PackRef, Placement
 from registry.pools import results
 from registry.state import RunManifest
 from registry.store import Store
-from registry.writer import Choice, Condemned, Writer, placed_keys
+from registry.writer import Choice, Writer, placed_keys
 
 #: New packs held in memory at once ...
 _PACKS_IN_FLIGHT = 4
@@ -48,12 +49,12 @@ class _Move:
     choice: Choice
 
 
-class RunRepack:
-    """The places of one run.
+class RunRepack(Change):
+    """The places of one run, brought to where a plan wants them slot after slot.
 
     Attributes:
-        relocated: States that this placed anew.
-        lost: States that were to be placed anew, and that somebody else had placed first.
+        relocated: States that this has moved.
+        lost: States that were to be moved, and that somebody else had moved first.
         named: Packs that are new, or were to go, and that the run was seen to need in the end.
 
     Args:
@@ -65,6 +66,9 @@ class RunRepack:
         left: Takes the packs that states are moved out of here. Who was the last to move one out of
             a pack has freed it, so somebody else's move takes it out again.
     """
+
+    noun = "repack"
+    given_up = "What was placed until now is sound"
 
     def __init__(
         self,
@@ -79,6 +83,9 @@ class RunRepack:
         self._store = store
         self._plan = plan
         self._log = RunLog(store, run_id)
+        self._committer = Committer(store, self._log)
+        self._moves: list[_Move] = []
+        self._moved: list[_Move] = []
         self._touched = dict(places)
         self._pending = {place for place, going in places.items() if going}
         self._left = left
@@ -87,81 +94,30 @@ class RunRepack:
         self.named: set[ObjectKey] = set()
 
     def carry_out(self) -> None:
-        """Place anew what lies in packs that go, until nothing is left or others are faster."""
+        """Move states out of packs that go, until none is left or others are faster."""
         # W1: the log is there and read before its writer observes the epoch.
         self._log.open()
-        writer = Writer(self._store, self._log)
-        condemned = 0
         slots_left = len(self._pending) // _PLACES_PER_SLOT + PLANS
         while waiting := self._waiting(self._log.state):
             if slots_left <= 0:
                 break
-            try:
-                self._move(writer, waiting[:_PLACES_PER_SLOT])
-                slots_left -= 1
-            except Condemned:
-                condemned += 1
-                if condemned == PLANS:
-                    raise Conflict(
-                        f"sweeps overtook this repack {PLANS} times in a row",
-                        where=self._log.run_id,
-                        hint="Try again, and let collectors run less often. What was placed anew "
-                        "until now is sound.",
-                    ) from None
-        state = self._log.state
-        self.lost &= state.held
-        # What others have placed may lie in packs that were written here.
-        seen = [*waiting, *(state.by_manifest[manifest] for manifest in self.lost)]
+            self._note(self._committer.commit(self))
+            slots_left -= 1
+        run = self._log.state
+        self.lost &= run.held
+        # What others have placed may be in packs that were written here.
+        seen = [*waiting, *(run.by_manifest[manifest] for manifest in self.lost)]
         for placement in in_batches(self._store.pools.small, self._read, seen):
             self.named |= {pack.key for pack in placement.packs}
 
-    def _waiting(self, state: RunManifest) -> list[Place]:
-        """Return the places that name packs which are to go."""
-        self._note_lost(state)
-        held = [place for place in state.places if place.manifest in state.held]
-        unknown = [place for place in held if place not in self._touched]
-        for place, placement in zip(
-            unknown, in_batches(self._store.pools.small, self._read, unknown), strict=True
-        ):
-            going = self._plan.rewritten.keys()
-            self._touched[place] = frozenset(p.key for p in placement.packs if p.key in going)
-            if self._touched[place]:
-                self._pending.add(place)
-        return [place for place in held if self._touched[place]]
+    def check(self, run: RunManifest) -> None:
+        """Allow it: a repack says nothing, and a dropped run needs no state."""
 
-    def _note_lost(self, state: RunManifest) -> None:
-        """Note which places somebody else has replaced; what was let go is nobody's loss."""
-        for place in [one for one in self._pending if not state.is_placed(one)]:
-            self._pending.remove(place)
-            if place.manifest in state.held:
-                self.lost.add(place.manifest)
-                self._left -= self._touched[place]
-
-    def _read(self, place: Place) -> Placement:
-        return self._store.placement(place.placement_key)
-
-    def _move(self, writer: Writer, places: Sequence[Place]) -> None:
-        moves = self._prepare(writer, places)
-        ours: list[_Move] = []
-
-        def compose(state: RunManifest) -> Sequence[Line] | None:
-            # What was let go, or placed by somebody else, meanwhile is none of ours any more.
-            ours[:] = [move for move in moves if state.is_placed(move.before)]
-            return [move.after for move in ours] or None
-
-        choice = reduce(Choice.__or__, [move.choice for move in moves], Choice())
-        state = writer.commit(compose, choice)
-        self._pending -= {move.before for move in ours}
-        self._note_lost(state)  # before ours: they were there first
-        for move in ours:
-            self.lost.discard(move.before.manifest)
-            self._left |= self._touched[move.before]
-            self.named |= move.packs
-        self.relocated += len(ours)
-
-    def _prepare(self, writer: Writer, places: Sequence[Place]) -> list[_Move]:
-        """Put everything that the new places name on the store."""
+    def write(self) -> Choice:
+        """Put everything on the store that the next places of the run name."""
+        writer = self._committer.writer
         _ = writer.epoch  # observed before any key is chosen
+        places = self._waiting(self._log.state)[:_PLACES_PER_SLOT]
         placements = list(in_batches(self._store.pools.small, self._read, places))
         layouts = [Layout(one, self._plan, self._store.table) for one in placements]
         packs = self._provide(writer, layouts)
@@ -176,7 +132,48 @@ class RunRepack:
             else:
                 moves.append((place, before, after))
         put = partial(self._put, writer)
-        return list(in_batches(self._store.pools.small, put, moves))
+        self._moves = list(in_batches(self._store.pools.small, put, moves))
+        return reduce(Choice.__or__, [move.choice for move in self._moves], Choice())
+
+    def lines(self, run: RunManifest) -> Sequence[Line] | None:
+        """Return the new places of what is still needed and where it was."""
+        self._moved = [move for move in self._moves if run.is_placed(move.before)]
+        return [move.after for move in self._moved] or None
+
+    def _note(self, run: RunManifest) -> None:
+        """Note what a slot has moved, and what others have placed before it."""
+        self._pending -= {move.before for move in self._moved}
+        self._note_lost(run)  # before ours: they were there first
+        for move in self._moved:
+            self.lost.discard(move.before.manifest)
+            self._left |= self._touched[move.before]
+            self.named |= move.packs
+        self.relocated += len(self._moved)
+
+    def _waiting(self, run: RunManifest) -> list[Place]:
+        """Return the places that name packs which are to go."""
+        self._note_lost(run)
+        held = [place for place in run.places if place.manifest in run.held]
+        unknown = [place for place in held if place not in self._touched]
+        for place, placement in zip(
+            unknown, in_batches(self._store.pools.small, self._read, unknown), strict=True
+        ):
+            going = self._plan.rewritten.keys()
+            self._touched[place] = frozenset(p.key for p in placement.packs if p.key in going)
+            if self._touched[place]:
+                self._pending.add(place)
+        return [place for place in held if self._touched[place]]
+
+    def _note_lost(self, run: RunManifest) -> None:
+        """Note which places somebody else has replaced; an evicted state is no loss."""
+        for place in [one for one in self._pending if not run.is_placed(one)]:
+            self._pending.remove(place)
+            if place.manifest in run.held:
+                self.lost.add(place.manifest)
+                self._left -= self._touched[place]
+
+    def _read(self, place: Place) -> Placement:
+        return self._store.placement(place.placement_key)
 
     def _provide(self, writer: Writer, layouts: Iterable[Layout]) -> dict[int, PackRef]:
         """Make sure that the packs are there that chunks of placements move to."""

@@ -10,8 +10,9 @@ import pytest
 from backends import StoreUnavailable
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered, Wrapper
-from registry import log as log_module
+from registry import slots as slots_module
 from registry.actions import AppendStream
+from registry.change import Composed
 from registry.errors import (
     Conflict,
     Damaged,
@@ -398,7 +399,7 @@ class Deaf(Wrapper):
 
 @pytest.fixture
 def deaf(backend, run, open_registry, monkeypatch):
-    monkeypatch.setattr(log_module, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(slots_module, "_LONGEST_PAUSE_S", 0.0)
     store = Deaf(backend)
     store.stream = open_registry(store).run("run").stream("loss")
     store.stream.append(entries(0, 2))
@@ -415,7 +416,7 @@ def test_a_lost_answer_is_made_up_for(deaf, loss):
 @pytest.mark.parametrize("between", [0, 1, 30])
 def test_a_retry_after_an_unknown_outcome_appends_once(reaches, between, deaf, loss):
     nested = [{"step": 2, "at": [math.nan]}, {"step": 3, "text": "x" * 70_000}]
-    deaf.times, deaf.reaches = log_module._UNKNOWN_RETRIES, reaches
+    deaf.times, deaf.reaches = slots_module._UNKNOWN_RETRIES, reaches
     with pytest.raises(StoreUnavailable, match="no answer"):
         deaf.stream.append(nested)
     deaf.times = 0
@@ -429,7 +430,7 @@ def test_a_retry_after_an_unknown_outcome_appends_once(reaches, between, deaf, l
 
 def test_unknown_twice_is_still_appended_once(deaf, loss):
     for reaches in (False, True):
-        deaf.times, deaf.reaches = log_module._UNKNOWN_RETRIES, reaches
+        deaf.times, deaf.reaches = slots_module._UNKNOWN_RETRIES, reaches
         with pytest.raises(StoreUnavailable):
             deaf.stream.append(entries(2, 4))
     deaf.times = 0
@@ -438,7 +439,7 @@ def test_unknown_twice_is_still_appended_once(deaf, loss):
 
 
 def test_other_entries_are_no_retry(deaf, loss):
-    deaf.times, deaf.reaches = log_module._UNKNOWN_RETRIES, True
+    deaf.times, deaf.reaches = slots_module._UNKNOWN_RETRIES, True
     with pytest.raises(StoreUnavailable):
         deaf.stream.append([{"step": 2, "loss": 1}])
     deaf.times = 0
@@ -477,7 +478,7 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(lambda state: [said], lambda: [short])
+    run._committer.commit(Composed(lambda state: [said], lambda: [short]))
     with pytest.raises(Malformed, match="fewer entries"):
         loss.read()
 
@@ -493,7 +494,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(lambda state: [said], lambda: [other])
+    run._committer.commit(Composed(lambda state: [said], lambda: [other]))
     with pytest.raises(IntegrityError):
         loss.read()
 

@@ -13,7 +13,7 @@ import torch
 from backends.errors import StoreUnavailable
 from backends.local import LocalBackend
 from backends.wrappers import Wrapper
-from registry import Monitor
+from registry import Monitor, slots
 from registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
 from registry.objects.keys import slot_key
 from registry.registry import open as open_place
@@ -299,3 +299,36 @@ def test_one_damaged_run_does_not_keep_the_others_from_the_mirror(reg, backend, 
     with pytest.raises(Damaged, match=r"Not copied: a\. Copied or up to date: b"):
         sync(open_registry(backend), target)
     assert target.run("b").latest().step == 1
+
+
+def test_a_save_that_landed_without_an_answer_is_no_reason_to_go_back_again(
+    backend, open_registry, monkeypatch
+):
+    class Deaf(Wrapper):
+        ears = True
+
+        def put_if_absent(self, key, body):
+            created = super().put_if_absent(key, body)
+            if not self.ears and "/log/" in key:
+                raise StoreUnavailable("no answer", where=key)
+            return created
+
+        def get(self, key, byte_range=None, *, into=None):
+            if not self.ears and key == slot_key("run", 3):
+                raise StoreUnavailable("no answer", where=key)
+            return super().get(key, byte_range, into=into)
+
+    monkeypatch.setattr(slots, "_LONGEST_PAUSE_S", 0.0)
+    run = open_registry(backend).create_run("run")
+    first = run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    deaf = Deaf(backend)
+    again = open_registry(deaf).run("run")
+    again.restore(at=first)
+    deaf.ears = False
+    with pytest.raises(StoreUnavailable):
+        again.save(small_state(3), step=2)
+    deaf.ears = True
+    saved = again.save(small_state(3), step=2)
+    assert [ck.record.superseded for ck in (saved, first)] == [False, False]
+    assert (saved.n, again.manifest.commits) == (3, 4)
