@@ -15,10 +15,11 @@ import pytest
 
 import registry
 from registry.registry import Registry
-from tests.crash.inline import without_threads
-from tests.crash.pusher import push_until_killed, servers, state_at
-from tests.crash.world import RUN
-from tests.registry.pytree.same import assert_same
+from tests.crash.pusher import push_until_killed, state_at
+from tests.support.inline import without_threads
+from tests.support.pictures import RUN
+from tests.support.processes import servers
+from tests.support.sameness import assert_same
 
 _LONGEST_S = 0.3
 _DEEP_EVERY = 20

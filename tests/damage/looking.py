@@ -18,8 +18,8 @@ from backends.memory import MemoryBackend
 from registry.cli.app import app
 from registry.errors import RegistryError
 from registry.registry import Registry
-from tests.crash.inline import InlinePools
 from tests.damage.forging import CALM, FORGED, FORK
+from tests.support.inline import InlinePools
 
 _NAME = "forged"
 URL = f"memory://{_NAME}"

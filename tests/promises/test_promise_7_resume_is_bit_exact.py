@@ -8,9 +8,10 @@ from pathlib import Path
 
 import registry
 from backends import Backend
-from tests.crash.world import RUN, opened
 from tests.promises.training import Training
-from tests.registry.pytree.same import assert_same
+from tests.support.pictures import RUN
+from tests.support.sameness import assert_same
+from tests.support.stores import opened
 
 _ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from registry.cards import MAX_BYTES, MAX_DEPTH, check_card, read_card, write_card
 from registry.errors import InvalidInput, UnsupportedValue
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
 
 CARD = {
     "description": "Bayesian Expectation Transformer for sentiment analysis",

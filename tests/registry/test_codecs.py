@@ -23,7 +23,9 @@ from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
 from registry.objects.placement import PackRef, Rows
 from registry.registry import open_on
-from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.faults import flip
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 COMPRESSED = ("zstd", "lz4")
 

@@ -43,7 +43,7 @@ from registry.retention import RetentionPlan, plan_retention
 from registry.spec import Retention, RunSpec
 from registry.state import Forgotten, RunManifest, Slot, advance, foresee
 from registry.state.gone import Gone, pack_bits
-from tests.registry.lives import DAY_MS, Life, creation, digest
+from tests.support.lives import DAY_MS, Life, creation, digest
 
 LOSS = Monitor(metric="loss", mode="min")
 PHASES = ("a", "b")

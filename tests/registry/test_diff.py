@@ -18,7 +18,8 @@ from registry.content.distances import Distance
 from registry.diff import Diff, diff
 from registry.errors import Damaged
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid
+from tests.support.faults import flip
+from tests.support.stores import new_backend, packs_of, small_grid
 
 
 def compare(reg: Registry, before: dict[str, Any], after: dict[str, Any]) -> Diff:

@@ -11,7 +11,9 @@ import torch
 
 import registry
 from registry.objects.manifest import Manifest
-from tests.registry.conftest import flip, new_backend, objects, packs_of, same, small_state
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import new_backend, objects, packs_of
 
 
 def state() -> dict:

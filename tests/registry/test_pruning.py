@@ -9,17 +9,10 @@ import pytest
 from registry import Monitor, sync
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.spec import Phase, Retention, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
-from tests.registry.test_writer import collect, mark, sweep
+from tests.support.collectors import collect, mark, sweep
+from tests.support.faults import Hooked, Once
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 

@@ -17,7 +17,9 @@ from registry.errors import (
     UnsupportedValue,
 )
 from registry.spec import Retention
-from tests.registry.conftest import Hooked, Once, contents, flip, same, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents
 
 CARD = {
     "description": "a classifier",

@@ -12,7 +12,7 @@ from registry import Monitor
 from registry.retention import has_policies, plan_retention
 from registry.spec import Phase, Retention, RunSpec, Tier
 from registry.state import RunManifest
-from tests.registry.lives import DAY_MS, Life, evicted, kept, reasons
+from tests.support.lives import DAY_MS, Life, evicted, kept, reasons
 
 LOSS = Monitor(metric="loss", mode="min")
 ACC = Monitor(metric="acc", mode="max")

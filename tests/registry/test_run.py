@@ -19,15 +19,9 @@ from registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
-from tests.registry.conftest import (
-    contents,
-    flip,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 
 def save_three(run) -> list:
@@ -84,7 +78,7 @@ def test_a_trainer_that_was_taken_over_is_fenced_with_host_and_time(run, backend
 
 
 def test_a_take_over_in_the_middle_of_a_save_fences_it(backend, open_registry):
-    from tests.registry.conftest import Hooked, Once
+    from tests.support.faults import Hooked, Once
 
     hooked = Hooked(backend)
     run = open_registry(hooked).create_run("run")

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import pytest
 
 from registry.registry import open_on
-from tests.registry.conftest import new_backend
 from tests.schedules.explore import Explorer, Tally
 from tests.schedules.plays import CUT, DISK, MIXES, NEAR, OLD, REQUIRED, content, prepare
 from tests.schedules.scenario import Stage
 from tests.schedules.store import Fate
+from tests.support.stores import new_backend
 
 Record = Callable[[str, object], None]
 FATES: tuple[Fate, ...] = ("now", "late", "twice")

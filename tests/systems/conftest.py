@@ -9,7 +9,7 @@ import torch
 
 import registry
 from registry import Registry, Run
-from tests.systems.hydra_life import CHAPTERS, Hydra
+from tests.systems.hydra_life import CHAPTERS, Hydra, Reader
 from tests.systems.life import Life
 from tests.systems.places import Place
 
@@ -39,9 +39,6 @@ def place(fresh: Callable[[], str]) -> Place:
     return Place.new(fresh)
 
 
-#: For what needs a copy of a registry, which takes long in a bucket.
-in_a_folder = pytest.mark.parametrize("fresh", ["folder"], indirect=True)
-
 _HYDRAS: dict[str, Life[Hydra]] = {}
 
 
@@ -58,10 +55,6 @@ def hydra(
         mirror = str(tmp_path_factory.mktemp("mirror") / "registry")
         _HYDRAS[kind] = Life(Hydra(Place.new(fresh), Place.new(lambda: mirror)), CHAPTERS)
     return _HYDRAS[kind]
-
-
-#: Opens a run, lived to the end of a chapter at least, for reading.
-Reader = Callable[[Callable[[Hydra], None]], Run]
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 
 import registry
 from registry.cli.app import app
-
-Call = Callable[..., Result]
+from tests.registry.cli.calling import Call
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import registry
 from registry.cli.app import app
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 
 @pytest.fixture

@@ -20,7 +20,9 @@ from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.errors import Damaged, NotFound
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid, small_state
+from tests.support.faults import flip
+from tests.support.states import small_state
+from tests.support.stores import new_backend, packs_of, small_grid
 
 #: torch warns of complex halves.
 DTYPES = [name for name in ITEM_SIZES if hasattr(torch, name) and name != "complex32"]

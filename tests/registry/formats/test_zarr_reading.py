@@ -41,7 +41,8 @@ from registry.errors import IncompatibleState, InvalidInput, RegistryError, Stor
 from registry.integrations import zarr as zarr_view
 from registry.integrations.zarr_expansion import check_expansion
 from registry.integrations.zarr_nodes import array_v2
-from tests.registry.conftest import same, small_grid
+from tests.support.states import same
+from tests.support.stores import small_grid
 
 STATE: dict[Any, Any] = {
     "model": OrderedDict(

@@ -25,7 +25,8 @@ from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import Layout
 from registry.objects.manifest import TensorEntry
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid
+from tests.support.faults import flip
+from tests.support.stores import new_backend, packs_of, small_grid
 
 PROTOTYPE = default_buffer_prototype()
 

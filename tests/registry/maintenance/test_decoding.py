@@ -14,7 +14,9 @@ from registry.caching.chunk_cache import ChunkCache
 from registry.cli.app import app
 from registry.errors import IntegrityError
 from registry.registry import open_on
-from tests.registry.conftest import Hooked, contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.faults import Hooked, flip
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 DELTAS = {"compression": "zstd", "keyframe_every": 8}
 

@@ -33,8 +33,10 @@ from registry.objects.pack import PackEntry, PackTable, trailer
 from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import Registry, open_on
 from registry.writing.placing import Spot, build_placement, spots_of
-from tests.crash.inline import without_threads
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, same, small_grid
+from tests.support.faults import Hooked, Once, flip
+from tests.support.inline import without_threads
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, small_grid
 
 SIZE = 6000
 
@@ -974,13 +976,6 @@ def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
 # Crashes
 
 
-def copied(backend) -> MemoryBackend:
-    fresh = MemoryBackend()
-    for key, data in contents(backend).items():
-        fresh.put(key, data)
-    return fresh
-
-
 def attempt(faulty: Faulty) -> range:
     """Repack over a store that may fail; return the numbers of the writes."""
     registry = without_threads(open_on(faulty))
@@ -998,12 +993,12 @@ def settled(backend) -> set[str]:
 
 
 def test_a_crash_at_any_write_costs_nothing(mixed):
-    backend = copied(mixed)
+    backend = mixed.copy()
     points = attempt(Faulty(backend))
     clean = settled(backend)
     for at in points:
         for after in (False, True):
-            backend = copied(mixed)
+            backend = mixed.copy()
             with pytest.raises(InjectedCrash):
                 attempt(Faulty(backend, [Fault(at, after=after)]))
             with without_threads(open_on(backend)) as registry:

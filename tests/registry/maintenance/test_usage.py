@@ -16,8 +16,9 @@ from registry.maintenance.usage import StateUsage, Usage, measure
 from registry.objects.keys import ObjectKey, slot_key
 from registry.objects.placement import PackRef
 from registry.registry import Registry, open_on
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_grid
-from tests.registry.maintenance.test_repack import _as_delta
+from tests.registry.maintenance.thinning import as_delta
+from tests.support.faults import Hooked, Once, flip
+from tests.support.stores import contents, new_backend, small_grid
 
 PART = 1200
 
@@ -133,7 +134,7 @@ def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
         run.save({"w": np.full(200, n, np.uint8), "v": np.full(150, 10 + n, np.uint8)}, step=n)
         for n in (1, 2)
     )
-    _as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
+    as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
     run.refresh()
     usage = measure(reg.store)
     one, two = usage.runs[0].states

@@ -26,18 +26,10 @@ from registry.errors import (
 from registry.merging import averaging
 from registry.registry import open_on
 from registry.spec import Phase, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
-from tests.registry.test_writer import mark, sweep
+from tests.support.collectors import mark, sweep
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 
 def model(seed: int, rows: int = 40) -> dict[str, Any]:

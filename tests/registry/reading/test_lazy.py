@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from backends.wrappers import Metered
 from registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, same, small_grid, small_state
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import new_backend, packs_of, small_grid
 
 TORCH = [
     torch.bool,

@@ -25,7 +25,9 @@ from registry.registry import open_on
 from registry.streams import appends as stream_appends
 from registry.streams.segments import pack_entries
 from tests.cost.rounds import Clock, Timed, timed
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import small_state
+from tests.support.stores import contents, new_backend
 
 SAVES, EACH = 400, 500
 PRESET = """

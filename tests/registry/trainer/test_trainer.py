@@ -21,7 +21,9 @@ from registry.registry import open_on
 from registry.store import create_config
 from registry.sync import sync
 from registry.trainer.pending import PendingSave
-from tests.registry.conftest import flip, new_backend, packs_of, small_state
+from tests.support.faults import Silent, flip
+from tests.support.states import small_state
+from tests.support.stores import new_backend, packs_of
 
 
 class Gate(Wrapper):
@@ -107,13 +109,7 @@ def test_a_fenced_trainer_that_leaves_its_block_leaves_the_status(run, backend, 
 
 
 def test_a_last_background_save_that_fails_leaves_the_run_failed(backend, open_registry):
-    class Down(Wrapper):
-        def put_if_absent(self, key, body):
-            if key.startswith("packs/"):
-                raise StoreUnavailable("down", where=key)
-            return super().put_if_absent(key, body)
-
-    run = open_registry(Down(backend)).create_run("run")
+    run = open_registry(Silent(backend, "packs/")).create_run("run")
 
     def train():
         with run:

@@ -24,7 +24,9 @@ from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, 
 from registry.registry import open_on
 from registry.retention import Retention
 from registry.writing.placing import Base, spots_of
-from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.faults import flip
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 ROWS = 2000
 

@@ -17,15 +17,8 @@ from registry.objects.manifest import LIST_THRESHOLD
 from registry.objects.pack import PACK_BYTES, open_pack
 from registry.pytree import ArrayLeaf
 from registry.registry import open_on
-from tests.registry.conftest import (
-    contents,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
 
 MIB = 2**20
 
