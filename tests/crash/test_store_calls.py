@@ -25,16 +25,15 @@ from tests.support.states import make_state
 from tests.support.stores import Scratch, new_backend, opened
 
 SCENARIOS = PUSHES + LIVES + SYNCS
-#: These and all syncs die in a folder, too; the others there only by hand.
-IN_A_FOLDER = ("first save", "save in background", "save with everything", "undo", "collect")
+#: These die in a folder, too: one that puts, one that copies, one that deletes. The others by soak.
+IN_A_FOLDER = ("first save", "sync to half", "collect")
 
 
 def _deaths() -> Iterator[object]:
     """Yield every scenario in memory, and in a folder those that every run tries there."""
     for scenario in SCENARIOS:
         yield pytest.param("memory", scenario, id=f"memory-{scenario}")
-        often = scenario in SYNCS or scenario.name in IN_A_FOLDER
-        marks = () if often else (pytest.mark.soak,)
+        marks = () if scenario.name in IN_A_FOLDER else (pytest.mark.soak,)
         yield pytest.param("local", scenario, id=f"local-{scenario}", marks=marks)
 
 
@@ -97,6 +96,19 @@ def do_again(scenario: Scenario, store: Backend) -> None:
     again.close()
 
 
+#: Every key of a store and the length of its object. Objects are named by their content, and slots
+#: of one number differ by what chance and the clock gave their writers.
+Left = frozenset[tuple[str, int]]
+
+
+def is_new(store: Backend, left: set[Left]) -> bool:
+    """Return whether a store is the first one with what it holds, and add it to the others."""
+    found = frozenset((info.key, info.size_bytes) for info in store.list())
+    known = found in left
+    left.add(found)
+    return not known
+
+
 @pytest.mark.parametrize(("stores", "scenario"), [*_deaths()], indirect=["stores"])
 def test_death_at_every_call(
     scenario: Scenario,
@@ -107,17 +119,21 @@ def test_death_at_every_call(
     copies = stores(scenario)
     course = uninterrupted(scenario, copies)
     deaths = 0
+    left: set[Left] = set()
     for at in course.points:
         for after in (False, True):
             store = copies()
             die(scenario, store, Fault(at, after=after))
             deaths += 1
-            check_sound(scenario, store, course)
-            do_again(scenario, store)
-            check_complete(store, course)
+            # A dead process is known by what it left, and most deaths are at a read.
+            if is_new(store, left):
+                check_sound(scenario, store, course)
+                do_again(scenario, store)
+                check_complete(store, course)
     assert deaths == 2 * len(course.points) > 0
+    assert len(left) > 1
     record_property("points", deaths)
-    print(f"{scenario}: died at {deaths} points")
+    print(f"{scenario}: died at {deaths} points, which left {len(left)} different stores")
 
 
 # What a lost answer does to the logic is the same on every store, so the folder waits for a soak.
@@ -133,6 +149,7 @@ def test_no_answer_at_every_call(
     copies = stores(scenario)
     course = uninterrupted(scenario, copies)
     faults = refused = 0
+    left: set[Left] = set()
     for at in course.points:
         for after in (False, True):
             store = copies()
@@ -143,7 +160,8 @@ def test_no_answer_at_every_call(
                 attempt.act()
             except RegistryError:
                 refused += 1
-                check_sound(scenario, store, course)
+                if is_new(store, left):
+                    check_sound(scenario, store, course)
                 attempt.act()  # the same handle goes on
             else:
                 # Nobody was told of the fault, so nothing was committed twice for it.

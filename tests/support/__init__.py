@@ -7,6 +7,7 @@
 - `pictures`: all that a user sees of a registry, to compare two of them.
 - `lives`: histories of a run without a store.
 - `strategies`: hypothesis strategies.
+- `commands`: commands within this process.
 - `inline`: registries without threads; `processes`: processes that start cheaply.
 
 What only one folder needs is in that folder.

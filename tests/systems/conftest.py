@@ -39,6 +39,14 @@ def place(fresh: Callable[[], str]) -> Place:
     return Place.new(fresh)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave Hydra's long life in a bucket to a soak; in every run it is lived in a folder."""
+    for item in items:
+        named = "/test_hydra" in item.nodeid and getattr(item, "callspec", None)
+        if named and named.params.get("fresh") == "s3":
+            item.add_marker(pytest.mark.soak)
+
+
 _HYDRAS: dict[str, Life[Hydra]] = {}
 
 
