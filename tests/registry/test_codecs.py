@@ -24,6 +24,7 @@ from registry.objects.pack import PackTable, trailer
 from registry.objects.placement import PackRef, Rows
 from registry.registry import open_on
 from tests.support.faults import flip
+from tests.support.loads import refused
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, packs_of, small_grid
 
@@ -39,14 +40,6 @@ def state(seed: int = 0, rows: int = 400) -> dict:
         "noise": {"x": fresh.integers(0, 256, rows * 100, np.uint8)},
         "step": seed,
     }
-
-
-def equal(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    return same(a, b)
 
 
 def stored_bytes(checkpoint) -> int:
@@ -69,7 +62,7 @@ def test_what_is_compressed_has_the_same_id_and_comes_back_bit_for_bit(compresse
     plain = reg.create_run("plain").save(state(), step=1)
     assert compressed.digest == plain.digest
     assert stored_bytes(compressed) < 0.75 * stored_bytes(plain)
-    assert equal(compressed.load(), state())
+    assert same(compressed.load(), state())
     assert reg.verify(deep=True).findings == ()
 
 
@@ -126,12 +119,12 @@ def test_compressed_checkpoints_travel_move_and_are_collected(run, reg, backend,
         run.save(state(step), step=step, compression="zstd")
     mirror = open_registry(new_backend("codecs-mirror"))
     sync(reg, mirror)
-    assert equal(mirror.checkpoint("run").load(), state(3))
+    assert same(mirror.checkpoint("run").load(), state(3))
     run.prune(registry.Retention(last=1))
     assert reg.repack().packs_written
     assert reg.gc(grace_s=0).deleted.objects
     fresh = open_registry(backend)
-    assert equal(fresh.checkpoint("run").load(), state(3))
+    assert same(fresh.checkpoint("run").load(), state(3))
     assert ZSTD in codecs_of(fresh.checkpoint("run"))
     for report in (fresh.verify(deep=True), mirror.verify(deep=True)):
         assert report.findings == ()
@@ -231,11 +224,6 @@ def forged(reg, checkpoint, frame: bytes, codec: str = ZSTD, **claims):
 @pytest.fixture
 def zipped(run):
     return run.save(state(), step=1, compression="zstd")
-
-
-def refused(backend, open_registry, match: str) -> None:
-    with pytest.raises(IntegrityError, match=match):
-        open_registry(backend).checkpoint("run").load()
 
 
 def test_a_frame_that_claims_gigabytes_takes_none(zipped, reg, backend, open_registry):

@@ -19,17 +19,14 @@ from registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
-from tests.support.faults import flip
+from tests.support.faults import Gate, flip
+from tests.support.loads import steps
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
 
 
 def save_three(run) -> list:
     return [run.save(small_state(i), step=i) for i in (1, 2, 3)]
-
-
-def steps(run) -> list[int]:
-    return [checkpoint.step for checkpoint in run.checkpoints()]
 
 
 def actions_of(run) -> list[list[str]]:
@@ -510,24 +507,6 @@ def test_a_run_that_stopped_runs_again_at_the_next_save(run, backend, open_regis
 
 
 # In the background
-
-
-class Gate(Wrapper):
-    """Holds packs back until told; then fails, where told so."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.open = threading.Event()
-        self.reached = threading.Event()
-        self.error = None
-
-    def put_if_absent(self, key, body):
-        if key.startswith("packs/"):
-            self.reached.set()
-            assert self.open.wait(20)
-            if self.error is not None:
-                raise self.error
-        return super().put_if_absent(key, body)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The parts that the tests of several folders share; fixtures are in the `conftest.py` of a folder.
 
-- `states`, `sameness`: what is saved, and whether it came back bit for bit.
+- `states`, `sameness`, `loads`: what is saved, and whether it comes back bit for bit.
 - `stores`: empty registries in memory, copies of stores, and what is in a store.
 - `faults`: stores that harm, answer falsely, or let somebody else act between two calls.
 - `collectors`: the steps of a collection, one at a time.

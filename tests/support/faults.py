@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from backends import Backend
@@ -91,3 +92,21 @@ class Silent(Wrapper):
             return super().put_if_absent(key, body)
         self.asked.append(key)
         raise StoreUnavailable("no answer", where=key)
+
+
+class Gate(Wrapper):
+    """Holds packs back until told; then fails, where told so."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.open = threading.Event()
+        self.reached = threading.Event()
+        self.error = None
+
+    def put_if_absent(self, key, body):
+        if key.startswith("packs/"):
+            self.reached.set()
+            assert self.open.wait(20)
+            if self.error is not None:
+                raise self.error
+        return super().put_if_absent(key, body)

@@ -16,7 +16,7 @@ def small_state(i: int = 0) -> dict:
 
 
 def same(a: object, b: object) -> bool:
-    """Return whether two states of dicts, arrays and plain values are equal, types included."""
+    """Return whether two states are equal, types included; they may hold arrays and tensors."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -25,7 +25,16 @@ def same(a: object, b: object) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, np.ndarray):
         return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    if hasattr(a, "is_contiguous"):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and _bits(a) == _bits(b)
     return a == b
+
+
+def _bits(tensor) -> bytes:
+    import torch  # takes seconds, and few states have tensors
+
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def make_state(step: int) -> dict[str, Any]:

@@ -68,6 +68,11 @@ def objects(backend: Backend) -> set[str]:
     return {key for key in contents(backend) if key.startswith(("packs/", "manifests/", "placem"))}
 
 
+def packs(backend: Backend) -> set[str]:
+    """Return the keys of packs."""
+    return {info.key for info in backend.list("packs/")}
+
+
 def packs_of(checkpoint) -> list[str]:
     return [str(pack.key) for pack in checkpoint.placement.packs]
 
@@ -86,3 +91,8 @@ def small_grid(chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: in
             yield
         finally:
             chunking.grid.cache_clear()
+
+
+def slots(backend: Backend, run_id: str = "run") -> dict[str, bytes]:
+    """Return the slots of a run's log."""
+    return contents(backend, f"runs/{run_id}/log/")

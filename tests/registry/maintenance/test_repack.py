@@ -36,7 +36,7 @@ from tests.registry.maintenance.thinning import as_delta, state, thin
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same, small_state
-from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
+from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
 SLOTS = "runs/run/log/"
 
@@ -237,7 +237,7 @@ def test_runs_that_share_packs_share_the_new_ones(run, reg, backend, open_regist
     assert report.packs_written == 1
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
@@ -355,7 +355,7 @@ def settled(backend) -> set[str]:
         registry.repack()
         collect(registry.store, grace_s=0)
         loads(registry)
-    return {key for key in objects(backend) if key.startswith("packs/")}
+    return packs(backend)
 
 
 def test_a_crash_at_any_write_costs_nothing(world):
@@ -522,7 +522,7 @@ def test_a_second_repacker_finds_its_work_done(run, backend, open_registry):
     assert (report.packs_written, report.packs_in_vain) == (1, 0)
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open_registry):
@@ -540,7 +540,7 @@ def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open
     assert (report.packs_written, report.packs_in_vain) == (1, 0)
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_a_sweep_of_the_new_packs_before_they_are_named(run, backend, open_registry):
@@ -622,7 +622,7 @@ def test_a_condemned_pack_is_copied_for_a_run_that_may_not_name_it(
     # Now there is a key for it that everybody may name.
     assert fresh.repack().runs == ("run",)
     collected(backend)
-    left = {key for key in objects(backend) if key.startswith("packs/")}
+    left = packs(backend)
     assert {ObjectKey.parse(key).generation for key in left} == {1}
     assert len(left) == 2
     fresh = open_registry(backend)

@@ -21,23 +21,9 @@ from registry.registry import open_on
 from registry.store import create_config
 from registry.sync import sync
 from registry.trainer.pending import PendingSave
-from tests.support.faults import Silent, flip
+from tests.support.faults import Gate, Silent, flip
 from tests.support.states import small_state
 from tests.support.stores import new_backend, packs_of
-
-
-class Gate(Wrapper):
-    """Holds packs back until it is opened."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def put_if_absent(self, key, body):
-        if key.startswith("packs/"):
-            self.reached.set()
-            assert self.open.wait(20)
-        return super().put_if_absent(key, body)
 
 
 def test_an_interrupted_wait_does_not_forget_the_save_under_way(

@@ -24,7 +24,7 @@ from tests.registry.transitions.world import (
 )
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same
-from tests.support.stores import contents, objects, packs_of
+from tests.support.stores import contents, packs, packs_of
 
 
 def phase_2(i: int) -> dict:
@@ -105,9 +105,9 @@ def test_a_frozen_copy_of_a_whole_part_stores_no_data_again(reg, backend):
     rows = [{"part": "model", "change": "freeze", "companion": "anchor"}]
     rows += [{"part": key, "change": "discard"} for key in state() if key != "model"]
     run = lived(reg, spec(rows))
-    before = {key for key in objects(backend) if key.startswith("packs/")}
+    before = packs(backend)
     over(run)
-    assert {key for key in objects(backend) if key.startswith("packs/")} == before
+    assert packs(backend) == before
     anchor = run.save(phase_2(3), step=3).companion("anchor")
     assert anchor.components["model"] == run.gate("done").components["model"]
 
