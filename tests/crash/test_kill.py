@@ -84,7 +84,7 @@ def _kill_again_and_again(place: Path, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.soak)])
 def test_acknowledged_checkpoints_survive_kill(
     tmp_path: Path, kills: int, record_property: Callable[[str, object], None]
 ) -> None:

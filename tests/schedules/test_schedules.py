@@ -34,7 +34,7 @@ QUICK: dict[str, tuple[Fate, ...]] = {
 #: Fewer schedules than these would mean that something is not interleaved any more.
 LEAST_OF_TWO, LEAST_OF_ONE = 30_000, 150
 #: Schedules at random: by hand, and in every run of the tests.
-RANDOM, SHARE = 20_000, 75
+RANDOM, SHARE = 20_000, 40
 
 
 def exhaust(
