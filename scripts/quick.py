@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("backends", "registry", "tests")
+TESTS = "tests"
 #: After so long no further test begins, and so many files are collected at most.
 SECONDS, FILES = 30.0, 40
 
@@ -44,13 +45,15 @@ class Reach:
 
     Args:
         root: The checkout; the packages are importable from there.
-        packages: The packages to look at; the last one holds the tests.
+        packages: The packages to look at; without them those of import-linter.
+        tests: The package of the tests.
     """
 
-    def __init__(self, root: Path, packages: Sequence[str] = PACKAGES) -> None:
+    def __init__(self, root: Path, packages: Sequence[str] = (), tests: str = TESTS) -> None:
         self._root = root
-        self._packages = packages
-        self._graph = grimp.build_graph(*packages, cache_dir=None)
+        self._packages = packages or _linted(root)
+        self._tests_folder = Path(tests)
+        self._graph = grimp.build_graph(*self._packages, tests, cache_dir=None)
 
     def of(self, changed: Iterable[Path]) -> list[Path]:
         """Return the test files, the nearest first."""
@@ -66,11 +69,15 @@ class Reach:
             yield file, -1
         mirror = self._mirror(file)
         yield from ((test, 0) for test in self._tests(mirror) if self._mirrors(test, file))
-        module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        if file.suffix == ".py" and module in self._graph.modules:
-            yield from self._importers(module)
-        else:
-            yield from self._naming(file)
+        module = self._module(file)
+        yield from self._naming(file) if module is None else self._importers(module)
+
+    def _module(self, file: Path) -> str | None:
+        """Return the name by which a file is imported; folders may be parts of a package."""
+        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        names = [name, name.removeprefix("src."), *(f"{one}.{name}" for one in self._packages)]
+        found = (one for one in names if file.suffix == ".py" and one in self._graph.modules)
+        return next(found, None)
 
     def _importers(self, module: str) -> Iterator[tuple[Path, int]]:
         distances, queue = {module: 0}, [module]
@@ -88,14 +95,14 @@ class Reach:
 
     def _naming(self, file: Path) -> Iterator[tuple[Path, int]]:
         """Yield the tests that name a file which nobody imports, or those of its folder."""
-        tests = list(self._tests(Path(self._packages[-1])))
+        tests = list(self._tests(self._tests_folder))
         naming = [test for test in tests if file.name in (self._root / test).read_text()]
         yield from ((test, 1) for test in naming or self._tests(self._mirror(file)))
 
     def _mirror(self, file: Path) -> Path:
         """Return the folder of tests that mirrors the folder of a file."""
-        tests = self._packages[-1]
-        return file.parent if file.parts[0] == tests else Path(tests) / file.parent
+        is_test = file.parts[0] == self._tests_folder.name
+        return file.parent if is_test else self._tests_folder / file.parent
 
     def _mirrors(self, test: Path, file: Path) -> bool:
         """Return whether tests are those of a file by name: of `a/b.py` are `tests/a/test_b.py`."""
@@ -120,11 +127,12 @@ class Deadline:
         items.sort(key=lambda item: self._ranks.get(item.nodeid.partition("::")[0], 0))
         self._begun = time.monotonic()
 
-    def pytest_runtest_setup(self) -> None:
-        """Skip what would begin too late."""
-        if time.monotonic() - self._begun > self._seconds:
-            self._left += 1
-            pytest.skip("left to the full check")
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool | None:
+        """Pass over what would begin too late."""
+        late = time.monotonic() - self._begun > self._seconds
+        self._left += late
+        return late or None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Tell what was not run."""
@@ -133,6 +141,13 @@ class Deadline:
                 f"quick check: {self._left} tests farther from the change were left to the full "
                 f"check after {self._seconds:.0f} s"
             )
+
+
+def _linted(root: Path) -> list[str]:
+    """Return the packages whose imports import-linter looks at."""
+    told = tomllib.loads((root / "pyproject.toml").read_text())
+    found: list[str] = told["tool"]["importlinter"]["root_packages"]
+    return found
 
 
 def _is_test(file: Path) -> bool:
@@ -151,9 +166,7 @@ def main(words: Sequence[str]) -> int:
     if "--list" in words or not files:
         print(*files, sep="\n")
         return 0
-    # No summary of skips: those of the deadline are one line.
-    arguments = ["-q", "-r", "fE", *map(str, files)]
-    return pytest.main(arguments, plugins=[Deadline(files, SECONDS)])
+    return pytest.main(["-q", *map(str, files)], plugins=[Deadline(files, SECONDS)])
 
 
 if __name__ == "__main__":
