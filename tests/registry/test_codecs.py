@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import registry
@@ -27,6 +27,7 @@ from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 COMPRESSED = ("zstd", "lz4")
 
@@ -145,7 +146,7 @@ def states(draw):
     return {"m": {"a": raw, "b": raw[: size // 2].copy(), "c": draw(st.integers())}}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(states(), st.sampled_from(list(COMPRESSIONS)), st.sampled_from([200, 700]), st.slices(40))
 def test_any_state_any_compression_any_slice(value, compression, chunk_bytes, part):
     with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
@@ -274,7 +275,7 @@ def test_a_placement_and_a_table_that_differ(zipped, reg, backend, open_registry
     refused(backend, open_registry, "another")
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.binary(min_size=1, max_size=4000),
     st.sampled_from([ZSTD, LZ4]),
@@ -289,7 +290,7 @@ def test_frames_come_back(data, codec, item_bytes):
         frames.decode(frame, codec, memoryview(bytearray(len(data) + 1)), where="x")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=300), st.sampled_from([ZSTD, LZ4]), st.integers(0, 200))
 def test_noise_is_never_a_crash(noise, codec, size):
     header = struct.pack("<BBBBIII", 2, 1, 0x91, 1, size, max(size, 1), len(noise) + 16)

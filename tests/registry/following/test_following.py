@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from backends import Backend
@@ -30,6 +30,7 @@ from registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip
 from tests.support.stores import Open, contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 #: How states are stored so that a small change is a delta.
 DELTAS = {"compression": "zstd", "keyframe_every": 8}
@@ -851,9 +852,8 @@ def test_what_is_no_time_is_refused(world: World, wrong: dict) -> None:
 # Any history
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
+@examples(
+    40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
@@ -37,6 +37,7 @@ from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, small_grid
+from tests.support.strategies import examples
 
 SIZE = 6000
 
@@ -641,7 +642,7 @@ def histories(draw) -> tuple[dict[int, int], set[int], str | None]:
 
 
 @given(histories())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_no_history_gets_larger_and_every_one_settles(drawn):
     below, kept, compression = drawn
     backend = new_backend()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
@@ -19,6 +19,7 @@ from registry.registry import Registry, open_on
 from tests.registry.maintenance.thinning import as_delta
 from tests.support.faults import Hooked, Once, flip
 from tests.support.stores import contents, new_backend, small_grid
+from tests.support.strategies import examples
 
 PART = 1200
 
@@ -302,7 +303,7 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                     runs.append(reg.fork(kept[rest[0] % len(kept)], f"r{number + 1}"))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(life=lives(), chosen=st.integers(0, 5))
 def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     """Removing a checkpoint, or a run, frees to the byte what was said, copies and all."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import registry
@@ -28,6 +28,7 @@ from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 ROWS = 2000
 
@@ -322,7 +323,7 @@ def changing(draw):
     return versions
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     changing(),
     st.sampled_from(list(COMPRESSIONS)),
