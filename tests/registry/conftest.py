@@ -1,4 +1,4 @@
-"""Registries in memory for the tests of the core, and the tools to look at them and harm them."""
+"""Registries in memory for the tests of the core."""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ from registry.writing import saving
 from tests.support.inline import without_threads
 
 Open = Callable[..., Registry]
-
-
 _numbers = itertools.count(1)
 
 

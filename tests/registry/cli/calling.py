@@ -1,4 +1,4 @@
-"""The fixtures' types, and what the tests of several commands share."""
+"""The types of the fixtures, and the parts that tests of several commands share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from click.testing import Result
 Call = Callable[..., Result]
 CallJson = Callable[..., Any]
 
-
+#: The fields of a checkpoint as JSON.
 RECORD = {
     *("ref", "id", "run", "phase", "step", "created", "size_bytes", "metrics", "meta", "marks"),
     "nonfinite",
 }
-
-
 HOLDFAST = [sys.executable, "-m", "registry.cli"]
 
 

@@ -1,4 +1,4 @@
-"""A run with an opponent pool, and what is needed to fill it."""
+"""A run with an opponent pool."""
 
 from __future__ import annotations
 

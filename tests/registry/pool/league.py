@@ -28,10 +28,9 @@ LEAGUE = RunSpec(
         ),
     ),
 )
-
-
 #: Ratings of an unknown player, and what its uncertainty is at least when it enters.
 MU, SIGMA, LEAST = 25.0, 25 / 3, 25 / 3 / 3
+_MODEL = Digest.of(b"a model")
 
 
 def league(**changes: Any) -> RunSpec:
@@ -52,9 +51,6 @@ def player(i: int) -> dict[str, Any]:
 def playing(run: Run) -> list[int]:
     """Return the versions that play."""
     return [entry.version for entry in run.pool.roster()]
-
-
-_MODEL = Digest.of(b"a model")
 
 
 def checkpoint(n: int, **fields) -> CheckpointRecord:
