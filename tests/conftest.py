@@ -14,9 +14,13 @@ from registry import environment
 pytest_plugins = ["tests.servers.fixtures"]
 
 
+#: They take long and wait much, which the other tests fill.
+_FIRST = ("tests/storm/", "tests/test_example.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the storm: it takes a minute of waiting, which the other tests fill."""
-    items.sort(key=lambda item: "tests/storm/" not in item.nodeid)
+    """Begin with the tests that wait."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,7 +28,7 @@ import pytest
 _ROOT = Path(__file__).parents[1]
 _README = _ROOT / "README.md"
 _PAGES = [
-    *(_README, _ROOT / "CHANGELOG.md"),
+    *(_README, _ROOT / "CHANGELOG.md", _ROOT / "CONTRIBUTING.md"),
     *(_ROOT / "docs" / "glossary.md", _ROOT / "docs" / "security.md"),
 ]
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)

@@ -15,7 +15,6 @@ import pytest
 from backends import Backend, ByteRange, ObjectNotFound, StorageError, StoreUnavailable, parse
 from backends.patience import Patience
 from backends.s3 import S3Backend
-from tests.servers.fixtures import S3Server
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 PATIENCE = Patience(attempts=2, first_s=0.001)
@@ -27,12 +26,6 @@ WEB_SERVER = HTML | {
     "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
     "Accept-Ranges": "bytes",
 }
-
-
-@pytest.fixture(scope="module")
-def gateway(moto_server: S3Server) -> Iterator[Gateway]:
-    with Gateway(moto_server.endpoint_url) as gateway:
-        yield gateway
 
 
 @pytest.fixture

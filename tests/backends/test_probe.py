@@ -12,6 +12,7 @@ from backends.memory import MemoryBackend
 from backends.probe import ProbeReport, probe_put_if_absent
 from backends.testing import keys_of
 from backends.wrappers import Wrapper
+from tests.support.faults import Forgetful, Unconditional
 
 
 class ChecksThenWrites(Wrapper):
@@ -27,24 +28,12 @@ class ChecksThenWrites(Wrapper):
         return False
 
 
-class IgnoresTheCondition(Wrapper):
-    def put_if_absent(self, key: str, body: Body) -> bool:
-        self.put(key, body)
-        return True
-
-
 class RefusesButOverwrites(Wrapper):
     def put_if_absent(self, key: str, body: Body) -> bool:
         created = super().put_if_absent(key, body)
         if not created:
             self.put(key, body)
         return created
-
-
-class NobodyWins(Wrapper):
-    def put_if_absent(self, key: str, body: Body) -> bool:
-        super().put_if_absent(key, body)
-        return False
 
 
 class ListsLate(Wrapper):
@@ -60,9 +49,9 @@ def probe(backend: Backend) -> ProbeReport:
     ("racy", "said"),
     [
         (ChecksThenWrites, r"\d writers created one key"),
-        (IgnoresTheCondition, "6 writers created one key"),
+        (Unconditional, "6 writers created one key"),
         (RefusesButOverwrites, "bytes of its creator|changed the object"),
-        (NobodyWins, r"0 writers created one key \(8 times\)"),
+        (Forgetful, r"0 writers created one key \(8 times\)"),
         (ListsLate, "8 objects were written, 7 are listed"),
     ],
 )

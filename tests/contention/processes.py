@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import registry
 from registry.errors import Conflict, Fenced
 from registry.registry import Registry
-from tests.crash.world import make_state
+from tests.support.processes import servers
+from tests.support.states import make_state
 
 _PATIENCE_S = 120
 
@@ -24,7 +23,7 @@ Work = Callable[..., Any]
 
 def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[Any]:
     """Let processes work on one registry at once, and return what each of them has to tell."""
-    context = _servers()
+    context = servers()
     barrier = context.Barrier(processes)
     # The server that forks was started earlier, and has another test's environment.
     environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
@@ -43,12 +42,6 @@ def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[A
     for fine, answer in told:
         assert fine, answer
     return [answer for _, answer in told]
-
-
-def _servers() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
 
 
 def _work(

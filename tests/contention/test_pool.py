@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,22 +24,6 @@ _PATIENCE_S = 120
 _SPEC = RunSpec(
     phases=(Phase(name="league"),), inference=("model",), pool=Pool(phase="league", size=_SIZE)
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """A registry in a folder."""
-    url = str(tmp_path / "registry")
-    registry.init(url).close()
-    return url
-
-
-@pytest.fixture
-def bucket(radosgw_url: Callable[[], str]) -> str:
-    """A registry on a real S3 server."""
-    url = radosgw_url()
-    registry.init(url).close()
-    return url
 
 
 def _player(i: int) -> dict[str, Any]:

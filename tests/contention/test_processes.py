@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,26 +11,10 @@ import registry
 from registry.actions import ReportMetrics, SetTag
 from registry.registry import Registry
 from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
-from tests.crash.world import make_state
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
 
 _COMMITS = 6
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """A registry in a folder."""
-    url = str(tmp_path / "registry")
-    registry.init(url).close()
-    return url
-
-
-@pytest.fixture
-def bucket(radosgw_url: Callable[[], str]) -> str:
-    """A registry on a real S3 server."""
-    url = radosgw_url()
-    registry.init(url).close()
-    return url
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import registry
 from registry.actions import Acknowledge
 from registry.registry import Registry
 from tests.contention.processes import all_at_once
-from tests.crash.world import make_state
+from tests.support.states import make_state
 
 _FOLLOWERS = 4
 _CHECKPOINTS = 12

@@ -16,7 +16,8 @@ from registry import sync
 from registry.objects.chunking import CHUNK_BYTES
 from registry.registry import Registry, open_on
 from registry.run import Run
-from tests.crash.world import Scratch, fresh_store, make_state, opened
+from tests.support.states import make_state
+from tests.support.stores import Scratch, new_backend, opened
 
 # A pack is looked for under any generation before it is put.
 _PACK = ["list packs", "put_if_absent packs"]
@@ -50,7 +51,7 @@ def _kind(key: str) -> str:
 @pytest.fixture
 def store() -> Scratch:
     """A registry with a run that two steps were saved in."""
-    backend = fresh_store()
+    backend = new_backend()
     with opened(backend) as registry:
         run = registry.create_run("night", seed=1)
         for step in (1, 2):
@@ -77,14 +78,14 @@ def trained(watched: Watched) -> Run:
 
 
 def test_create_run_looks_at_the_registry_and_puts_a_slot() -> None:
-    watched = Watched(fresh_store())
+    watched = Watched(new_backend())
     with watched.registry:
         watched.registry.create_run("night", seed=1)
         assert watched.asked() == Counter(["get registry.json", "put_if_absent log"])
 
 
 def test_first_save_looks_for_sweeps_once_and_puts_a_pack_a_component() -> None:
-    watched = Watched(fresh_store())
+    watched = Watched(new_backend())
     with watched.registry:
         run = watched.registry.create_run("night", seed=1)
         watched.asked()
@@ -162,7 +163,7 @@ def test_second_load_reads_only_chunks(watched: Watched) -> None:
 
 
 def test_sync_of_nothing_new_writes_nothing(store: Scratch) -> None:
-    destination = fresh_store()
+    destination = new_backend()
     with opened(store) as source:
         with opened(destination) as registry:
             sync(source, registry)
@@ -178,7 +179,7 @@ def test_sync_of_nothing_new_writes_nothing(store: Scratch) -> None:
 def test_one_tensor_of_500_costs_its_own_bytes() -> None:
     rng = np.random.default_rng(0)
     model = {f"layer{n:03d}": rng.standard_normal((64, 32)).astype(np.float32) for n in range(500)}
-    backend = fresh_store()
+    backend = new_backend()
     metered = Metered(backend)
     with open_on(metered) as registry:
         run = registry.create_run("night", seed=1)

@@ -16,8 +16,9 @@ from registry.objects.keys import slot_key
 from registry.registry import Registry, open_on
 from registry.state import Slot
 from tests.cost.rounds import Clock, Timed, timed
-from tests.crash.inline import without_threads
-from tests.crash.world import Scratch, fresh_store, make_state
+from tests.support.inline import without_threads
+from tests.support.states import make_state
+from tests.support.stores import Scratch, new_backend
 
 _COMMITS = 10_000
 
@@ -25,7 +26,7 @@ _COMMITS = 10_000
 @cache
 def long_run(commits: int) -> Scratch:
     """Return a registry with a run of so many commits, a checkpoint at every tenth."""
-    store = fresh_store()
+    store = new_backend()
     with without_threads(open_on(store)) as registry:
         log = RunLog(registry.store, "long")
         for n in range(commits):
@@ -61,7 +62,7 @@ def _rounds(store: Scratch, act: Callable[[Registry], object], heads: Heads | No
 
 
 def test_clock_counts_what_depends() -> None:
-    store, clock = fresh_store(), Clock()
+    store, clock = new_backend(), Clock()
     for number in range(2500):
         store.put(f"runs/{number:04d}", b"")
     with timed(open_on(Timed(store, clock)), clock) as registry:
@@ -101,7 +102,7 @@ def test_head_of_a_long_run_is_the_newest_commit() -> None:
 
 
 def test_restore_takes_a_round_for_each_thing_that_names_the_next() -> None:
-    store = fresh_store()
+    store = new_backend()
     with without_threads(open_on(store)) as registry:
         registry.create_run("night", seed=1).save(make_state(1), step=1)
     opening = _rounds(store, lambda registry: registry.run("night"))

@@ -16,7 +16,7 @@ import pytest
 
 from backends import disk
 from backends.wrappers import InjectedCrash
-from tests.crash.world import Scratch
+from tests.support.stores import Scratch
 
 
 class Disk:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import numpy as np
 
 import registry
-from tests.crash.world import RUN
+from tests.support.pictures import RUN
 
 #: Steps at which the trainer also reports a metric and moves a tag.
 ANNOTATE_EVERY = 3
 _KEPT = np.arange(4000, dtype=np.float32).reshape(40, 100)
-
-
-def servers() -> ForkServerContext:
-    """Return what starts processes cheaply: a server that has imported this and forks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    return context
 
 
 def state_at(step: int) -> dict[str, Any]:

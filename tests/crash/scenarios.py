@@ -12,7 +12,9 @@ from registry import Monitor, sync
 from registry.errors import StoreUnavailable
 from registry.registry import Registry
 from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream, Tier
-from tests.crash.world import RUN, Scratch, fresh_store, make_state, opened
+from tests.support.pictures import RUN
+from tests.support.states import make_state
+from tests.support.stores import Scratch, new_backend, opened
 
 _MONITOR = Monitor(metric="loss", mode="min")
 
@@ -231,7 +233,7 @@ LIVES = [
 @cache
 def sources() -> tuple[Scratch, Scratch]:
     """Return a source of syncs when it was half as long, and as it is now."""
-    source = fresh_store()
+    source = new_backend()
     with opened(source) as registry:
         _two_steps(registry)
     half = source.copy()

@@ -15,10 +15,11 @@ import pytest
 
 import registry
 from registry.registry import Registry
-from tests.crash.inline import without_threads
-from tests.crash.pusher import push_until_killed, servers, state_at
-from tests.crash.world import RUN
-from tests.registry.pytree.same import assert_same
+from tests.crash.pusher import push_until_killed, state_at
+from tests.support.inline import without_threads
+from tests.support.pictures import RUN
+from tests.support.processes import servers
+from tests.support.sameness import assert_same
 
 _LONGEST_S = 0.3
 _DEEP_EVERY = 20
@@ -83,7 +84,7 @@ def _kill_again_and_again(place: Path, kills: int) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.soak)])
 def test_acknowledged_checkpoints_survive_kill(
     tmp_path: Path, kills: int, record_property: Callable[[str, object], None]
 ) -> None:

@@ -23,19 +23,13 @@ from backends.wrappers import InjectedCrash
 from registry import Retention
 from registry.registry import Registry
 from registry.store import create_config
+from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario
-from tests.crash.test_store_calls import check_sound, uninterrupted
-from tests.crash.world import (
-    RUN,
-    Scratch,
-    contents,
-    fresh_store,
-    make_state,
-    opened,
-    picture_of_runs,
-)
 from tests.registry.transitions import world as transitions
+from tests.support.pictures import RUN, picture_of_runs
+from tests.support.states import make_state
+from tests.support.stores import Scratch, contents, new_backend, opened
 
 # What the other tests of crashes do not do: acknowledgments of every other kind.
 
@@ -365,7 +359,7 @@ def test_a_sync_brings_nothing_that_its_source_can_still_lose(site: Site) -> Non
     for point in site.points(save, every=False):
         site.set_back()
         site.act(save, point)
-        mirror = fresh_store()
+        mirror = new_backend()
         with opened(LocalBackend(site.root)) as source, opened(mirror) as registry:
             holdfast.sync(source, registry)
         left = site.disk.survivors(site.root)

@@ -26,7 +26,7 @@ from registry.monitors import Monitor
 from registry.objects.framing import join_lines, unwrap_frame, wrap_frame
 from registry.objects.keys import ObjectKey, epoch_key
 from registry.spec import Draw, Phase, Pool, RunSpec, Stream
-from tests.crash.world import contents, fresh_store, opened
+from tests.support.stores import contents, new_backend, opened
 
 #: The run that is forged, the one that was forked from it, and one that has nothing to do with it.
 FORGED, FORK, CALM = "night", "fork", "calm"
@@ -73,7 +73,7 @@ class Records:
 @cache
 def healthy() -> dict[str, bytes]:
     """Return the files of a registry with something of everything that a run can hold."""
-    store = fresh_store()
+    store = new_backend()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr("registry.creation.describe_environment", lambda: {"host": "node"})

@@ -10,21 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from typer.main import get_command
 
 import registry
 from backends.memory import MemoryBackend
-from registry.cli.app import app
 from registry.errors import RegistryError
 from registry.registry import Registry
-from tests.crash.inline import InlinePools
 from tests.damage.forging import CALM, FORGED, FORK
+from tests.support.commands import invoke
+from tests.support.inline import InlinePools
 
 _NAME = "forged"
 URL = f"memory://{_NAME}"
 #: Made once: it takes as long as most of the commands.
-_APP = get_command(app)
 #: What a question may end with: an answer, a name that is none any more, damage, a format.
 _STATUSES = {0, 4, 6, 8}
 #: What the specification of a run may forbid, so a forged one as well.
@@ -93,7 +90,7 @@ class Looks:
 
     def _command(self, case: str, arguments: tuple[str, ...]) -> None:
         name = f"{case}: holdfast {' '.join(arguments)}"
-        result = CliRunner().invoke(_APP, arguments, env={"HOLDFAST_REGISTRY": URL})
+        result = invoke(*arguments, env={"HOLDFAST_REGISTRY": URL})
         self._check_text(name, result.output)
         may_forbid = arguments[0] in _BY_SPECIFICATION and result.exit_code == 3
         if result.exit_code in _STATUSES or may_forbid:

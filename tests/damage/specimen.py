@@ -13,9 +13,10 @@ from registry.errors import IntegrityError, RegistryError, UnsupportedFormat
 from registry.maintenance.verify import VerifyReport
 from registry.objects.keys import CONFIG, EPOCHS, RUNS, epoch_key
 from registry.registry import open_on
-from tests.crash.inline import without_threads
-from tests.crash.world import Scratch, contents, fresh_store, make_state, opened
-from tests.registry.pytree.same import assert_same
+from tests.support.inline import without_threads
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import Scratch, contents, new_backend, opened
 
 KINDS = ("config", "epoch", "slot", "snapshot", "manifest", "placement", "pack")
 
@@ -50,7 +51,7 @@ def twins() -> Specimen:
 
 
 def _grown(held: dict[str, tuple[int, ...]]) -> Specimen:
-    store = fresh_store()
+    store = new_backend()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("registry.creation.describe_environment", dict)
         patch.setattr("registry.log.SNAPSHOT_EVERY", 3)

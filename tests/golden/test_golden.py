@@ -24,8 +24,9 @@ from registry.snapshots import REPLAY_VERSION
 from registry.state import RunManifest, Slot, advance
 from registry.store import RegistryConfig
 from tests.golden import make
-from tests.registry.conftest import new_backend
-from tests.registry.pytree.same import assert_same
+from tests.golden.histories import history
+from tests.support.sameness import assert_same
+from tests.support.stores import new_backend
 
 V1 = Path(__file__).parent / "v1"
 NAMES = dict(line.split() for line in (V1 / "names.txt").read_text().splitlines())
@@ -184,18 +185,3 @@ def test_a_run_lived_today_writes_the_same_history(tmp_path):
     make.build_registry(tmp_path / "registry")
     old, new = (history(folder / "registry", "golden") for folder in (V1, tmp_path))
     assert new == old
-
-
-def history(folder: Path, run_id: str) -> list[dict]:
-    """Return the commits of a run, without the random ids that writers give themselves."""
-    with registry.open(folder) as reg:
-        commits = [commit.to_json() for commit in reg.run(run_id).history()]
-    tokens: dict[str, int] = {}
-    for commit in commits:
-        commit["write"] = commit["prev"] = ""
-        for action in commit["actions"]:
-            if "token" in action:
-                action["token"] = tokens.setdefault(action["token"], len(tokens))
-            if "parent" in action:  # named by the link of its commit, into which those ids go
-                action["parent"]["head"] = ""
-    return commits

@@ -19,9 +19,9 @@ from registry.snapshots import REPLAY_VERSION
 from registry.spec import RunSpec
 from registry.state import RunManifest, advance
 from tests.golden import make, make_v2
-from tests.golden.test_golden import history
-from tests.registry.conftest import new_backend
-from tests.registry.pytree.same import assert_same
+from tests.golden.histories import history
+from tests.support.sameness import assert_same
+from tests.support.stores import new_backend
 
 V2 = Path(__file__).parent / "v2"
 

@@ -10,7 +10,7 @@ import pytest
 from backends import Backend, open_backend
 from backends.local import LocalBackend
 from registry.store import create_config
-from tests.crash.world import Scratch
+from tests.support.stores import Scratch
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])

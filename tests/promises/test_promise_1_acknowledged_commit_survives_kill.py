@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import registry
-from tests.crash.pusher import push_until_killed, servers, state_at
-from tests.crash.world import RUN
-from tests.registry.pytree.same import assert_same
+from tests.crash.pusher import push_until_killed, state_at
+from tests.support.pictures import RUN
+from tests.support.processes import servers
+from tests.support.sameness import assert_same
 
 
 def test_promise_1_acknowledged_commit_survives_kill(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from backends import Backend
 from backends.wrappers import Faulty
 from registry.errors import IntegrityError, RestoreFailed
 from registry.run import Restored
-from tests.crash.world import RUN, contents, make_state, opened
-from tests.registry.pytree.same import assert_same
+from tests.support.pictures import RUN
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import contents, opened
 
 
 def test_promise_2_no_reader_gets_other_bytes(store: Backend) -> None:

@@ -10,8 +10,10 @@ from backends import Backend
 from backends.wrappers import Fault, Faulty, InjectedCrash
 from registry.errors import StorageError, StoreFull
 from registry.registry import open_on
-from tests.crash.world import RUN, make_state, opened, picture_of_runs
-from tests.registry.pytree.same import assert_same
+from tests.support.pictures import RUN, picture_of_runs
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import opened
 
 
 @pytest.mark.parametrize("error", [None, StoreFull("no space left")], ids=["killed", "full"])

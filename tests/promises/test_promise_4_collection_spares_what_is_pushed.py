@@ -13,8 +13,10 @@ from backends import Backend, Body
 from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
 from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import open_on
-from tests.crash.world import RUN, make_state, opened
-from tests.registry.pytree.same import assert_same
+from tests.support.pictures import RUN
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import opened
 
 
 class _CollectedBeforeCommit(Wrapper):

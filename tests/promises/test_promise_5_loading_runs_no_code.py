@@ -23,7 +23,8 @@ from registry.objects.manifest import Component, Manifest
 from registry.objects.placement import Placement, Rows
 from registry.registry import Registry
 from registry.writer import Writer
-from tests.crash.world import RUN, opened
+from tests.support.pictures import RUN
+from tests.support.stores import opened
 
 _FORBIDDEN = (
     *("pickle.find_class", "os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork"),

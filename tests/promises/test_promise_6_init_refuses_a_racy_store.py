@@ -10,7 +10,7 @@ import pytest
 import registry
 from backends import Body
 from registry.errors import NotFound, StoreUnsuitable
-from tests.crash.world import Scratch
+from tests.support.stores import Scratch
 
 
 class _ChecksThenWrites(Scratch):

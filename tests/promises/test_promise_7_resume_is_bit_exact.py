@@ -8,9 +8,10 @@ from pathlib import Path
 
 import registry
 from backends import Backend
-from tests.crash.world import RUN, opened
 from tests.promises.training import Training
-from tests.registry.pytree.same import assert_same
+from tests.support.pictures import RUN
+from tests.support.sameness import assert_same
+from tests.support.stores import opened
 
 _ROOT = Path(__file__).parents[2]
 
@@ -32,16 +33,11 @@ def test_promise_7_resume_is_bit_exact(store: Backend) -> None:
 
 def test_promise_7_training_that_was_interrupted_ends_like_one_that_was_not(tmp_path: Path) -> None:
     registry.init(tmp_path, skip_race_probe=True).close()
-    _train(tmp_path, "straight", 8)
-    _train(tmp_path, "resumed", 3)
-    _train(tmp_path, "resumed", 8)
+    trainings = ["straight:8", "resumed:3", "resumed:8"]
+    command = [sys.executable, "-m", "tests.promises.training", str(tmp_path), "7", *trainings]
+    subprocess.run(command, cwd=_ROOT, check=True)
     with registry.open(tmp_path) as reg:
         straight, resumed = reg.checkpoint("straight"), reg.checkpoint("resumed")
         assert (straight.step, resumed.step) == (8, 8)
         assert straight.digest == resumed.digest
         assert_same(straight.load(), resumed.load())
-
-
-def _train(place: Path, run_id: str, stop: int) -> None:
-    command = [sys.executable, "-m", "tests.promises.training", str(place), run_id, "7", str(stop)]
-    subprocess.run(command, cwd=_ROOT, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sys
 from typing import Any
@@ -76,5 +77,13 @@ def train(url: str, run_id: str, seed: int, stop: int) -> None:
 if __name__ == "__main__":
     # One thread: the order of sums must not depend on who else is on the machine.
     torch.set_num_threads(1)
-    url, run_id, seed, *stops = sys.argv[1:]
-    train(url, run_id, int(seed), int(stops[0]))
+    url, seed, *trainings = sys.argv[1:]
+    Training(0)  # imports what an optimizer needs, once for all processes
+    for run_id, _, stop in (training.partition(":") for training in trainings):
+        process = multiprocessing.get_context("fork").Process(
+            target=train, args=(url, run_id, int(seed), int(stop))
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)

@@ -47,7 +47,7 @@ from registry.digest import Digest
 from registry.errors import Malformed, UnsupportedFormat
 from registry.monitors import Monitor
 from registry.spec import Retention, RunSpec
-from tests.strategies import digests, json_values, quick, texts
+from tests.support.strategies import digests, json_values, quick, texts
 
 floats = st.floats(allow_nan=False)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)

@@ -16,19 +16,12 @@ import registry
 from backends.patience import Patience
 from registry import Registry
 from registry.errors import StoreUnavailable
-from tests.servers.fixtures import S3Server
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 LIES: dict[str, Lie] = {
     "page": lambda request, ask: Answer(200, {"Content-Type": "text/html"}, PAGE),
     "nothing": lambda request, ask: Answer(404),
 }
-
-
-@pytest.fixture(scope="module")
-def gateway(moto_server: S3Server) -> Iterator[Gateway]:
-    with Gateway(moto_server.endpoint_url) as gateway:
-        yield gateway
 
 
 @pytest.fixture

@@ -51,7 +51,9 @@ from registry.objects.manifest import Manifest
 from registry.registry import open_on
 from registry.spec import RunSpec
 from registry.store import read_config
-from tests.registry.conftest import contents, flip, new_backend, objects, packs_of, small_state
+from tests.support.faults import Liar, flip
+from tests.support.states import small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 
 @contextmanager
@@ -558,11 +560,7 @@ def test_bad_input_58_twenty_lost_races(backend, saved, monkeypatch, open_regist
 def test_bad_input_59_commit_state_unknown(backend, saved, monkeypatch, open_registry):
     monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
 
-    class Exists(Wrapper):
-        def put_if_absent(self, key, body):
-            return False
-
-    run = open_registry(Exists(backend)).run("run")
+    run = open_registry(Liar(backend)).run("run")
     said = (slot_key("run", 2), "unknown whether the commit landed", "holdfast log run")
     with refused(backend, StoreUnavailable, *said, exit_code=7):
         run.set_status("failed")

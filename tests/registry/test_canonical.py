@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from registry import canonical
 from registry.errors import InvalidInput, Malformed
-from tests.strategies import json_values, quick, texts
+from tests.support.strategies import json_values, quick, texts
 
 
 @quick

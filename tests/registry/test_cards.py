@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from registry.cards import MAX_BYTES, MAX_DEPTH, check_card, read_card, write_card
 from registry.errors import InvalidInput, UnsupportedValue
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
+from tests.support.strategies import examples
 
 CARD = {
     "description": "Bayesian Expectation Transformer for sentiment analysis",
@@ -70,9 +71,7 @@ plain = st.recursive(
 )
 
 
-@settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(texts, plain, max_size=5))
 def test_what_is_written_is_read(read, card):
     assert_same(read(write_card(card)), _sorted(card))

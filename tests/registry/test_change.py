@@ -24,7 +24,9 @@ from registry.state import Forgotten, RunManifest
 from registry.store import Store
 from registry.writer import Choice
 from registry.writing.placing import Written
-from tests.registry.conftest import Hooked, Once, Open, contents, objects, small_state
+from tests.support.faults import Hooked, Once
+from tests.support.states import small_state
+from tests.support.stores import Open, contents, objects
 
 RUN = "run"
 SLOTS = f"runs/{RUN}/log/"

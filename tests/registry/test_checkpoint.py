@@ -18,7 +18,9 @@ from registry.errors import (
 )
 from registry.log import RunLog
 from registry.objects.keys import slot_key
-from tests.registry.conftest import contents, flip, packs_of, same, small_state
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, packs_of
 
 
 def net() -> torch.nn.Module:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import registry
@@ -23,7 +23,11 @@ from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
 from registry.objects.placement import PackRef, Rows
 from registry.registry import open_on
-from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.faults import flip
+from tests.support.loads import refused
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 COMPRESSED = ("zstd", "lz4")
 
@@ -37,14 +41,6 @@ def state(seed: int = 0, rows: int = 400) -> dict:
         "noise": {"x": fresh.integers(0, 256, rows * 100, np.uint8)},
         "step": seed,
     }
-
-
-def equal(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    return same(a, b)
 
 
 def stored_bytes(checkpoint) -> int:
@@ -67,7 +63,7 @@ def test_what_is_compressed_has_the_same_id_and_comes_back_bit_for_bit(compresse
     plain = reg.create_run("plain").save(state(), step=1)
     assert compressed.digest == plain.digest
     assert stored_bytes(compressed) < 0.75 * stored_bytes(plain)
-    assert equal(compressed.load(), state())
+    assert same(compressed.load(), state())
     assert reg.verify(deep=True).findings == ()
 
 
@@ -124,12 +120,12 @@ def test_compressed_checkpoints_travel_move_and_are_collected(run, reg, backend,
         run.save(state(step), step=step, compression="zstd")
     mirror = open_registry(new_backend("codecs-mirror"))
     sync(reg, mirror)
-    assert equal(mirror.checkpoint("run").load(), state(3))
+    assert same(mirror.checkpoint("run").load(), state(3))
     run.prune(registry.Retention(last=1))
     assert reg.repack().packs_written
     assert reg.gc(grace_s=0).deleted.objects
     fresh = open_registry(backend)
-    assert equal(fresh.checkpoint("run").load(), state(3))
+    assert same(fresh.checkpoint("run").load(), state(3))
     assert ZSTD in codecs_of(fresh.checkpoint("run"))
     for report in (fresh.verify(deep=True), mirror.verify(deep=True)):
         assert report.findings == ()
@@ -150,7 +146,7 @@ def states(draw):
     return {"m": {"a": raw, "b": raw[: size // 2].copy(), "c": draw(st.integers())}}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(states(), st.sampled_from(list(COMPRESSIONS)), st.sampled_from([200, 700]), st.slices(40))
 def test_any_state_any_compression_any_slice(value, compression, chunk_bytes, part):
     with small_grid(chunk_bytes, list_threshold=4), open_on(new_backend()) as reg:
@@ -231,11 +227,6 @@ def zipped(run):
     return run.save(state(), step=1, compression="zstd")
 
 
-def refused(backend, open_registry, match: str) -> None:
-    with pytest.raises(IntegrityError, match=match):
-        open_registry(backend).checkpoint("run").load()
-
-
 def test_a_frame_that_claims_gigabytes_takes_none(zipped, reg, backend, open_registry):
     bomb = struct.pack("<BBBBIII", 2, 1, 0x91, 1, 2**31 - 1, 2**18, 1000) + bytes(984)
     forged(reg, zipped, bomb)
@@ -284,7 +275,7 @@ def test_a_placement_and_a_table_that_differ(zipped, reg, backend, open_registry
     refused(backend, open_registry, "another")
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.binary(min_size=1, max_size=4000),
     st.sampled_from([ZSTD, LZ4]),
@@ -299,7 +290,7 @@ def test_frames_come_back(data, codec, item_bytes):
         frames.decode(frame, codec, memoryview(bytearray(len(data) + 1)), where="x")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=300), st.sampled_from([ZSTD, LZ4]), st.integers(0, 200))
 def test_noise_is_never_a_crash(noise, codec, size):
     header = struct.pack("<BBBBIII", 2, 1, 0x91, 1, size, max(size, 1), len(noise) + 16)

@@ -10,7 +10,8 @@ import pytest
 from registry.errors import NotFound, UnsupportedValue
 from registry.spec import RunSpec
 from registry.stored import commit_keys
-from tests.registry.conftest import contents, same, small_state
+from tests.support.states import same, small_state
+from tests.support.stores import contents
 
 SPEC = RunSpec(commit_keys=("timestamp", "host", "metrics"))
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry.actions import (
@@ -43,7 +43,8 @@ from registry.retention import RetentionPlan, plan_retention
 from registry.spec import Retention, RunSpec
 from registry.state import Forgotten, RunManifest, Slot, advance, foresee
 from registry.state.gone import Gone, pack_bits
-from tests.registry.lives import DAY_MS, Life, creation, digest
+from tests.support.lives import DAY_MS, Life, creation, digest
+from tests.support.strategies import examples
 
 LOSS = Monitor(metric="loss", mode="min")
 PHASES = ("a", "b")
@@ -298,7 +299,7 @@ POLICIES = (
 )
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(lives, st.integers(1, 5))
 @example([([("save", 3, 0)], True), ([("evict", 0, 0)], True), ([("save", 3, 1)], False)], 1)
 def test_whatever_happens_a_compact_run_is_the_complete_one(life, together):

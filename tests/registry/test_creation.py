@@ -12,7 +12,8 @@ from registry.errors import Conflict, InvalidInput, NotFound
 from registry.log import RunLog
 from registry.presets import load_preset
 from registry.spec import Phase, Retention, RunSpec
-from tests.registry.conftest import contents, small_state
+from tests.support.states import small_state
+from tests.support.stores import contents
 
 LOSS = Monitor(metric="loss", mode="min")
 OWN = 'name = "own"\n[[phases]]\nname = "a"\n'

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.wrappers import Metered
@@ -18,7 +18,9 @@ from registry.content.distances import Distance
 from registry.diff import Diff, diff
 from registry.errors import Damaged
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid
+from tests.support.faults import flip
+from tests.support.stores import new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 
 def compare(reg: Registry, before: dict[str, Any], after: dict[str, Any]) -> Diff:
@@ -125,7 +127,7 @@ def distance(reg: Registry, before: Any, after: Any) -> Distance:
 DTYPES = ["int8", "int64", "uint16", "bool", "bfloat16", "float16", "float32", "float64"]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.sampled_from([*DTYPES, "float8_e4m3fn", "complex64", "complex128"]),
     st.lists(st.integers(1, 12), max_size=3).map(tuple),

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from registry.digest import Digest, Digests
 from registry.errors import InvalidInput
-from tests.strategies import digests, quick
+from tests.support.strategies import digests, quick
 
 PLAIN = hashlib.sha256(b"abc").hexdigest()
 

@@ -14,8 +14,8 @@ from registry.errors import Damaged, IntegrityError, Malformed, UnsupportedForma
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import ObjectKey, epoch_key
 from registry.registry import open_on
-from tests.registry.conftest import flip
-from tests.strategies import object_keys, quick
+from tests.support.faults import flip
+from tests.support.strategies import object_keys, quick
 
 
 def _key(i: int, generation: int = 0) -> ObjectKey:

@@ -13,15 +13,9 @@ from registry.actions import AddCheckpoint, AppendStream, Promote, SetPin
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.forking import inherit, inheritance
 from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream
-from tests.registry.conftest import (
-    contents,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
-from tests.registry.test_writer import collect, mark, sweep
+from tests.support.collectors import collect, mark, sweep
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 ARENA = RunSpec(

@@ -20,7 +20,8 @@ from registry.errors import StoreFull
 from registry.maintenance import gc
 from registry.objects.keys import snapshot_key
 from registry.registry import Registry
-from tests.registry.conftest import packs_of, small_state
+from tests.support.states import small_state
+from tests.support.stores import packs_of
 
 MOUNT_BYTES = 8 * 2**20
 #: Enough for what the tests make, and for a reserve.

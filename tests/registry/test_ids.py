@@ -11,7 +11,9 @@ import torch
 
 import registry
 from registry.objects.manifest import Manifest
-from tests.registry.conftest import flip, new_backend, objects, packs_of, same, small_state
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import new_backend, objects, packs_of
 
 
 def state() -> dict:
@@ -68,7 +70,8 @@ def test_the_id_does_not_depend_on_strides_ownership_or_grad(open_registry):
 
 
 SCRIPT = """
-from tests.registry.conftest import new_backend, small_state
+from tests.support.states import small_state
+from tests.support.stores import new_backend
 from registry.registry import open_on
 with open_on(new_backend()) as reg:
     print(reg.create_run("elsewhere").save(small_state(), step=5).digest.hex())

@@ -14,7 +14,7 @@ from registry import Retention, sync
 from registry.errors import StoreUnsuitable
 from registry.maintenance.gc import DAY_S, Collector
 from registry.registry import Registry
-from tests.registry.conftest import small_state
+from tests.support.states import small_state
 
 #: An unfinished file and a probe, as they are called, so that only the link keeps them.
 UNFINISHED = f"1-{'a' * 16}"

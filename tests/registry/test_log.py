@@ -16,7 +16,8 @@ from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import slot_key, snapshot_key, snapshot_prefix
 from registry.state import RunManifest, advance
 from registry.store import Store, read_config
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend
+from tests.support.faults import Forgetful, Hooked, Liar, Once, Silent, flip
+from tests.support.stores import contents, new_backend
 
 CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})
 
@@ -114,11 +115,6 @@ def test_an_append_whose_answer_is_lost_is_made_once(run_log, backend, store_on,
 
 
 def test_exists_with_our_own_bytes_is_our_write(run_log, backend, store_on):
-    class Forgetful(Wrapper):
-        def put_if_absent(self, key, body):
-            super().put_if_absent(key, body)
-            return False
-
     mine = reopened(store_on, Forgetful(backend))
     calls = []
 
@@ -206,19 +202,13 @@ def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):
 def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
     run_log, backend, store_on
 ):
-    keys = []
-
-    class Silent(Wrapper):
-        def put_if_absent(self, key, body):
-            keys.append(key)
-            raise StoreUnavailable("timeout", where=key)
-
-    mine = reopened(store_on, Silent(backend))
+    silent = Silent(backend)
+    mine = reopened(store_on, silent)
     before, state = contents(backend), mine.state
     with pytest.raises(StoreUnavailable):
         mine.append(lambda state: [commit_line(state, [status(0)])])
-    assert len(keys) > 1
-    assert set(keys) == {slot_key("r", 1)}
+    assert len(silent.asked) > 1
+    assert set(silent.asked) == {slot_key("r", 1)}
     assert contents(backend) == before
     assert mine.state is state
 
@@ -226,18 +216,12 @@ def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
 def test_a_store_that_was_patient_long_enough_is_not_asked_again(
     run_log, backend, store_on, monkeypatch
 ):
-    asked = []
-
-    class Silent(Wrapper):
-        def put_if_absent(self, key, body):
-            asked.append(key)
-            raise StoreUnavailable("timeout", where=key)
-
+    silent = Silent(backend)
     monkeypatch.setattr(slots, "_UNKNOWN_S", -1.0)
     with pytest.raises(StoreUnavailable):
-        mine = reopened(store_on, Silent(backend))
+        mine = reopened(store_on, silent)
         mine.append(lambda state: [commit_line(state, [status(0)])])
-    assert asked == [slot_key("r", 1)]
+    assert silent.asked == [slot_key("r", 1)]
 
 
 def test_after_an_unknown_outcome_the_next_append_finds_what_landed(run_log, backend, store_on):
@@ -265,10 +249,6 @@ def test_after_an_unknown_outcome_the_next_append_finds_what_landed(run_log, bac
 
 
 def test_a_store_that_says_exists_and_gives_nothing_is_not_believed(run_log, backend, store_on):
-    class Liar(Wrapper):
-        def put_if_absent(self, key, body):
-            return False
-
     mine = reopened(store_on, Liar(backend))
     with pytest.raises((StoreUnavailable, Malformed), match=r"unknown whether|does not give it"):
         mine.append(lambda state: [commit_line(state, [status(0)])])

@@ -19,7 +19,8 @@ from registry.maintenance.gc import Collector
 from registry.objects.keys import slot_key
 from registry.registry import Registry, open_on
 from registry.run import Run
-from tests.registry.conftest import Open, contents, new_backend, small_state
+from tests.support.states import small_state
+from tests.support.stores import Open, contents, new_backend
 
 RUN = "run"
 

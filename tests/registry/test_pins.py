@@ -8,7 +8,9 @@ import pytest
 from registry import Monitor
 from registry.errors import Conflict, IntegrityError, InvalidInput, NotFound, UnsupportedValue
 from registry.spec import Gate, Phase, Retention, RunSpec
-from tests.registry.conftest import Hooked, Once, contents, flip, packs_of, same, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 GATED = RunSpec(

@@ -9,17 +9,11 @@ import pytest
 from registry import Monitor, sync
 from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
 from registry.spec import Phase, Retention, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
-from tests.registry.test_writer import collect, mark, sweep
+from tests.support.collectors import collect, mark, sweep
+from tests.support.faults import Hooked, Once
+from tests.support.loads import steps
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 LOSS = Monitor(metric="loss", mode="min")
 
@@ -29,10 +23,6 @@ def several(reg, count: int = 4, run_id: str = "run", **options):
     for step in range(1, count + 1):
         run.save(small_state(step), step=step, metrics={"loss": float(step)})
     return run
-
-
-def steps(run) -> list[int]:
-    return [ck.step for ck in run.checkpoints()]
 
 
 # Pruning

@@ -8,7 +8,7 @@ from registry import Monitor
 from registry.errors import AmbiguousRef, InvalidInput, NotFound
 from registry.refs import is_digest
 from registry.spec import Retention
-from tests.registry.conftest import small_state
+from tests.support.states import small_state
 
 
 @pytest.fixture

@@ -10,12 +10,14 @@ import pytest
 import registry
 from backends.errors import InvalidLocation, ReadOnlyStore
 from backends.memory import MemoryBackend
-from backends.wrappers import Metered, Wrapper
+from backends.wrappers import Metered
 from registry import Monitor
 from registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
 from registry.registry import open_on
 from registry.store import RegistryConfig, create_config, read_config
-from tests.registry.conftest import Hooked, Once, contents, new_backend, same, small_state
+from tests.support.faults import Forgetful, Hooked, Once
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend
 
 
 def test_a_registry_is_made_and_opened(tmp_path):
@@ -48,11 +50,6 @@ def test_the_race_leaves_nothing_behind():
 
 
 def test_a_lost_answer_to_the_config_is_our_registry():
-    class Forgetful(Wrapper):
-        def put_if_absent(self, key, body):
-            super().put_if_absent(key, body)
-            return False
-
     backend = MemoryBackend()
     config = create_config(Forgetful(backend), "skipped")
     assert read_config(backend) == config

@@ -17,7 +17,9 @@ from registry.errors import (
     UnsupportedValue,
 )
 from registry.spec import Retention
-from tests.registry.conftest import Hooked, Once, contents, flip, same, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, slots
 
 CARD = {
     "description": "a classifier",
@@ -43,10 +45,6 @@ def serving(reg, tmp_path):
 @pytest.fixture
 def ck(run):
     return run.save(small_state(), step=10, metrics={"loss": 0.5, "nan": float("nan")})
-
-
-def slots(backend, run_id="run"):
-    return contents(backend, f"runs/{run_id}/log/")
 
 
 def big_state(i=0):

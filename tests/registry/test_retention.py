@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import Monitor
 from registry.retention import has_policies, plan_retention
 from registry.spec import Phase, Retention, RunSpec, Tier
 from registry.state import RunManifest
-from tests.registry.lives import DAY_MS, Life, evicted, kept, reasons
+from tests.support.lives import DAY_MS, Life, evicted, kept, reasons
+from tests.support.strategies import examples
 
 LOSS = Monitor(metric="loss", mode="min")
 ACC = Monitor(metric="acc", mode="max")
@@ -389,7 +390,7 @@ def _must_stay(state: RunManifest, now_ms: int) -> set[int]:
     return held
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(lives())
 def test_a_plan_is_complete_gives_reasons_and_spares_what_must_stay(run):
     found = plan(run)
@@ -400,7 +401,7 @@ def test_a_plan_is_complete_gives_reasons_and_spares_what_must_stay(run):
     assert _must_stay(run.state, run.now_ms) & set(kept_back) <= set(kept(found))
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(lives())
 def test_after_a_plan_is_carried_out_there_is_nothing_to_do(run):
     now_ms, found = run.now_ms, plan(run)
@@ -408,7 +409,7 @@ def test_after_a_plan_is_carried_out_there_is_nothing_to_do(run):
     assert (kept(again), evicted(again)) == (kept(found), [])
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(lives())
 def test_last_alone_keeps_so_many_and_counted_together_no_more(run):
     spec = run.state.spec

@@ -19,23 +19,14 @@ from registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
-from tests.registry.conftest import (
-    contents,
-    flip,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
+from tests.support.faults import Gate, flip
+from tests.support.loads import steps
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 
 def save_three(run) -> list:
     return [run.save(small_state(i), step=i) for i in (1, 2, 3)]
-
-
-def steps(run) -> list[int]:
-    return [checkpoint.step for checkpoint in run.checkpoints()]
 
 
 def actions_of(run) -> list[list[str]]:
@@ -84,7 +75,7 @@ def test_a_trainer_that_was_taken_over_is_fenced_with_host_and_time(run, backend
 
 
 def test_a_take_over_in_the_middle_of_a_save_fences_it(backend, open_registry):
-    from tests.registry.conftest import Hooked, Once
+    from tests.support.faults import Hooked, Once
 
     hooked = Hooked(backend)
     run = open_registry(hooked).create_run("run")
@@ -517,24 +508,6 @@ def test_a_run_that_stopped_runs_again_at_the_next_save(run, backend, open_regis
 
 
 # In the background
-
-
-class Gate(Wrapper):
-    """Holds packs back until told; then fails, where told so."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.open = threading.Event()
-        self.reached = threading.Event()
-        self.error = None
-
-    def put_if_absent(self, key, body):
-        if key.startswith("packs/"):
-            self.reached.set()
-            assert self.open.wait(20)
-            if self.error is not None:
-                raise self.error
-        return super().put_if_absent(key, body)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from registry.spec import (
     Tier,
     Transition,
 )
-from tests.registry.conftest import same
+from tests.support.states import same
 
 DOCS = Path(__file__).parents[2] / "docs" / "presets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[0]

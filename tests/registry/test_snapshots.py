@@ -19,7 +19,8 @@ from registry.registry import open_on
 from registry.snapshots import REPLAY_VERSION, Snapshots
 from registry.spec import Retention
 from registry.state import CheckpointRecord, RunManifest, advance
-from tests.registry.conftest import contents, new_backend, same, small_state
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend
 
 LOSS = Monitor(metric="loss", mode="min")
 

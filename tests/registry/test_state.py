@@ -26,7 +26,7 @@ from registry.errors import Damaged, Malformed
 from registry.monitors import Monitor
 from registry.objects.framing import join_lines
 from registry.state import RunManifest, Slot, advance
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})
 START = RunManifest(run_id="r")

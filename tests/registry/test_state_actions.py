@@ -25,7 +25,7 @@ from registry.monitors import Monitor
 from registry.spec import Phase, RunSpec
 from registry.state import RunManifest, advance
 from registry.state.apply_pool import MATCHES_KEPT
-from tests.registry.lives import DAY_MS, Life, digest
+from tests.support.lives import DAY_MS, Life, digest
 
 LOSS = Monitor(metric="loss", mode="min")
 

@@ -24,17 +24,9 @@ from registry.objects.framing import join_lines
 from registry.objects.keys import ObjectKey, epoch_key, slot_key
 from registry.spec import Retention
 from registry.writer import placed_keys
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of
 
 
 def named():

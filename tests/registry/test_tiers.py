@@ -7,7 +7,7 @@ import pytest
 from registry import Monitor
 from registry.spec import Phase, Retention, RunSpec, Tier
 from registry.tiers import choose_tier, tier_after_report
-from tests.registry.lives import Life
+from tests.support.lives import Life
 
 LOSS = Monitor(metric="loss", mode="min")
 ACC = Monitor(metric="acc", mode="max", name="accuracy")

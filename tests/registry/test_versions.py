@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.errors import InvalidInput
 from registry.versions import SemVer, release_version
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 #: From the list that semver.org gives for its regular expression.
 VALID = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.wrappers import Metered
-from registry.actions import Mark, Place
+from registry.actions import Place
 from registry.digest import Digest
 from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
@@ -15,35 +15,10 @@ from registry.objects.manifest import Component, Manifest
 from registry.objects.placement import PackRef, Placement, Rows
 from registry.state import CheckpointRecord, RunManifest
 from registry.writer import Choice, Condemned, Writer, placed_keys
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
-
-
-def sweep(backend, epoch: int, keys) -> None:
-    """Publish the epoch of a sweep (G1)."""
-    parsed = [key if isinstance(key, ObjectKey) else ObjectKey.parse(key) for key in keys]
-    assert backend.put_if_absent(epoch_key(epoch), encode_sweep(epoch, parsed))
-
-
-def mark(store, run_id: str, epoch: int) -> None:
-    """Put the mark of a sweep into a run (G3)."""
-    log = RunLog(store, run_id)
-    log.open()
-    log.append(lambda state: [Mark(epoch=epoch)])
-
-
-def collect(backend, keys) -> None:
-    """Delete (G5)."""
-    for key in keys:
-        backend.delete(str(key))
+from tests.support.collectors import collect, mark, sweep
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, objects, packs_of
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ import pytest
 import registry.creation
 from registry.registry import Registry
 from registry.store import RegistryConfig, Store
-from tests.crash.inline import without_threads
 from tests.schedules.store import Answer, Asking, Request
+from tests.support.inline import without_threads
 
 #: The hour at which every clock stands, seconds since the epoch.
 NOW_S = 1_700_000_000.0

@@ -16,10 +16,10 @@ from registry.registry import Registry
 from registry.spec import Retention
 from registry.store import create_config
 from registry.sync import sync
-from tests.registry.conftest import same
 from tests.schedules.actors import Program, Session, named_after
 from tests.schedules.scenario import Saved, Scenario
 from tests.schedules.soundness import opened
+from tests.support.states import same
 
 #: The run in which something is evicted, another that exists, and one that is begun meanwhile.
 OLD, OTHER, NEW = "old", "other", "new"

@@ -21,9 +21,9 @@ from registry.registry import Registry, open_on
 from registry.state import RunManifest, Slot, advance
 from registry.stored import Stored
 from registry.writer import placed_keys
-from tests.crash.inline import without_threads
-from tests.registry.conftest import same
 from tests.schedules.store import World
+from tests.support.inline import without_threads
+from tests.support.states import same
 
 #: Says what the checkpoint of a run at a step was saved with.
 Content = Callable[[str, int], object]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers.gateway import Gateway as LyingGateway
 from tests.servers.process import stop, wait_for_http
 from tests.servers.radosgw import Gateway, missing_programs, start_gateway
 
@@ -101,6 +102,13 @@ def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with _shared_gateway(shared) as gateway:
         yield S3Server(gateway.endpoint_url, gateway.access_key, gateway.secret_key)
+
+
+@pytest.fixture(scope="session")
+def gateway(moto_server: S3Server) -> Iterator[LyingGateway]:
+    """Something between a store and moto that can lie."""
+    with LyingGateway(moto_server.endpoint_url) as gateway:
+        yield gateway
 
 
 @pytest.fixture

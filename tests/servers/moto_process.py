@@ -22,6 +22,13 @@ class _Quiet(WSGIRequestHandler):
         """Say nothing."""
 
 
+def serve(application: Callable[..., Any]) -> None:
+    """Serve an application on a free port for ever; print the port."""
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
+    print(server.port, flush=True)
+    server.serve_forever()
+
+
 def main() -> None:
     application = DomainDispatcherApplication(create_backend_app)
     turn = threading.Lock()
@@ -30,9 +37,7 @@ def main() -> None:
         with turn:
             return list(application(environ, start))
 
-    server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=_Quiet)
-    print(server.port, flush=True)
-    server.serve_forever()
+    serve(one_at_a_time)
 
 
 if __name__ == "__main__":

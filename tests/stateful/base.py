@@ -29,10 +29,10 @@ from registry.log import RunLog
 from registry.maintenance.gc import Collector
 from registry.run import Run
 from registry.stored import Stored
-from tests.registry.conftest import same
 from tests.stateful.book import Book, RunBook
 from tests.stateful.contents import CONTENTS, content, digest_of
 from tests.stateful.world import Act, Clock, Process, Shelf, new_shelf
+from tests.support.states import same
 
 #: Runs that are begun in each registry; the names tell which.
 RUNS = ("h1", "h2", "h3", "h4", "h5", "h6"), ("m1", "m2", "m3")

@@ -21,9 +21,9 @@ from registry.state import Slot
 from registry.store import Store
 from registry.stored import Stored
 from registry.streams.segments import unpack_entries
-from tests.registry.conftest import same
 from tests.stateful.contents import known_states
 from tests.stateful.world import Shelf
+from tests.support.states import same
 
 Entries = list[dict[str, Any]]
 

@@ -8,7 +8,6 @@ from hypothesis.stateful import precondition, rule
 from registry.errors import IntegrityError
 from registry.maintenance.gc import Collector
 from registry.sync import sync
-from tests.registry.conftest import same
 from tests.stateful.base import (
     COLLECTORS,
     Base,
@@ -24,6 +23,7 @@ from tests.stateful.base import (
     stops,
 )
 from tests.stateful.world import YEAR_S, Process
+from tests.support.states import same
 
 _STEPS = ("choose", "condemn", "mark", "delete")
 _READERS = 4

@@ -9,8 +9,8 @@ import numpy as np
 
 from registry.digest import Digest
 from registry.registry import open_on
-from tests.crash.inline import without_threads
-from tests.registry.conftest import new_backend
+from tests.support.inline import without_threads
+from tests.support.stores import new_backend
 
 MODELS, OPTIMIZERS = 5, 3
 #: How many states there are to save.

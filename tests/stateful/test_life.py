@@ -91,7 +91,7 @@ def _told() -> str:
 @pytest.mark.timeout(1800)
 def test_nothing_live_is_lost_and_nothing_dead_stays():
     Base.tally.clear()
-    _live(4, 60)
+    _live(2, 60)
     for _ in range(26):
         if not _lacking():
             break

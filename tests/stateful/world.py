@@ -23,7 +23,7 @@ from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import Registry, open_on
 from registry.run import Run
 from registry.store import create_config
-from tests.crash.inline import without_threads
+from tests.support.inline import without_threads
 
 Verdict = Literal["go", "die", "lose"]
 

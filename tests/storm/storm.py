@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from backends import Backend, open_backend
@@ -21,6 +20,7 @@ from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS
 from tests.storm.worker import Part
+from tests.support.processes import servers
 
 CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
@@ -285,10 +285,3 @@ class Storm:
             with suppress(Malformed, StorageError):
                 store.delete(str(ObjectKey.parse(line.decode())))
                 self.log.counts["late deletions"] += 1
-
-
-def servers() -> ForkServerContext:
-    """Return what starts processes cheaply: a server that has imported this and forks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["backends.s3", __name__])
-    return context

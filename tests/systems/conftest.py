@@ -9,7 +9,7 @@ import torch
 
 import registry
 from registry import Registry, Run
-from tests.systems.hydra_life import CHAPTERS, Hydra
+from tests.systems.hydra_life import CHAPTERS, Hydra, Reader
 from tests.systems.life import Life
 from tests.systems.places import Place
 
@@ -39,8 +39,13 @@ def place(fresh: Callable[[], str]) -> Place:
     return Place.new(fresh)
 
 
-#: For what needs a copy of a registry, which takes long in a bucket.
-in_a_folder = pytest.mark.parametrize("fresh", ["folder"], indirect=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave Hydra's long life in a bucket to a soak; in every run it is lived in a folder."""
+    for item in items:
+        named = "/test_hydra" in item.nodeid and getattr(item, "callspec", None)
+        if named and named.params.get("fresh") == "s3":
+            item.add_marker(pytest.mark.soak)
+
 
 _HYDRAS: dict[str, Life[Hydra]] = {}
 
@@ -58,10 +63,6 @@ def hydra(
         mirror = str(tmp_path_factory.mktemp("mirror") / "registry")
         _HYDRAS[kind] = Life(Hydra(Place.new(fresh), Place.new(lambda: mirror)), CHAPTERS)
     return _HYDRAS[kind]
-
-
-#: Opens a run, lived to the end of a chapter at least, for reading.
-Reader = Callable[[Callable[[Hydra], None]], Run]
 
 
 @pytest.fixture

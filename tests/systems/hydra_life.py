@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from registry import Checkpoint, Run, sync
+from registry import Checkpoint, Registry, Run, sync
 from registry.maintenance.verify import Finding
 from registry.pool.selection import Matchup
-from registry.registry import Registry
 from registry.restoring import Attempt
 from registry.transitions import Transitioned
 from tests.systems.hydra import (
@@ -363,3 +362,7 @@ CHAPTERS = [
     aftermath,
     ending,
 ]
+
+
+#: Opens a run, lived to the end of a chapter at least, for reading.
+Reader = Callable[[Callable[[Hydra], None]], Run]

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import pytest
+
 import registry
 from backends import Backend, open_backend
 from backends.wrappers.faulty import Fault, Faulty, InjectedCrash
-from registry import pytree
-from registry.registry import Registry, open_on
+from registry import Registry, pytree
+from registry.registry import open_on
 from registry.stored import Stored
 
 
@@ -103,3 +105,7 @@ def own_packs(stored: Stored, others: Sequence[Stored]) -> list[str]:
     """Return the keys of the packs that a state shares with none of the others."""
     shared: set[str] = set().union(*(packs_of(other) for other in others), set())
     return sorted(packs_of(stored) - shared)
+
+
+#: For what needs a copy of a registry, which takes long in a bucket.
+in_a_folder = pytest.mark.parametrize("fresh", ["folder"], indirect=True)

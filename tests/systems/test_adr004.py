@@ -18,7 +18,7 @@ from registry.actions import AddCheckpoint, Evict
 from registry.cards import read_card
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from registry.registry import Registry
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts
 from tests.systems.adr004 import ACCURACY, CARD, CHAPTERS, LOSS, MILESTONES, RUN, Story, Training
 from tests.systems.life import Life

@@ -17,12 +17,12 @@ import torch
 from registry import Run
 from registry.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
 from registry.errors import Conflict, IncompatibleState, InvalidInput
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
-from tests.systems.conftest import Reader, in_a_folder
 from tests.systems.hydra import SEED, Student, Training, seeds_of
-from tests.systems.hydra_life import Hydra
+from tests.systems.hydra_life import Hydra, Reader
 from tests.systems.life import Life
+from tests.systems.places import in_a_folder
 
 pytestmark = pytest.mark.xdist_group("hydra")
 

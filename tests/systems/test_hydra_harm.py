@@ -12,13 +12,12 @@ import pytest
 
 from registry import Checkpoint, Run
 from registry.errors import Conflict, IncompatibleState, IntegrityError, RestoreFailed
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
-from tests.systems.conftest import Reader, in_a_folder
 from tests.systems.hydra import Training, seeds_of
-from tests.systems.hydra_life import Hydra
+from tests.systems.hydra_life import Hydra, Reader
 from tests.systems.life import Life
-from tests.systems.places import Place, own_packs
+from tests.systems.places import Place, in_a_folder, own_packs
 
 pytestmark = pytest.mark.xdist_group("hydra")
 

@@ -11,12 +11,12 @@ from registry.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
 from registry.errors import NotFound
 from registry.pool.history import PoolEvent, pool_events
 from registry.pool.ratings import DEFAULT, Rating, rate
-from tests.registry.pytree.same import assert_same
+from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
-from tests.systems.conftest import Reader, in_a_folder
 from tests.systems.hydra import SEED
-from tests.systems.hydra_life import Hydra
+from tests.systems.hydra_life import Hydra, Reader
 from tests.systems.life import Life
+from tests.systems.places import in_a_folder
 
 pytestmark = pytest.mark.xdist_group("hydra")
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +14,17 @@ import pytest
 from tests.terraform.judges import (
     PLACEHOLDER,
     PREFIX,
+    ROOT,
+    Apply,
+    Become,
     GuardJudge,
     Judge,
     MotoJudge,
     Policies,
+    Terraform,
     World,
-    client,
     serving,
 )
-
-ROOT = Path(__file__).parents[2]
-
-Terraform = Callable[..., subprocess.CompletedProcess[str]]
-Apply = Callable[..., Policies]
-#: With the name of a role.
-Become = Callable[[str], str]
 
 
 @pytest.fixture(scope="session")
@@ -128,10 +124,3 @@ def become(world: World, monkeypatch: pytest.MonkeyPatch) -> Become:
         return world.url
 
     return switch
-
-
-def keys_of_world(world: World) -> list[str]:
-    """Return the keys of a registry, as its owner sees them."""
-    pages = client(world.owner).get_paginator("list_objects_v2")
-    found = pages.paginate(Bucket=world.bucket, Prefix=f"{PREFIX}/").search("Contents[].Key")
-    return sorted(key.removeprefix(f"{PREFIX}/") for key in found if key)

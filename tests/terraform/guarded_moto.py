@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.servers.moto_process import serve
 from tests.terraform.evaluation import Call, allowed
 
 Environment = dict[str, Any]
@@ -110,19 +110,8 @@ def _refuse(environ: Environment, start: Callable[..., Any]) -> Answer:
     return [] if head else [_REFUSAL]
 
 
-class _Quiet(WSGIRequestHandler):
-    # Without HTTP/1.1 the server would never answer `Expect: 100-continue`, which costs a second.
-    protocol_version = "HTTP/1.1"
-
-    def log_request(self, *args: object) -> None:
-        """Say nothing."""
-
-
 def main() -> None:
-    guard = Guard(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, guard, threaded=True, request_handler=_Quiet)
-    print(server.port, flush=True)
-    server.serve_forever()
+    serve(Guard(DomainDispatcherApplication(create_backend_app)))
 
 
 if __name__ == "__main__":

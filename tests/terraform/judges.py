@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -176,3 +176,23 @@ def _allow(action: str) -> Document:
 def _send(address: str, body: bytes, method: str) -> None:
     request = urllib.request.Request(address, body, {"Content-Type": "text/plain"}, method=method)
     urllib.request.urlopen(request).close()
+
+
+ROOT = Path(__file__).parents[2]
+
+
+Terraform = Callable[..., subprocess.CompletedProcess[str]]
+
+
+Apply = Callable[..., Policies]
+
+
+#: With the name of a role.
+Become = Callable[[str], str]
+
+
+def keys_of_world(world: World) -> list[str]:
+    """Return the keys of a registry, as its owner sees them."""
+    pages = client(world.owner).get_paginator("list_objects_v2")
+    found = pages.paginate(Bucket=world.bucket, Prefix=f"{PREFIX}/").search("Contents[].Key")
+    return sorted(key.removeprefix(f"{PREFIX}/") for key in found if key)

@@ -12,8 +12,7 @@ from registry.epochs import encode_sweep
 from registry.errors import AccessDenied
 from registry.maintenance.gc import DAY_S, collect
 from registry.objects.keys import epoch_key, slot_key
-from tests.terraform.conftest import Become, keys_of_world
-from tests.terraform.judges import PREFIX, Judge, Policies, World, client
+from tests.terraform.judges import PREFIX, Become, Judge, Policies, World, client, keys_of_world
 
 _KINDS = ("packs/", "manifests/", "placements/")
 _STATE = {"model": {"weight": bytes(range(256)) * 400}}

@@ -14,8 +14,15 @@ from registry import log
 from registry.cli import doctor
 from registry.errors import AccessDenied, NotFound
 from registry.objects.keys import epoch_key
-from tests.terraform.conftest import Become, keys_of_world
-from tests.terraform.judges import ADMINISTRATOR, Judge, Policies, World, client
+from tests.terraform.judges import (
+    ADMINISTRATOR,
+    Become,
+    Judge,
+    Policies,
+    World,
+    client,
+    keys_of_world,
+)
 
 _STATE = {"model": {"weight": bytes(range(256)) * 400}}
 _OTHER = {"model": {"weight": bytes(range(255)) * 400}}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.terraform.conftest import ROOT, Terraform
+from tests.terraform.judges import ROOT, Terraform
 from tests.terraform.operations import OPERATIONS, ROLES
 
 _MODULE = ROOT / "terraform"

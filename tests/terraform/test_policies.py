@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.terraform.conftest import ROOT, Apply, Terraform
 from tests.terraform.evaluation import Call, allowed
-from tests.terraform.judges import PLACEHOLDER, Document, Policies
+from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies, Terraform
 
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
 _HISTORY = {f"{_ARN}/team/{key}" for key in ("runs/*/log/*", "epochs/*", "registry.json")}

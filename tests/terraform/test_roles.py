@@ -26,7 +26,9 @@ _CASES = [
 def test_a_role_may_do_what_the_table_says_and_nothing_else(
     judge: Judge, role: str, operation: Operation, shared_world: World, policies: Policies
 ) -> None:
-    world = judge.world(policies) if operation.spoils else shared_world
+    # What is refused spoils nothing.
+    spoils = operation.spoils and operation.may(role)
+    world = judge.world(policies) if spoils else shared_world
     for attempt in operation.attempts(world, role):
         if operation.may(role):
             attempt()

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -6,8 +6,7 @@ import pytest
 import registry
 from registry import formats
 from registry.errors import RegistryError
-
-Refuse = Callable[[Path, str], RegistryError]
+from tests.formats.hostile.refusing import Refuse
 
 
 @pytest.fixture
@@ -15,17 +14,18 @@ def refuse(tmp_path: Path) -> Iterator[Refuse]:
     """Check that pushing a file fails with a typed error, and changes nothing in the registry."""
     with registry.init(tmp_path / "registry", skip_race_probe=True) as opened:
         run = opened.create_run("run")
-        before = _files(tmp_path / "registry")
+
+        def files() -> dict[Path, bytes]:
+            held = (tmp_path / "registry").rglob("*")
+            return {path: path.read_bytes() for path in held if path.is_file()}
+
+        before = files()
 
         def refuse(path: Path, message: str) -> RegistryError:
             with pytest.raises(RegistryError, match=message) as caught:
                 run.save(formats.read(path).state, step=1)
             assert caught.value.exit_code == 3
-            assert _files(tmp_path / "registry") == before
+            assert files() == before
             return caught.value
 
         yield refuse
-
-
-def _files(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

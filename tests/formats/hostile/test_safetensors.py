@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry import limits
-from tests.formats.hostile.conftest import Refuse
+from tests.formats.hostile.refusing import Refuse
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -16,7 +16,7 @@ import torch
 
 from registry import formats, limits
 from registry.errors import UnsupportedValue
-from tests.formats.hostile.conftest import Refuse
+from tests.formats.hostile.refusing import Refuse
 
 
 class Caller:

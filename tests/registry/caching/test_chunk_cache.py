@@ -35,16 +35,9 @@ from registry.objects.pack import PackEntry, PackTable, trailer
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Places, Rows
 from registry.reading import fetching
 from registry.registry import open_on
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    flip,
-    new_backend,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import new_backend, packs_of, small_grid
 
 KIB, MIB = 2**10, 2**20
 

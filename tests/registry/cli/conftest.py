@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
 import registry
-from registry.cli.app import app
-
-Call = Callable[..., Result]
+from tests.registry.cli.calling import Call
+from tests.support.commands import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def call(url: str, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("HOLDFAST_REGISTRY", url)
 
     def call(*arguments: object, status: int = 0) -> Result:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        result = invoke(*arguments)
         assert result.exit_code == status, result.output
         return result
 

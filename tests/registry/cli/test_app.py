@@ -10,7 +10,7 @@ import pytest
 
 from registry.cli import app, opening
 from registry.registry import open as open_registry
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 
 def entries() -> Iterator[str]:

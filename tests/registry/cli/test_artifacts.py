@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import registry
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 
 def test_add(call: Call, torch_file: Path, tmp_path: Path) -> None:

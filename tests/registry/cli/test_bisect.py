@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import registry
 from registry.spec import RunSpec
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call, CallJson
 
-CallJson = Callable[..., Any]
 ENDS = ("--good", "long/main/step1", "--bad", "long/main/step8")
 #: Bad from step 5 on: the exit status is 7 from there.
 STATUS = "import os; n = int(os.environ['HOLDFAST_STEP']); raise SystemExit(7 if n > 4 else 0)"

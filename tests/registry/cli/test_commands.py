@@ -14,7 +14,7 @@ import torch
 
 import registry
 from registry.spec import RunSpec
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 
 def test_init(call: Call, tmp_path: Path) -> None:

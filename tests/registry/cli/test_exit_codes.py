@@ -14,7 +14,7 @@ from registry.cli import opening
 from registry.cli.app import app
 from registry.cli.signals import Terminated
 from registry.store import RegistryConfig
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
 GROUPS = {

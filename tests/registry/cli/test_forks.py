@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import tomllib
-from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -16,9 +14,7 @@ from registry.digest import Digest
 from registry.presets import load_preset, preset_names
 from registry.spec import Retention, RunSpec
 from registry.sync import sync
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson, Terminal
 
 
 def words(text: str) -> str:
@@ -201,11 +197,6 @@ def test_drop_asks_nobody_in_a_pipe(call: Call, call_json: CallJson) -> None:
     assert call_json("run", "show", "demo")["dropped"] is None
 
 
-class Keyboard(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(("typed", "dropped"), [("demo", True), ("dmeo", False), ("y", False)])
 def test_drop_has_the_name_typed_on_a_terminal(
     typed: str, dropped: bool, url: str, monkeypatch: pytest.MonkeyPatch, capsys
@@ -213,7 +204,7 @@ def test_drop_has_the_name_typed_on_a_terminal(
     from registry.cli import runs
     from registry.errors import InvalidInput
 
-    monkeypatch.setattr("sys.stdin", Keyboard(f"{typed}\n"))
+    monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
     monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
     arguments = {"run": "demo", "registry": url, "reason": "no use", "yes": False}
     if dropped:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import registry
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import RECORD, Call, CallJson
 
-CallJson = Callable[..., Any]
-RECORD = {
-    *("ref", "id", "run", "phase", "step", "created", "size_bytes", "metrics", "meta", "marks"),
-    "nonfinite",
-}
 RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),

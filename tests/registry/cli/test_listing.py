@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +15,7 @@ from registry.errors import Malformed, NotFound
 from registry.log import commit_line
 from registry.objects.framing import join_lines, split_lines
 from registry.objects.keys import slot_key
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import registry
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import registry
-from tests.registry.cli.conftest import Call
-from tests.registry.cli.test_json import RECORD
+from tests.registry.cli.calling import RECORD, Call, CallJson
 
-CallJson = Callable[..., Any]
 ONE, TWO = "demo/main/step10", "demo/phase2/step20"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -11,15 +10,10 @@ import registry
 from backends.escape import printable
 from registry.cli import output
 from registry.cli.columns import Column
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call, Terminal
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
 TAMED = r"\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_golden() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import registry
-from tests.registry.cli.conftest import Call
-from tests.registry.pool.conftest import LEAGUE, player
+from tests.registry.cli.calling import Call, CallJson
+from tests.registry.pool.league import LEAGUE, player
 
-CallJson = Callable[..., Any]
 ENTRY = {
     *("ref", "id", "run", "version", "phase", "step", "promoted", "mu", "sigma", "conservative"),
     *("games", "wins", "win_rate", "frozen", "gate", "evicted"),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry.presets import preset_names
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 OWN = """
 name = "own"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-HOLDFAST = [sys.executable, "-m", "registry.cli"]
+from tests.registry.cli.calling import HOLDFAST, start
+
 _SLOW = """
 import signal, time, registry.cli.files as files
 # A job in the background of a script, as CI may be, inherits that Ctrl-C is ignored.
@@ -43,16 +44,6 @@ else:
     typer.main.get_command = interrupt
 main()
 """
-
-
-def start(command: list[str], *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*command, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TERM": "xterm-256color"},
-    )
 
 
 def test_status_and_streams(url: str) -> None:

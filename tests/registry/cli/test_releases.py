@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
 
 FIELDS = {"ref", "id", "version", "published", "latest", "source", "metrics", "card"}
 CARD = """\

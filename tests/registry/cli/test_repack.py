@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import registry
 from backends.local import LocalBackend
 from registry.spec import Retention
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ import pytest
 
 import registry
 from registry.spec import Retention
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 import registry
 from registry.cli.output import share
-from tests.registry.cli.conftest import Call
-
-CallJson = Callable[..., Any]
+from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture

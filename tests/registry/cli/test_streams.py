@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import registry
-from registry.cli.app import app
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call
+from tests.support.commands import invoke
 
 
 @pytest.fixture
@@ -35,9 +34,8 @@ def test_append_and_read(call: Call, url: str, lines: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
 def test_append_from_stdin(arguments: list[str], call: Call) -> None:
-    result = CliRunner().invoke(
-        app, ["stream", "append", "demo", "loss", *arguments], input='{"step": 7, "ü": "é"}'
-    )
+    line = '{"step": 7, "ü": "é"}'
+    result = invoke("stream", "append", "demo", "loss", *arguments, input=line)
     assert result.stdout == "demo: stream loss: 1 line appended, 1 in all\n"
     found = call("stream", "read", "demo", "loss").stdout
     assert json.loads(found) == {"step": 7, "ü": "é"}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tests.registry.cli.conftest import Call
+from tests.registry.cli.calling import Call, CallJson
 
-CallJson = Callable[..., Any]
 SUMS = {
     *("own_bytes", "shared_bytes", "dead_bytes", "unneeded_bytes", "table_bytes"),
     *("log_bytes", "other_bytes"),

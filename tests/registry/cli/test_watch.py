@@ -16,8 +16,7 @@ from registry.actions import Acknowledge, Claim
 from registry.cli import executing as module
 from registry.run import Run
 from registry.spec import Phase, RunSpec
-from tests.registry.cli.conftest import Call
-from tests.registry.cli.test_process import HOLDFAST, start
+from tests.registry.cli.calling import HOLDFAST, Call, start
 
 _VALUES = ("REF", "ID", "RUN", "STEP", "PHASE", "REGISTRY")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.wrappers import Metered
@@ -20,7 +20,10 @@ from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.errors import Damaged, NotFound
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid, small_state
+from tests.support.faults import flip
+from tests.support.states import small_state
+from tests.support.stores import new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 #: torch warns of complex halves.
 DTYPES = [name for name in ITEM_SIZES if hasattr(torch, name) and name != "complex32"]
@@ -83,7 +86,7 @@ def check(found: TensorStats, tensor: torch.Tensor) -> None:
     assert found.norm == norm or math.isclose(found.norm, norm, rel_tol=1e-13)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, 12), max_size=3).map(tuple),

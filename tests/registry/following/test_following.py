@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from backends import Backend
@@ -28,35 +27,14 @@ from registry.following.following import Following
 from registry.following.resident import Resident
 from registry.run import Run
 from registry.spec import Retention, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    Open,
-    contents,
-    flip,
-    new_backend,
-    packs_of,
-    small_grid,
-)
+from tests.registry.following.clock import Clock
+from tests.support.faults import Hooked, Once, flip
+from tests.support.stores import Open, contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 #: How states are stored so that a small change is a delta.
 DELTAS = {"compression": "zstd", "keyframe_every": 8}
 CHUNK = 4000
-
-
-class Clock:
-    """A time that passes only while somebody sleeps; `then` is what happens meanwhile."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-        self.slept: list[float] = []
-        self.then: Callable[[], object] = lambda: None
-
-    def sleep(self, seconds: float) -> None:
-        assert len(self.slept) < 1000, "waits for ever"
-        self.slept.append(seconds)
-        self.now_s += seconds
-        self.then()
 
 
 @pytest.fixture(autouse=True)
@@ -876,9 +854,8 @@ def test_what_is_no_time_is_refused(world: World, wrong: dict) -> None:
 # Any history
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
+@examples(
+    40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -9,7 +9,7 @@ import torch
 from registry import pytree
 from registry.digest import Digest
 from registry.following.resident import LiveChunks, Resident
-from tests.registry.conftest import small_grid
+from tests.support.stores import small_grid
 
 SHAPES = [(), (7,), (40, 6), (3, 50, 2), (2, 3, 200), (5, 1, 130)]
 KINDS = ["torch", "torch strided", "numpy", "numpy strided"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -15,22 +15,10 @@ from registry.errors import Conflict, InvalidInput, ReadOnlyStore
 from registry.following import watching
 from registry.run import Run
 from registry.spec import Retention, RunSpec
-from tests.registry.conftest import Hooked, Open, small_state
-
-
-class Clock:
-    """A time that passes only while somebody sleeps; `then` is what happens meanwhile."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000_000.0
-        self.slept: list[float] = []
-        self.then: Callable[[], object] = lambda: None
-
-    def sleep(self, seconds: float) -> None:
-        assert len(self.slept) < 1000, "waits for ever"
-        self.slept.append(seconds)
-        self.now_s += seconds
-        self.then()
+from tests.registry.following.clock import Clock
+from tests.support.faults import Hooked
+from tests.support.states import small_state
+from tests.support.stores import Open
 
 
 @pytest.fixture(autouse=True)

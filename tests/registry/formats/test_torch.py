@@ -12,6 +12,7 @@ from torch import nn
 
 from registry import Run, formats
 from registry.errors import IncompatibleState, InvalidInput
+from tests.support.states import same
 
 Params = Any
 OPTIMIZERS: dict[str, Callable[[Params], torch.optim.Optimizer]] = {
@@ -24,22 +25,6 @@ OPTIMIZERS: dict[str, Callable[[Params], torch.optim.Optimizer]] = {
     "rprop": torch.optim.Rprop,
     "nadam": torch.optim.NAdam,
 }
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return (
-            isinstance(b, torch.Tensor)
-            and (a.dtype, a.shape) == (b.dtype, b.shape)
-            and torch.equal(
-                a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
-            )
-        )
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 def round_trip(run: Run, folder: Path, state: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import zarr
 
 from registry import Run, formats
 from registry.errors import Damaged, IncompatibleState, InvalidInput, NotFound, StorageError
-from tests.registry.conftest import small_grid
+from tests.support.stores import small_grid
 
 STATE = {
     "model": {

@@ -24,7 +24,6 @@ import pytest
 import torch
 import zarr
 import zstandard
-from typer.testing import CliRunner
 from zarr.codecs import (
     BloscCodec,
     BytesCodec,
@@ -36,12 +35,13 @@ from zarr.codecs import (
 
 import registry
 from registry import Run, formats
-from registry.cli.app import app
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
 from registry.integrations import zarr as zarr_view
 from registry.integrations.zarr_expansion import check_expansion
 from registry.integrations.zarr_nodes import array_v2
-from tests.registry.conftest import same, small_grid
+from tests.support.commands import invoke
+from tests.support.states import same
+from tests.support.stores import small_grid
 
 STATE: dict[Any, Any] = {
     "model": OrderedDict(
@@ -724,12 +724,12 @@ def test_the_command_takes_a_folder(one: Path, tmp_path: Path) -> None:
     with registry.init(url, skip_race_probe=True):
         pass
     arguments = ["push", str(one), "new", "--create", "--step", "1", "--registry", url]
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     assert "opaque" not in result.output
     with registry.open(url) as opened:
         found = opened.checkpoint("new/latest").load()
     assert same(found, formats.read(one).state)
-    result = CliRunner().invoke(app, ["push", str(tmp_path), *arguments[2:]])
+    result = invoke("push", tmp_path, *arguments[2:])
     assert result.exit_code != 0
     assert isinstance(result.exception, (SystemExit, RegistryError))

@@ -15,7 +15,7 @@ from backends import parse
 from registry.digest import Digest
 from registry.errors import InvalidInput
 from registry.heads import MEMORY, Heads, HeadsFile, folder, memory, recall
-from tests.registry.conftest import small_state
+from tests.support.states import small_state
 
 PLACE = parse("s3://bucket/registry")
 ID = "0" * 32

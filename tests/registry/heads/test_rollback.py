@@ -17,7 +17,9 @@ from registry.epochs import Epochs
 from registry.errors import Conflict, Damaged, RolledBack
 from registry.heads import recall
 from registry.registry import Registry, open_on
-from tests.registry.conftest import Hooked, Once, flip, new_backend, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import small_state
+from tests.support.stores import new_backend
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
@@ -25,7 +25,9 @@ from registry.integrations.zarr_kept import Kept
 from registry.integrations.zarr_layout import Layout
 from registry.objects.manifest import TensorEntry
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, small_grid
+from tests.support.faults import flip
+from tests.support.stores import new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 PROTOTYPE = default_buffer_prototype()
 
@@ -103,7 +105,7 @@ def cases(draw):
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(cases(), st.sampled_from([64, 100, 256]))
 def test_any_slice_is_numpys_answer(case, chunk_bytes):
     shape, index = case

@@ -14,7 +14,8 @@ from backends.wrappers import Metered
 from registry.errors import InvalidInput
 from registry.objects.placement import Rows
 from registry.registry import open_on
-from tests.registry.conftest import Hooked, contents, flip, small_grid
+from tests.support.faults import Hooked, flip
+from tests.support.stores import contents, small_grid
 
 PACKS = 40
 

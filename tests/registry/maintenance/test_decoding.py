@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import registry
 from registry import Retention, codecs
 from registry.caching.chunk_cache import ChunkCache
-from registry.cli.app import app
 from registry.errors import IntegrityError
 from registry.registry import open_on
-from tests.registry.conftest import Hooked, contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.commands import invoke
+from tests.support.faults import Hooked, flip
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 DELTAS = {"compression": "zstd", "keyframe_every": 8}
 
@@ -160,11 +161,11 @@ def test_the_command_tells_of_it(wrong, tmp_path: Path):
         run = reg.create_run("run")
         run.save(state(1), step=1, compression="zstd")
         command = ["verify", "-r", str(tmp_path / "r"), "--decode"]
-        sound = CliRunner().invoke(app, command)
+        sound = invoke(*command)
         assert sound.exit_code == 0
         assert "2 compressed chunks decoded and hashed." in sound.output
         wrong.is_on = True
         run.save(state(2), step=2, compression="zstd")
-    found = CliRunner().invoke(app, command)
+    found = invoke(*command)
     assert found.exit_code == 6
     assert "its bytes do not hash to its digest" in found.output

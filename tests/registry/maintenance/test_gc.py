@@ -32,16 +32,9 @@ from registry.objects.framing import join_lines
 from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
 from registry.registry import open_on
 from registry.spec import Draw, Phase, Pool, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    objects,
-    same,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects
 
 
 class Aged(Wrapper):

@@ -6,7 +6,8 @@ import pytest
 
 from registry import sync
 from registry.errors import InvalidInput
-from tests.registry.conftest import contents, new_backend, small_state
+from tests.support.states import small_state
+from tests.support.stores import contents, new_backend
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from backends.memory import MemoryBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
 from registry import Retention, codecs, sync
 from registry.actions import Place
-from registry.digest import Digest, Digests
+from registry.digest import Digest
 from registry.epochs import encode_sweep
 from registry.errors import (
     Conflict,
@@ -31,23 +31,12 @@ from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking import repack
 from registry.maintenance.repacking import runs as repack_runs
 from registry.objects.keys import ObjectKey, epoch_key, log_prefix
-from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import ChunkPlace, PackRef, Rows
 from registry.registry import Registry, open_on
-from tests.crash.inline import without_threads
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
-from tests.registry.maintenance.test_repack_plan import state, thin
+from tests.registry.maintenance.thinning import as_delta, state, thin
+from tests.support.faults import Hooked, Once, flip
+from tests.support.inline import without_threads
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
 SLOTS = "runs/run/log/"
 
@@ -248,7 +237,7 @@ def test_runs_that_share_packs_share_the_new_ones(run, reg, backend, open_regist
     assert report.packs_written == 1
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
@@ -259,7 +248,7 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
         for n in (1, 2)
     )
     base, delta = next(iter(first.manifest.direct_chunks)), b"few bytes"
-    encoded = _as_delta(reg, second, base, delta)
+    encoded = as_delta(reg, second, base, delta)
     report = reg.repack()
     assert report.packs_written
     fresh = reg.checkpoint(f"run/{second.digest.hex()}")
@@ -274,36 +263,6 @@ def test_stored_bytes_are_moved_as_they_are(run, reg, backend, monkeypatch):
     table = repack_plan.Survey(reg.store)._read_table(pack)
     (entry,) = [one for one in table if one.codec == "xor"]
     assert (entry.base, entry.stored_digest) == (base, Digest.of(delta))
-
-
-def _as_delta(reg, checkpoint, base: Digest, delta: bytes):
-    """Place the first chunk of a checkpoint as a delta against a chunk that it does not name."""
-    digest, raw_bytes = next(iter(checkpoint.manifest.direct_chunks.items()))
-    assert base not in checkpoint.manifest.direct_chunks
-    entries = (
-        PackEntry(digest, 0, len(delta), raw_bytes, "xor", base, Digest.of(delta)),
-        PackEntry(base, len(delta), raw_bytes, raw_bytes),
-    )
-    table = PackTable(entries).encode()
-    first = reg.run("run").checkpoints()[0]
-    source = first._reader.placement.packs[first._reader.placement.rows[0].pack]
-    start = first._reader.placement.rows[0].offset
-    raw = reg.store.backend.get(str(source.key))[start:][:raw_bytes]
-    data = delta + raw + table + trailer(table)
-    pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
-    reg.store.backend.put(str(pack.key), data)
-    before = checkpoint._reader.placement
-    n = len(before.packs)
-    rows = [
-        ChunkPlace(n, 0, len(delta), 1, len(before.rows)),
-        *before.rows[1:],
-        ChunkPlace(n, len(delta), raw_bytes),
-    ]
-    after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
-    place = checkpoint._reader.place.model_copy(update={"placement": after.digest})
-    reg.store.backend.put(str(place.placement_key), after.encode())
-    reg.run("run")._committer.log.append(lambda _: [place])
-    return after
 
 
 # Damage
@@ -396,7 +355,7 @@ def settled(backend) -> set[str]:
         registry.repack()
         collect(registry.store, grace_s=0)
         loads(registry)
-    return {key for key in objects(backend) if key.startswith("packs/")}
+    return packs(backend)
 
 
 def test_a_crash_at_any_write_costs_nothing(world):
@@ -563,7 +522,7 @@ def test_a_second_repacker_finds_its_work_done(run, backend, open_registry):
     assert (report.packs_written, report.packs_in_vain) == (1, 0)
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open_registry):
@@ -581,7 +540,7 @@ def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open
     assert (report.packs_written, report.packs_in_vain) == (1, 0)
     collected(backend)
     loads(open_registry(backend))
-    assert len([key for key in objects(backend) if key.startswith("packs/")]) == 1
+    assert len(packs(backend)) == 1
 
 
 def test_a_sweep_of_the_new_packs_before_they_are_named(run, backend, open_registry):
@@ -663,7 +622,7 @@ def test_a_condemned_pack_is_copied_for_a_run_that_may_not_name_it(
     # Now there is a key for it that everybody may name.
     assert fresh.repack().runs == ("run",)
     collected(backend)
-    left = {key for key in objects(backend) if key.startswith("packs/")}
+    left = packs(backend)
     assert {ObjectKey.parse(key).generation for key in left} == {1}
     assert len(left) == 2
     fresh = open_registry(backend)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
@@ -33,8 +33,11 @@ from registry.objects.pack import PackEntry, PackTable, trailer
 from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import Registry, open_on
 from registry.writing.placing import Spot, build_placement, spots_of
-from tests.crash.inline import without_threads
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, same, small_grid
+from tests.support.faults import Hooked, Once, flip
+from tests.support.inline import without_threads
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, small_grid
+from tests.support.strategies import examples
 
 SIZE = 6000
 
@@ -642,7 +645,7 @@ def histories(draw) -> tuple[dict[int, int], set[int], str | None]:
 
 
 @given(histories())
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_no_history_gets_larger_and_every_one_settles(drawn):
     below, kept, compression = drawn
     backend = new_backend()
@@ -977,13 +980,6 @@ def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
 # Crashes
 
 
-def copied(backend) -> MemoryBackend:
-    fresh = MemoryBackend()
-    for key, data in contents(backend).items():
-        fresh.put(key, data)
-    return fresh
-
-
 def attempt(faulty: Faulty) -> range:
     """Repack over a store that may fail; return the numbers of the writes."""
     registry = without_threads(open_on(faulty))
@@ -1001,12 +997,12 @@ def settled(backend) -> set[str]:
 
 
 def test_a_crash_at_any_write_costs_nothing(mixed):
-    backend = copied(mixed)
+    backend = mixed.copy()
     points = attempt(Faulty(backend))
     clean = settled(backend)
     for at in points:
         for after in (False, True):
-            backend = copied(mixed)
+            backend = mixed.copy()
             with pytest.raises(InjectedCrash):
                 attempt(Faulty(backend, [Fault(at, after=after)]))
             with without_threads(open_on(backend)) as registry:

@@ -6,47 +6,21 @@ import numpy as np
 import pytest
 
 from backends.wrappers import Metered
-from registry import Retention
 from registry.errors import Damaged, Malformed, MissingObject, NotFound
 from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking.plan import plan_repack
 from registry.objects.pack import PackTable, open_pack
 from registry.objects.placement import Rows
-from tests.registry.conftest import (
-    contents,
-    flip,
-    new_backend,
-    packs_of,
-    small_grid,
-    small_state,
-)
-
-FIXED, CHANGING = 1200, 2400
-
-
-def state(i: int, seed: int = 0) -> dict:
-    """Return a state of which a third of the model, and nothing else, never changes."""
-    fresh = np.random.default_rng([seed, i])
-    return {
-        "model": {
-            "fixed": np.frombuffer(np.random.default_rng(99).bytes(FIXED), np.uint8),
-            "w": np.frombuffer(fresh.bytes(CHANGING), np.uint8),
-        },
-        "step": i,
-    }
+from tests.registry.maintenance.thinning import CHANGING, FIXED, state, thin
+from tests.support.faults import flip
+from tests.support.states import small_state
+from tests.support.stores import contents, new_backend, packs_of, small_grid
 
 
 @pytest.fixture
 def dead_alone(monkeypatch):
     """Let only dead bytes count, as they do where packs are large."""
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
-
-
-def thin(run, *steps: int, last: int = 1, seed: int = 0) -> None:
-    """Save these steps and let go of all but the newest."""
-    for step in steps:
-        run.save(state(step, seed), step=step)
-    run.prune(Retention(last=last))
 
 
 def keys(plan) -> set[str]:

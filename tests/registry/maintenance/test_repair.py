@@ -16,18 +16,9 @@ from registry.log import RunLog
 from registry.maintenance.repair import repair
 from registry.objects.keys import ObjectKey, epoch_key, slot_key
 from registry.objects.placement import Rows
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
 
 HARM = {
     "gone": lambda backend, key: backend.delete(key),

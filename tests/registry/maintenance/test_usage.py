@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
@@ -16,8 +16,10 @@ from registry.maintenance.usage import StateUsage, Usage, measure
 from registry.objects.keys import ObjectKey, slot_key
 from registry.objects.placement import PackRef
 from registry.registry import Registry, open_on
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_grid
-from tests.registry.maintenance.test_repack import _as_delta
+from tests.registry.maintenance.thinning import as_delta
+from tests.support.faults import Hooked, Once, flip
+from tests.support.stores import contents, new_backend, small_grid
+from tests.support.strategies import examples
 
 PART = 1200
 
@@ -133,7 +135,7 @@ def test_the_base_of_a_delta_counts_for_whoever_needs_it(run, reg, monkeypatch):
         run.save({"w": np.full(200, n, np.uint8), "v": np.full(150, 10 + n, np.uint8)}, step=n)
         for n in (1, 2)
     )
-    _as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
+    as_delta(reg, second, next(iter(first.manifest.direct_chunks)), b"few bytes")
     run.refresh()
     usage = measure(reg.store)
     one, two = usage.runs[0].states
@@ -301,7 +303,7 @@ def live(backend: MemoryBackend, life: list[tuple]) -> None:
                     runs.append(reg.fork(kept[rest[0] % len(kept)], f"r{number + 1}"))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(life=lives(), chosen=st.integers(0, 5))
 def test_parts_add_up_and_what_is_freed_goes(life, chosen):
     """Removing a checkpoint, or a run, frees to the byte what was said, copies and all."""

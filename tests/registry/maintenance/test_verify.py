@@ -23,18 +23,10 @@ from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, 
 from registry.registry import open_on
 from registry.snapshots import REPLAY_VERSION
 from registry.spec import Retention
-from tests.crash.inline import without_threads
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    objects,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.inline import without_threads
+from tests.support.states import same, small_state
+from tests.support.stores import contents, objects, packs_of, small_grid
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import registry
@@ -26,18 +26,11 @@ from registry.errors import (
 from registry.merging import averaging
 from registry.registry import open_on
 from registry.spec import Phase, RunSpec
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    new_backend,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
-from tests.registry.test_writer import mark, sweep
+from tests.support.collectors import mark, sweep
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 
 def model(seed: int, rows: int = 40) -> dict[str, Any]:
@@ -140,7 +133,7 @@ def test_bfloat16_is_rounded_once(run):
     assert not torch.equal(found, stepwise)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.sampled_from(["f2", "f4", "f8", "c8", "c16"]),
     st.lists(st.integers(0, 12), max_size=3).map(tuple),

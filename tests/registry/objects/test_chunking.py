@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from registry.dtypes import ITEM_SIZES
 from registry.errors import UnsupportedValue
 from registry.objects.chunking import CHUNK_BYTES, Grid, grid
-from tests.registry.conftest import small_grid
-from tests.strategies import dtypes, quick, shapes
+from tests.support.stores import small_grid
+from tests.support.strategies import dtypes, quick, shapes
 
 
 def _oracle(item: int, shape: tuple[int, ...], limit: int) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from registry import limits
 from registry.errors import BeyondLimit, Damaged, Malformed
 from registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 lines = st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), min_size=1)
 

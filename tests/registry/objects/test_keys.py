@@ -19,7 +19,7 @@ from registry.objects.keys import (
     snapshot_slot,
     stem,
 )
-from tests.strategies import object_keys, quick
+from tests.support.strategies import object_keys, quick
 
 PLAIN = Digest.of(b"x").hex()
 KEY = f"packs/{PLAIN[:2]}/{PLAIN}.7"

@@ -22,8 +22,8 @@ from registry.objects.manifest import (
     TensorEntry,
     parse_list,
 )
-from tests.registry.conftest import small_grid
-from tests.strategies import digests, dtypes, json_values, quick, shapes, texts
+from tests.support.stores import small_grid
+from tests.support.strategies import digests, dtypes, json_values, quick, shapes, texts
 
 
 @st.composite

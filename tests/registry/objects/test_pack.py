@@ -21,7 +21,7 @@ from registry.objects.pack import (
     trailer,
 )
 from registry.reading.fetching import verify_pack_chunks
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 chunks = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6)
 

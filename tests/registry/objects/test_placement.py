@@ -14,7 +14,7 @@ from registry.errors import Damaged, Malformed, UnsupportedFormat
 from registry.objects.framing import wrap_frame
 from registry.objects.keys import ObjectKey
 from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from tests.strategies import digests, pack_keys, quick
+from tests.support.strategies import digests, pack_keys, quick
 
 refs = st.builds(PackRef, pack_keys, st.integers(2**33, 2**40))
 

@@ -9,7 +9,7 @@ import pytest
 
 from registry.errors import NotFound
 from registry.pool.entries import find_record, name_of, require_playing, require_record
-from tests.registry.pool.test_promotion import entry, state
+from tests.registry.pool.league import entry, state
 
 
 def test_an_entry_is_found_among_gaps():

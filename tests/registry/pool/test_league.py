@@ -21,8 +21,10 @@ from registry.errors import (
 )
 from registry.pool.history import PoolEvent
 from registry.spec import Pool, RunSpec
-from tests.registry.conftest import Hooked, contents, flip, new_backend, objects, same
-from tests.registry.pool.conftest import LEAGUE, LEAST, MU, SIGMA, league, player, playing
+from tests.registry.pool.league import LEAGUE, LEAST, MU, SIGMA, league, player, playing
+from tests.support.faults import Hooked, flip
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, objects
 
 # Letting models in
 

@@ -10,7 +10,7 @@ from registry.errors import InvalidInput, NotFound
 from registry.pool.matches import check_match, check_places, check_version, rating_match
 from registry.pool.ratings import DEFAULT, Rating, rate
 from registry.state.apply_pool import MATCHES_KEPT
-from tests.registry.pool.test_promotion import checkpoint, entry, rated, state
+from tests.registry.pool.league import checkpoint, entry, rated, state
 
 
 def made(places, *entries, checkpoints=()) -> RateMatch:

@@ -12,8 +12,9 @@ from registry.errors import Conflict, InvalidInput
 from registry.objects.keys import ObjectKey, epoch_key
 from registry.pool.promoting import Terms
 from registry.pool.ratings import Rating
-from tests.registry.conftest import Hooked, Once, flip, same
-from tests.registry.pool.conftest import league, player, playing
+from tests.registry.pool.league import league, player, playing
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same
 
 _SLOTS = "runs/run/log/"
 

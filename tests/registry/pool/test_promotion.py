@@ -21,32 +21,17 @@ from registry.pool.promotion import (
 from registry.pool.ratings import DEFAULT, Rating
 from registry.rules import inference_parts
 from registry.spec import RunSpec
-from registry.state import CheckpointRecord, PoolRecord, RunManifest
-from tests.registry.pool.conftest import LEAGUE, LEAST, league
-
-_MODEL = Digest.of(b"a model")
-
-
-def checkpoint(n: int, **fields) -> CheckpointRecord:
-    values = {"n": n, "manifest": _MODEL, "phase": "3", "step": n, "metrics": {}}
-    return CheckpointRecord(**{**values, "size_bytes": 0, "time_ms": 0, **fields})
-
-
-def entry(version: int, **fields) -> PoolRecord:
-    values = {"version": version, "manifest": _MODEL, "phase": "3", "step": version}
-    return PoolRecord(**{**values, "mu": 25.0, "sigma": 8.0, "time_ms": 0, **fields})
-
-
-def state(spec: RunSpec = LEAGUE, **fields) -> RunManifest:
-    """Return a run without a log; its specification is what commit 0 would say."""
-    made = RunManifest(run_id="run", **fields)
-    made.__dict__["spec"] = spec
-    return made
-
-
-def rated(mu: float, sigma: float) -> dict[str, float]:
-    return {"mu": mu, "sigma": sigma}
-
+from registry.state import RunManifest
+from tests.registry.pool.league import (
+    _MODEL,
+    LEAGUE,
+    LEAST,
+    checkpoint,
+    entry,
+    league,
+    rated,
+    state,
+)
 
 _CANDIDATE = Candidate(_MODEL, "3", 9, 9)
 

@@ -22,8 +22,8 @@ from registry.precision.policy import AUTO_BYTES, Precision
 from registry.pytree import FlatComponent, numpy_arrays
 from registry.resuming import load_to_train
 from registry.run import Run
-from tests.registry.conftest import contents, new_backend, small_grid
-from tests.strategies import json_values, quick
+from tests.support.stores import contents, new_backend, small_grid
+from tests.support.strategies import json_values, quick
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from registry.dtypes import ITEM_SIZES
 from registry.precision import rounding
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 ORIGINALS = ("float32", "float64")
 NARROW = ("bfloat16", "float16")

@@ -13,8 +13,7 @@ import torch
 from registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
 from registry.pytree import flatten, register_adapter, unflatten_component
 from registry.pytree.adapter_table import AdapterTable
-
-from .same import through
+from tests.support.sameness import through
 
 
 class Batch(NamedTuple):

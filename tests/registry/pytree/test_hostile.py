@@ -7,12 +7,13 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from registry.errors import IncompatibleState, Malformed
 from registry.pytree import leaf_kinds, leaf_paths, unflatten, unflatten_component
 from registry.pytree.decoding import ATOMS, DECODERS
+from tests.support.strategies import examples
 
 TAGS = sorted(
     {*ATOMS, *DECODERS, *("t", "ts", "tt", "tv", "coo", "csr", "bsc", "n", "nt", "ns", "nd")}
@@ -47,7 +48,7 @@ nodes = st.recursive(
 
 
 @given(nodes, st.integers(0, len(ARRAYS)))
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(600, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_gives_a_value_or_malformed(node, count):
     with contextlib.suppress(Malformed, IncompatibleState):
         unflatten("dict", [("x", node, ARRAYS[:count])])

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from registry import canonical
 from registry.pytree import flatten
+from tests.support.sameness import assert_same, through
 
-from .same import assert_same, through
 from .states import states
 
 warm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 from torch.optim import lr_scheduler as schedulers
 
-from .same import assert_same, through
+from tests.support.sameness import assert_same, through
 
 OPTIMIZERS = [
     cls

@@ -9,7 +9,7 @@ import pytest
 
 from registry.reading import jobs
 from registry.registry import Registry
-from tests.registry.conftest import small_grid
+from tests.support.stores import small_grid
 
 CHUNK_BYTES = 16 * 1024
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.wrappers import Metered
 from registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
 from registry.registry import open_on
-from tests.registry.conftest import flip, new_backend, packs_of, same, small_grid, small_state
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 TORCH = [
     torch.bool,
@@ -81,7 +84,7 @@ def cases(draw):
     return shape, dtype, index
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(), st.sampled_from([64, 100, 256]))
 def test_any_index_is_numpys_answer(case, chunk_bytes):
     shape, dtype, index = case

@@ -15,14 +15,9 @@ from registry.objects.keys import ObjectKey
 from registry.objects.manifest import Component, Manifest, TensorEntry
 from registry.objects.placement import ChunkPlace, PackRef, Placement, Places, Rows
 from registry.reading import fetching, loading
-from tests.registry.conftest import (
-    contents,
-    flip,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.faults import flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, packs_of, small_grid
 
 
 def fresh(open_registry, backend):

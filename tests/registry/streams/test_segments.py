@@ -20,9 +20,9 @@ from registry.streams.segments import (
     steps,
     unpack_entries,
 )
-from tests.registry.pytree.same import assert_same, through
 from tests.registry.pytree.states import floats, texts
-from tests.strategies import quick
+from tests.support.sameness import assert_same, through
+from tests.support.strategies import quick
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | floats | texts | st.binary(max_size=6),

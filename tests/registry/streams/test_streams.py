@@ -26,7 +26,9 @@ from registry.registry import open_on
 from registry.streams import appends as stream_appends
 from registry.streams.segments import pack_entries
 from tests.cost.rounds import Clock, Timed, timed
-from tests.registry.conftest import Hooked, Once, contents, flip, new_backend, small_state
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import small_state
+from tests.support.stores import contents, new_backend, slots
 
 SAVES, EACH = 400, 500
 PRESET = """
@@ -40,10 +42,6 @@ streams = [
 
 def entries(start: int, stop: int) -> list[dict]:
     return [{"step": step, "loss": 1 / (1 + step)} for step in range(start, stop)]
-
-
-def slots(backend) -> dict[str, bytes]:
-    return contents(backend, "runs/run/log/")
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import registry
-from backends.errors import StoreUnavailable
-from backends.wrappers import Wrapper
 from registry.errors import InvalidInput
 from registry.trainer.pending import EXIT_WAIT
-from tests.registry.conftest import small_state
+from tests.support.faults import Silent
+from tests.support.states import small_state
 
 #: What every program below begins with. `Late` holds packs back until the main thread has ended.
 _BEGIN = """
@@ -229,13 +228,7 @@ def test_a_time_to_wait_that_is_none_is_refused_before_anything_is_copied(run, m
 def test_a_save_that_fails_while_another_error_leaves_the_block_is_told(
     backend, open_registry, caplog
 ):
-    class Deaf(Wrapper):
-        def put_if_absent(self, key, body):
-            if key.startswith("packs/"):
-                raise StoreUnavailable("no answer", where=key)
-            return super().put_if_absent(key, body)
-
-    run = open_registry(Deaf(backend)).create_run("run")
+    run = open_registry(Silent(backend, "packs/")).create_run("run")
     with pytest.raises(ValueError, match="mine"), run:
         run.save_async({"m": np.arange(3000.0)}, step=1)
         raise ValueError("mine")

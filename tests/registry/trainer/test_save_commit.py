@@ -19,22 +19,11 @@ from registry.errors import (
 )
 from registry.log import RunLog, commit_line
 from registry.spec import DtypeRule, Phase, Retention, Row, RunSpec, Tier, Transition
-from tests.registry.conftest import (
-    Hooked,
-    Once,
-    contents,
-    flip,
-    objects,
-    packs_of,
-    same,
-    small_state,
-)
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same, small_state
+from tests.support.stores import contents, objects, packs_of, slots
 
 LOSS = Monitor(metric="loss", mode="min")
-
-
-def slots(backend, run_id: str = "run") -> list[str]:
-    return [key for key in contents(backend) if key.startswith(f"runs/{run_id}/log/")]
 
 
 def make(reg, spec: RunSpec, run_id: str = "run"):

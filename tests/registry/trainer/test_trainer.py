@@ -21,21 +21,9 @@ from registry.registry import open_on
 from registry.store import create_config
 from registry.sync import sync
 from registry.trainer.pending import PendingSave
-from tests.registry.conftest import flip, new_backend, packs_of, small_state
-
-
-class Gate(Wrapper):
-    """Holds packs back until it is opened."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def put_if_absent(self, key, body):
-        if key.startswith("packs/"):
-            self.reached.set()
-            assert self.open.wait(20)
-        return super().put_if_absent(key, body)
+from tests.support.faults import Gate, Silent, flip
+from tests.support.states import small_state
+from tests.support.stores import new_backend, packs_of
 
 
 def test_an_interrupted_wait_does_not_forget_the_save_under_way(
@@ -107,13 +95,7 @@ def test_a_fenced_trainer_that_leaves_its_block_leaves_the_status(run, backend, 
 
 
 def test_a_last_background_save_that_fails_leaves_the_run_failed(backend, open_registry):
-    class Down(Wrapper):
-        def put_if_absent(self, key, body):
-            if key.startswith("packs/"):
-                raise StoreUnavailable("down", where=key)
-            return super().put_if_absent(key, body)
-
-    run = open_registry(Down(backend)).create_run("run")
+    run = open_registry(Silent(backend, "packs/")).create_run("run")
 
     def train():
         with run:

@@ -12,6 +12,7 @@ from torch import nn
 from registry import Run
 from registry.errors import Conflict, IncompatibleState, InvalidInput
 from registry.pool.ratings import DEFAULT
+from tests.support.states import same
 
 READY = {"discard_accuracy": 0.65, "average_placement": 2.55, "deal_in_rate": 0.15}
 
@@ -37,6 +38,10 @@ class Teacher(Student):
         super().__init__(planes=12)
         self.register_buffer("mask_opp", torch.full((4,), mask, dtype=torch.bfloat16))
         self.register_buffer("mask_wall", torch.full((4,), mask, dtype=torch.bfloat16))
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return same(dict(a), dict(b))
 
 
 def moments(model: nn.Module) -> dict[str, Any]:
@@ -113,12 +118,6 @@ def hydra(reg, request) -> Trainer:
 @pytest.fixture
 def rust(reg) -> Trainer:
     return Trainer(reg.create_run("hydra", preset="hydra", seed=0xA1B2C3D4), rust=True)
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return list(a) == list(b) and all(
-        a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]) for key in a
-    )
 
 
 def commits(run: Run) -> int:

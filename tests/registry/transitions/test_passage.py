@@ -11,19 +11,20 @@ from registry.actions import Evict, Eviction, SetPin
 from registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
 from registry.log import commit_line
 from registry.pool.ratings import DEFAULT
-from tests.registry.conftest import Hooked, Once, contents, flip, objects, packs_of, same
 from tests.registry.transitions.world import (
     GOOD,
     ROWS,
     RUN,
     actions_of,
-    copy_of,
     lived,
     over,
     refused,
     spec,
     state,
 )
+from tests.support.faults import Hooked, Once, flip
+from tests.support.states import same
+from tests.support.stores import contents, packs, packs_of
 
 
 def phase_2(i: int) -> dict:
@@ -104,9 +105,9 @@ def test_a_frozen_copy_of_a_whole_part_stores_no_data_again(reg, backend):
     rows = [{"part": "model", "change": "freeze", "companion": "anchor"}]
     rows += [{"part": key, "change": "discard"} for key in state() if key != "model"]
     run = lived(reg, spec(rows))
-    before = {key for key in objects(backend) if key.startswith("packs/")}
+    before = packs(backend)
     over(run)
-    assert {key for key in objects(backend) if key.startswith("packs/")} == before
+    assert packs(backend) == before
     anchor = run.save(phase_2(3), step=3).companion("anchor")
     assert anchor.components["model"] == run.gate("done").components["model"]
 
@@ -422,10 +423,10 @@ def test_whoever_dies_may_go_over_again(reg, backend, open_registry, after):
     run = lived(reg, spec(anchors=["done", "first"], archives=["samples"]))
     run.set_gate("first", run.checkpoints()[0])
     run.save(state(4), step=4, streams={"samples": [{"step": 4}]})
-    expected = over(open_registry(copy_of(backend)).run(RUN))
+    expected = over(open_registry(backend.copy()).run(RUN))
     deaths, entered = 0, 0
     while True:
-        store = copy_of(backend)
+        store = backend.copy()
         try:
             over(open_registry(Mortal(store, deaths, after)).run(RUN))
         except Died:

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from registry.errors import IncompatibleState, InvalidInput
 from registry.spec import Row, Transition
 from registry.transitions.rows import Table
-from tests.registry.conftest import same
 from tests.registry.transitions.world import ROWS, WAY, spec, state
+from tests.support.states import same
 
 SOURCE = state(5)
 

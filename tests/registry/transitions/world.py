@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.memory import MemoryBackend
 from registry import Run
 from registry.errors import RegistryError
 from registry.registry import Registry
 from registry.spec import RunSpec
 from registry.transitions import Transitioned
-from tests.registry.conftest import contents, new_backend
 
 RUN = "life"
 ROWS = [
@@ -102,14 +100,6 @@ def over(run: Run, to: int | str = 2, **options: Any) -> Transitioned:
 def actions_of(run: Run) -> list[list[str]]:
     """Return the kinds of what each commit says."""
     return [[action.action for action in commit.actions] for commit in run.history()]
-
-
-def copy_of(backend: MemoryBackend) -> MemoryBackend:
-    """Return another store with the same objects."""
-    other = new_backend()
-    for key, data in contents(backend).items():
-        other.put(key, data)
-    return other
 
 
 def refused(run: Run, error: type[RegistryError], match: str, **options: Any) -> None:

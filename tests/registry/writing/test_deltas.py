@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import registry
@@ -16,7 +16,7 @@ from registry import codecs, sync
 from registry.caching.chunk_cache import ChunkCache
 from registry.codecs import COMPRESSIONS, RAW
 from registry.digest import Digest
-from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
+from registry.errors import Damaged, InvalidInput, Malformed
 from registry.log import RunLog
 from registry.objects.keys import ObjectKey
 from registry.objects.pack import PackTable, trailer
@@ -24,7 +24,11 @@ from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, 
 from registry.registry import open_on
 from registry.retention import Retention
 from registry.writing.placing import Base, spots_of
-from tests.registry.conftest import contents, flip, new_backend, packs_of, same, small_grid
+from tests.support.faults import flip
+from tests.support.loads import refused
+from tests.support.states import same
+from tests.support.stores import contents, new_backend, packs_of, small_grid
+from tests.support.strategies import examples
 
 ROWS = 2000
 
@@ -67,10 +71,6 @@ def links_of(checkpoint) -> list[int]:
     return found
 
 
-def equal(a: dict, b: dict) -> bool:
-    return a["step"] == b["step"] and torch.equal(a["model"]["w"], b["model"]["w"])
-
-
 # What is stored
 
 
@@ -98,7 +98,7 @@ def test_of_a_small_change_only_the_difference_is_stored(run, backend, open_regi
     assert third._reader.placement.rows[0].stored_bytes < whole / 10
     assert sum(backend.stat(key).size_bytes for key in packs_of(third)) < 1.3 * whole
     for state, checkpoint in zip(states, (first, second, third), strict=True):
-        assert equal(open_registry(backend).checkpoint(checkpoint.ref).load(), state)
+        assert same(open_registry(backend).checkpoint(checkpoint.ref).load(), state)
 
 
 def test_ids_know_nothing_of_deltas(run, reg):
@@ -210,7 +210,7 @@ def test_a_base_that_is_damaged_is_not_built_on(run, backend, open_registry):
     flip(backend, packs_of(first)[0])
     second = open_registry(backend).run("run").save(states[1], step=1, keyframe_every=8)
     assert links_of(second) == [0]
-    assert equal(open_registry(backend).checkpoint("run").load(), states[1])
+    assert same(open_registry(backend).checkpoint("run").load(), states[1])
 
 
 def test_with_a_cache_a_save_reads_nothing_of_the_store(tmp_path, backend):
@@ -252,7 +252,7 @@ def test_collection_keeps_what_a_delta_is_to(run, reg, backend, open_registry):
     run.prune(Retention(last=1))
     reg.gc(grace_s=0)
     fresh = open_registry(backend)
-    assert equal(fresh.checkpoint("run").load(), states[3])
+    assert same(fresh.checkpoint("run").load(), states[3])
     assert fresh.verify(deep=True).findings == ()
 
 
@@ -263,7 +263,7 @@ def test_forks_gates_and_mirrors_carry_the_bases_along(run, reg, backend):
     assert links_of(fork.save(states[3], step=3, keyframe_every=8)) == [3]
     with open_on(new_backend("deltas-mirror")) as mirror:
         sync(reg, mirror)
-        assert equal(mirror.checkpoint("child").load(), states[3])
+        assert same(mirror.checkpoint("child").load(), states[3])
         assert mirror.verify(deep=True).findings == ()
         assert links_of(mirror.run("child").save(states[4], step=4, keyframe_every=8)) == [4]
 
@@ -323,7 +323,7 @@ def changing(draw):
     return versions
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     changing(),
     st.sampled_from(list(COMPRESSIONS)),
@@ -357,11 +357,6 @@ def chain(run, request):
     first, *others = history(3)
     run.save(first, step=0, compression=request.param)
     return saved(run, others, keyframe_every=8)[-1]
-
-
-def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> None:
-    with pytest.raises(kind, match=match):
-        open_registry(backend).checkpoint("run").load()
 
 
 def test_every_byte_of_every_link_matters(chain, backend, open_registry):
@@ -473,7 +468,7 @@ def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open
     placed(reg, chain, [rows[0], circle, rows[2]])
     refused(backend, open_registry, "without end", Malformed)
     saved_now = open_registry(backend).run("run").push(history(4)[3], step=3, keyframe_every=8)
-    assert equal(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
+    assert same(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
 
 
 def test_what_is_stored_does_not_depend_on_the_threads(reg):

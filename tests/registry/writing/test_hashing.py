@@ -14,7 +14,9 @@ from registry import blocks
 from registry.blocks import BLOCK_BYTES, Blocks, Lease
 from registry.digest import Digest
 from registry.writing import hashing, saving
-from tests.registry.conftest import Hooked, new_backend, packs_of, same, small_grid
+from tests.support.faults import Hooked
+from tests.support.states import same
+from tests.support.stores import new_backend, packs_of, small_grid
 
 MOST = 6
 

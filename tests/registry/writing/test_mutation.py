@@ -20,7 +20,9 @@ from registry.errors import UnsupportedValue
 from registry.registry import open_on
 from registry.spec import RunSpec
 from registry.writing.encoding import Encoding
-from tests.registry.conftest import Hooked, Once, new_backend, same
+from tests.support.faults import Hooked, Once
+from tests.support.states import same
+from tests.support.stores import new_backend
 
 HOW = {
     "raw": {},

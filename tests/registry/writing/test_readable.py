@@ -11,7 +11,8 @@ import pytest
 from registry import limits
 from registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
 from registry.writing import saving
-from tests.registry.conftest import contents, new_backend, same
+from tests.support.states import same
+from tests.support.stores import contents, new_backend
 
 #: States by a number that makes them larger.
 STATES = {

@@ -17,15 +17,8 @@ from registry.objects.manifest import LIST_THRESHOLD
 from registry.objects.pack import PACK_BYTES, open_pack
 from registry.pytree import ArrayLeaf
 from registry.registry import open_on
-from tests.registry.conftest import (
-    contents,
-    new_backend,
-    objects,
-    packs_of,
-    same,
-    small_grid,
-    small_state,
-)
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
 MIB = 2**20
 
@@ -37,7 +30,7 @@ def chunks_of(backend, key: str) -> list[bytes]:
 
 
 def stored_chunks(backend) -> list[bytes]:
-    keys = [key for key in objects(backend) if key.startswith("packs/")]
+    keys = sorted(packs(backend))
     return [chunk for key in keys for chunk in chunks_of(backend, key)]
 
 
@@ -85,7 +78,7 @@ def test_one_tensor_of_500_changed_uploads_exactly_its_chunk(run, backend):
     before = objects(backend)
     state["model"]["w250"] = state["model"]["w250"] + 1
     run.save(state, step=2)
-    (pack,) = [key for key in objects(backend) - before if key.startswith("packs/")]
+    (pack,) = packs(backend) - before
     assert chunks_of(backend, pack) == [state["model"]["w250"].tobytes()]
 
 
@@ -97,7 +90,7 @@ def test_one_row_changed_uploads_exactly_its_chunk(run, backend):
         state["m"]["w"] = state["m"]["w"].copy()
         state["m"]["w"][50] = -1
         run.save(state, step=2)
-        (pack,) = [key for key in objects(backend) - before if key.startswith("packs/")]
+        (pack,) = packs(backend) - before
         assert chunks_of(backend, pack) == [state["m"]["w"][48:52].tobytes()]
 
 
@@ -105,9 +98,9 @@ def test_a_value_changed_back_is_found_again(run, backend):
     first, second = small_state(1), small_state(2)
     run.tag("keep", run.save(first, step=1))
     run.save(second, step=2)
-    before = {key for key in objects(backend) if key.startswith("packs/")}
+    before = packs(backend)
     run.save(first, step=3)
-    assert {key for key in objects(backend) if key.startswith("packs/")} == before
+    assert packs(backend) == before
 
 
 def test_equal_tensors_are_stored_once(run, backend):
@@ -131,10 +124,10 @@ def test_equal_chunks_within_a_tensor_are_stored_once(run, backend):
 def test_the_same_bytes_in_another_dtype_or_shape_are_not_stored_again(run, backend):
     one = np.arange(1000)
     run.save({"m": {"w": one}}, step=1)
-    before = {key for key in objects(backend) if key.startswith("packs/")}
+    before = packs(backend)
     state = {"m": {"w": one.view(np.float64), "v": one.reshape(10, 100)}}
     assert same(run.save(state, step=2).load(), state)
-    assert {key for key in objects(backend) if key.startswith("packs/")} == before
+    assert packs(backend) == before
 
 
 # Packs
@@ -251,7 +244,7 @@ def test_a_tensor_with_a_list_is_stored_by_its_changed_chunks(run, backend, open
         one[320:324] = 0
         again = open_registry(backend).run("run")
         again.save({"m": {"w": one}}, step=2)
-        new = [key for key in objects(backend) - before if key.startswith("packs/")]
+        new = packs(backend) - before
         assert sorted(len(c) for key in new for c in chunks_of(backend, key)) == [64, 320]
         assert same(open_registry(backend).run("run").latest().load(), {"m": {"w": one}})
         assert open_registry(backend).verify(deep=True).ok

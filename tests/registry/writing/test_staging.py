@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from registry.pytree import flatten
 from registry.writing.staging import Staging
-from tests.strategies import quick
+from tests.support.strategies import quick
 
 
 @pytest.fixture(scope="module")

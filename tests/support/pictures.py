@@ -1,83 +1,19 @@
-"""What the tests of reliability share: small states, stores that can be copied, and pictures.
+"""Pictures of a registry: all that a user can see of it, and nothing of how it came about.
 
-A picture is all that a user can see of a registry, and nothing of how it came about: two registries
-with equal pictures hold the same checkpoints, metrics, tags and objects.
+Two registries with equal pictures hold the same checkpoints, metrics, tags and objects.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from backends import Backend
-from backends.memory import MemoryBackend
 from registry.log import RunLog
 from registry.objects.keys import KINDS
-from registry.registry import Registry, open_on
 from registry.state import RunManifest, advance
-from registry.store import create_config
-from tests.crash.inline import without_threads
+from tests.support.stores import contents, opened
 
 RUN = "night"
-_numbers = itertools.count(1)
-
-
-class Scratch(MemoryBackend):
-    """A store in memory with a URL of its own that can be copied as it stands."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._number = next(_numbers)
-
-    @property
-    def url(self) -> str:
-        return f"memory://scratch-{self._number}"
-
-    def copy(self) -> Scratch:
-        other = Scratch()
-        for key, data in contents(self).items():
-            other.put(key, data)
-        return other
-
-
-def contents(backend: Backend) -> dict[str, bytes]:
-    """Return every object of a store."""
-    return {info.key: backend.get(info.key) for info in backend.list()}
-
-
-def make_state(step: int) -> dict[str, Any]:
-    """Return the state of a step: half of the model stays, the rest changes from step to step."""
-    fresh = np.random.default_rng(step)
-    return {
-        "model": {
-            "embedding": np.arange(300, dtype=np.float32).reshape(30, 10),
-            "head": fresh.standard_normal((10, 12)).astype(np.float32),
-            "scale": np.float32([step, 1.5]),  # small enough to lie in the manifest
-        },
-        "optimizer": {"moments": fresh.standard_normal(40), "groups": [{"lr": 0.1 / (step + 1)}]},
-        "step": step,
-    }
-
-
-def fresh_store() -> Scratch:
-    """Return a store with an empty registry."""
-    backend = Scratch()
-    create_config(backend, "skipped")
-    return backend
-
-
-@contextmanager
-def opened(backend: Backend) -> Iterator[Registry]:
-    """Open a registry with nothing remembered from before."""
-    registry = without_threads(open_on(backend))
-    try:
-        yield registry
-    finally:
-        registry.close()
 
 
 def picture_of_run(state: RunManifest) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -10,8 +13,16 @@ from registry.digest import Digest
 from registry.dtypes import ITEM_SIZES
 from registry.objects.keys import KINDS, ObjectKey
 
-#: No clock decides over a test here, and the whole of them stays short.
-quick = settings(deadline=None, max_examples=60)
+#: By how much the numbers of examples in the tests are multiplied; `scripts/soak` tries far more.
+_TIMES = float(os.environ.get("HOLDFAST_EXAMPLES", "0.5"))
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Return settings that try about this many examples; no clock decides over a test here."""
+    return settings(deadline=None, max_examples=max(1, int(number * _TIMES)), **more)
+
+
+quick = examples(60)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 json_integers = st.integers(-MAX_INTEGER, MAX_INTEGER)

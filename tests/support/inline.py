@@ -1,4 +1,4 @@
-"""Running work where it is handed over, so that thousands of registries can be opened in a test."""
+"""A registry without threads: thousands of them can be opened in a test, each in one order."""
 
 from __future__ import annotations
 

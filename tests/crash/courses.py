@@ -1,0 +1,96 @@
+"""An operation over a store that fails as told, and what must hold after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from backends import Backend
+from backends.wrappers import Fault, Faulty, InjectedCrash
+from registry.registry import open_on
+from tests.crash.scenarios import Scenario, sources
+from tests.support.pictures import picture, picture_of_runs, pictures_on_the_way
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+from tests.support.stores import contents, opened
+
+
+class Attempt:
+    """A scenario's operation over a store that fails as told, in one process."""
+
+    def __init__(
+        self, scenario: Scenario, store: Backend, faults: list[Fault], *, resumed: bool = False
+    ) -> None:
+        self._scenario = scenario
+        failing = sources()[1] if scenario.interrupt_source else store
+        self._faulty = Faulty(failing, faults, count_reads=True)
+        self._registry = open_on(store if scenario.interrupt_source else self._faulty)
+        begin = scenario.resume if resumed and scenario.resume else scenario.begin
+        self._begun = begin(self._registry)
+        if scenario.interrupt_source:
+            self._begun = self._faulty
+        self.begun_at = self._faulty.calls
+
+    def act(self) -> None:
+        self._scenario.act(self._registry, self._begun)
+
+    @property
+    def calls(self) -> int:
+        return self._faulty.calls
+
+    def close(self) -> None:
+        with suppress(InjectedCrash):
+            self._registry.close()
+
+
+@dataclass(frozen=True)
+class Course:
+    """How an operation goes when nothing happens to it.
+
+    Attributes:
+        points: Its calls to the store.
+        complete: The picture that it ends in.
+        on_the_way: What users see after each slot of the run, from before it was begun.
+        commits: Commits that the run has in the end.
+    """
+
+    points: range
+    complete: object
+    on_the_way: list[object]
+    commits: int
+
+
+def uninterrupted(scenario: Scenario, copies: Copies) -> Course:
+    """Let an operation go on to its end."""
+    store = copies()
+    attempt = Attempt(scenario, store, [])
+    attempt.act()
+    attempt.close()
+    points = range(attempt.begun_at + 1, attempt.calls + 1)
+    on_the_way = pictures_on_the_way(store, scenario.run)
+    return Course(points, picture(store), on_the_way, len(history(store)))
+
+
+def history(store: Backend) -> list[bytes]:
+    """Return every commit line of a store."""
+    slots = [data for key, data in contents(store).items() if "/log/" in key]
+    return [line for data in slots for line in data.splitlines() if b'"kind":"commit"' in line]
+
+
+def check_sound(scenario: Scenario, store: Backend, course: Course) -> None:
+    """Check what a crash left: sound, nothing acknowledged lost, nothing half done visible."""
+    with opened(store) as registry:
+        assert registry.verify(deep=True).findings == ()
+        for step in scenario.acknowledged:
+            found = [
+                checkpoint
+                for checkpoint in registry.run("night").full_manifest().checkpoints
+                if checkpoint.step == step
+            ]
+            loaded = registry.run("night").find(found[0].n).load()
+            assert_same(loaded, make_state(step))
+    assert picture_of_runs(store) in course.on_the_way
+
+
+Copies = Callable[[], Backend]

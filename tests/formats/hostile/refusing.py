@@ -1,0 +1,10 @@
+"""The type of the fixture `refuse`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from registry.errors import RegistryError
+
+Refuse = Callable[[Path, str], RegistryError]

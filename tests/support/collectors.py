@@ -1,0 +1,27 @@
+"""The steps of a collector, one by one and by hand."""
+
+from __future__ import annotations
+
+from registry.actions import Mark
+from registry.epochs import encode_sweep
+from registry.log import RunLog
+from registry.objects.keys import ObjectKey, epoch_key
+
+
+def sweep(backend, epoch: int, keys) -> None:
+    """Publish the epoch of a sweep (G1)."""
+    parsed = [key if isinstance(key, ObjectKey) else ObjectKey.parse(key) for key in keys]
+    assert backend.put_if_absent(epoch_key(epoch), encode_sweep(epoch, parsed))
+
+
+def mark(store, run_id: str, epoch: int) -> None:
+    """Put the mark of a sweep into a run (G3)."""
+    log = RunLog(store, run_id)
+    log.open()
+    log.append(lambda state: [Mark(epoch=epoch)])
+
+
+def collect(backend, keys) -> None:
+    """Delete (G5)."""
+    for key in keys:
+        backend.delete(str(key))

@@ -1,0 +1,16 @@
+"""Commands that run within this process."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+from typer.main import get_command
+
+from registry.cli.app import app
+
+# Typer's own runner puts all commands and their options together at each call.
+_COMMAND = get_command(app)
+
+
+def invoke(*arguments: object, **options: object) -> Result:
+    """Run a command; return its status and what it printed."""
+    return CliRunner().invoke(_COMMAND, [str(argument) for argument in arguments], **options)

@@ -1,0 +1,51 @@
+"""Small states to save, and whether two states are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def small_state(i: int = 0) -> dict:
+    """Return a state of two components, a few kB each, other ones for every `i`."""
+    return {
+        "model": {"w": np.arange(600, dtype=np.float32) + i, "b": np.full(100, 0.5 + i)},
+        "optimizer": {"m": np.arange(900, dtype=np.int32) * 3 + i, "lr": 0.1, "step": i},
+    }
+
+
+def same(a: object, b: object) -> bool:
+    """Return whether two states are equal, types included; they may hold arrays and tensors."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    if hasattr(a, "is_contiguous"):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and _bits(a) == _bits(b)
+    return a == b
+
+
+def _bits(tensor) -> bytes:
+    import torch  # takes seconds, and few states have tensors
+
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def make_state(step: int) -> dict[str, Any]:
+    """Return the state of a step: half of the model stays, the rest changes from step to step."""
+    fresh = np.random.default_rng(step)
+    return {
+        "model": {
+            "embedding": np.arange(300, dtype=np.float32).reshape(30, 10),
+            "head": fresh.standard_normal((10, 12)).astype(np.float32),
+            "scale": np.float32([step, 1.5]),  # small enough to lie in the manifest
+        },
+        "optimizer": {"moments": fresh.standard_normal(40), "groups": [{"lr": 0.1 / (step + 1)}]},
+        "step": step,
+    }

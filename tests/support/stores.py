@@ -1,0 +1,96 @@
+"""Stores in memory with an empty registry, and what is in a store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backends import Backend
+from backends.memory import MemoryBackend
+from registry.objects import chunking, manifest
+from registry.registry import Registry, open_on
+from registry.store import create_config
+from registry.writing import saving
+from tests.support.inline import without_threads
+
+Open = Callable[..., Registry]
+_numbers = itertools.count(1)
+
+
+class Scratch(MemoryBackend):
+    """A store in memory with a URL of its own."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self._url = f"memory://{name or f'scratch-{next(_numbers)}'}"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def copy(self) -> Scratch:
+        """Return another store with the same objects."""
+        other = Scratch()
+        for key, data in contents(self).items():
+            other.put(key, data)
+        return other
+
+
+def new_backend(name: str | None = None) -> Scratch:
+    """Return a store that holds an empty registry; one with a name can be opened by its URL."""
+    backend = Scratch(name)
+    create_config(backend, "skipped")
+    return backend
+
+
+@contextmanager
+def opened(backend: Backend) -> Iterator[Registry]:
+    """Open a registry with nothing remembered from before."""
+    registry = without_threads(open_on(backend))
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def contents(backend: Backend, prefix: str = "") -> dict[str, bytes]:
+    """Return every object of a store."""
+    return {info.key: backend.get(info.key) for info in backend.list(prefix)}
+
+
+def objects(backend: Backend) -> set[str]:
+    """Return the keys of packs, manifests and placements."""
+    return {key for key in contents(backend) if key.startswith(("packs/", "manifests/", "placem"))}
+
+
+def packs(backend: Backend) -> set[str]:
+    """Return the keys of packs."""
+    return {info.key for info in backend.list("packs/")}
+
+
+def packs_of(checkpoint) -> list[str]:
+    return [str(pack.key) for pack in checkpoint._reader.placement.packs]
+
+
+@contextmanager
+def small_grid(chunk_bytes: int = 256, list_threshold: int = 256, pack_bytes: int | None = None):
+    """Cut tensors finer, so that small ones have many chunks, digest lists and packs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunking, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(manifest, "LIST_THRESHOLD", list_threshold)
+        patch.setattr(saving, "LIST_THRESHOLD", list_threshold)
+        if pack_bytes is not None:
+            patch.setattr(saving, "PACK_BYTES", pack_bytes)
+        chunking.grid.cache_clear()
+        try:
+            yield
+        finally:
+            chunking.grid.cache_clear()
+
+
+def slots(backend: Backend, run_id: str = "run") -> dict[str, bytes]:
+    """Return the slots of a run's log."""
+    return contents(backend, f"runs/{run_id}/log/")
