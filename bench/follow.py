@@ -46,8 +46,8 @@ from safetensors.torch import save_file
 import registry
 from backends.local import LocalBackend
 from backends.wrappers import Metered
-from registry.caching.chunk_cache import ChunkCache
 from registry.registry import open_on
+from registry.storage.chunk_cache import ChunkCache
 
 TENSORS = 64
 #: Spread of the weights, and the updates that change about 1 % and 10 % of them.

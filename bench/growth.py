@@ -33,7 +33,7 @@ from rich.table import Table
 from backends.memory import MemoryBackend
 from registry import Checkpoint, Monitor, Retention, init
 from registry.registry import Registry, open_on
-from registry.store import create_config
+from registry.storage.store import create_config
 
 BATCH = 64
 ACTS = ("save", "report", "tag")

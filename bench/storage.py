@@ -25,7 +25,7 @@ from rich.table import Table
 from workloads import frozen, hydra, pool_copy
 
 import registry
-from registry.stored import reader_of
+from registry.loading.stored import reader_of
 
 #: Options of `registry.init`, and the highest ratio to the plain files that is good enough.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {

@@ -78,9 +78,9 @@ def _status_mib(name: str) -> float:
 def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
     os.cpu_count = lambda: threads  # what the tools ask
     import registry
-    from registry.content import elements  # noqa: F401 - counted as imports
-    from registry.content.stats import stats
-    from registry.diff import diff
+    from registry.comparing import elements  # noqa: F401 - counted as imports
+    from registry.comparing.diff import diff
+    from registry.comparing.stats import stats
     from registry.merging import averaging  # noqa: F401 - counted as imports
 
     with registry.open(at) as opened:

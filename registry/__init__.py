@@ -7,18 +7,18 @@ store.
 
 from __future__ import annotations
 
-from registry.checkpoint import Checkpoint
-from registry.digest import Digest
 from registry.errors import RegistryError
-from registry.heads import trust
-from registry.migrations import register_migration
-from registry.monitors import Monitor
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
 from registry.pytree import register_adapter
 from registry.registry import Registry, init, open  # noqa: A004
 from registry.run import Run
 from registry.spec import Retention
-from registry.stored import Stored
+from registry.spec.migrations import register_migration
+from registry.spec.monitors import Monitor
+from registry.storage.heads import trust
 from registry.sync import sync
+from registry.values.digest import Digest
 
 __all__ = [
     "Checkpoint",

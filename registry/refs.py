@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from registry.checkpoint import Checkpoint, phase_segment
 from registry.errors import AmbiguousRef, InvalidInput, NotFound
+from registry.history.replay import CheckpointRecord
+from registry.loading.checkpoint import Checkpoint, phase_segment
+from registry.loading.stored import Stored
 from registry.run import Run
-from registry.state import CheckpointRecord
-from registry.stored import Stored
-from registry.suggest import near
+from registry.values.suggest import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _STEP = re.compile(r"step(\d{1,16})")

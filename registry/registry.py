@@ -14,11 +14,6 @@ from backends import Backend, open_backend, parse
 from backends.escape import quoted
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly
-from registry.actions import CreateRun
-from registry.caching.chunk_cache import ChunkCache, choose_cache
-from registry.checkpoint import Checkpoint
-from registry.codecs import Compression, check_compression
-from registry.creation import RunOptions, begin, check_same, creation, default_ids, forked
 from registry.errors import (
     AmbiguousRef,
     Conflict,
@@ -30,9 +25,11 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.forking import inherit, inheritance
-from registry.heads import Heads, recall
-from registry.log import RunLog, list_runs
+from registry.history.actions import CreateRun
+from registry.history.creation import RunOptions, begin, check_same, creation, default_ids, forked
+from registry.history.log import RunLog, list_runs
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
 from registry.maintenance.findings import VerifyReport
 from registry.maintenance.gc import DAY_S, collect
 from registry.maintenance.gc_report import GcReport
@@ -40,15 +37,18 @@ from registry.maintenance.repacking.repack import RepackReport, repack
 from registry.maintenance.repair import RepairReport, repair
 from registry.maintenance.usage import Usage, measure
 from registry.maintenance.verify import Progress, verify
-from registry.monitors import Monitor
-from registry.objects.keys import PROBES, check_run_id
+from registry.names.forking import inherit, inheritance
 from registry.refs import find_in_run, is_digest
 from registry.run import Run
 from registry.run_view import committer_of
 from registry.spec import Retention, RunSpec
-from registry.store import Store, create_config, read_config
-from registry.stored import Stored
-from registry.suggest import near
+from registry.spec.monitors import Monitor
+from registry.storage.chunk_cache import ChunkCache, choose_cache
+from registry.storage.codecs import Compression, check_compression
+from registry.storage.heads import Heads, recall
+from registry.storage.keys import PROBES, check_run_id
+from registry.storage.store import Store, create_config, read_config
+from registry.values.suggest import near
 from registry.writing.deltas import check_keyframe_every
 
 #: How often a fork looks at its parent again before what is gone counts as lost.

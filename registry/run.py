@@ -8,27 +8,27 @@ from types import TracebackType
 from typing import Any, Self, get_args
 
 from backends.escape import quoted
-from registry import pins, pruning
-from registry.actions import Evict, RunStatus, SetStatus
-from registry.charge import check_not_dropped
-from registry.checkpoint import Checkpoint
-from registry.codecs import Compression
-from registry.committer import Committer
 from registry.errors import InvalidInput, RegistryError
-from registry.log import RunLog
+from registry.history.actions import Evict, RunStatus, SetStatus
+from registry.history.log import RunLog
+from registry.history.retention import RetentionPlan
+from registry.history.writer_token import check_not_dropped
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.load_to_train import load_to_train
+from registry.loading.stored import Stored
 from registry.merging.merge import merge
+from registry.names import pins, pruning
 from registry.precision.policy import PrecisionPolicy
-from registry.restoring import Restored, check_source, restore_newest
-from registry.resuming import load_to_train
-from registry.retention import RetentionPlan
 from registry.run_view import RunView
 from registry.spec import Retention
-from registry.store import Store
-from registry.stored import Stored
-from registry.trainer.pending import PendingSave
-from registry.trainer.save_request import SaveRequest
-from registry.trainer.trainer import Trainer
+from registry.storage.codecs import Compression
+from registry.storage.store import Store
+from registry.training.pending import PendingSave
+from registry.training.restoring import Restored, check_source, restore_newest
+from registry.training.save_request import SaveRequest
+from registry.training.trainer import Trainer
 from registry.transitions import Initialise, Transitioned, TransitionOptions, transition
+from registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
 

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from backends.escape import quoted, shown
-from registry import pins
-from registry.actions import Commit, RunStatus
-from registry.checkpoint import Checkpoint, phase_value
-from registry.committer import Committer
 from registry.errors import InvalidInput, NotFound
 from registry.following.following import Following
 from registry.following.watching import Watch
-from registry.monitors import Monitor
-from registry.plain import check_phase, decode_plain
+from registry.history.actions import Commit, RunStatus
+from registry.history.log_values import check_phase, decode_plain
+from registry.history.replay import CheckpointRecord, RunManifest
+from registry.loading.checkpoint import Checkpoint, phase_value
+from registry.loading.stored import Stored
+from registry.names import pins
+from registry.names.releases import Releases
 from registry.pool.league import OpponentPool
-from registry.releases import Releases
-from registry.seeding import child, phase_number
 from registry.spec import RunSpec
-from registry.state import CheckpointRecord, RunManifest
-from registry.stored import Stored
-from registry.streams.streams import Stream
-from registry.trainer.save_request import DEFAULT_PHASE
+from registry.spec.monitors import Monitor
+from registry.spec.seeds import child, phase_number
+from registry.streams.stream import Stream
+from registry.training.save_request import DEFAULT_PHASE
+from registry.writing.committer import Committer
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence

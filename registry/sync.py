@@ -12,10 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from registry.actions import Commit, Line, Place, line_digest
-from registry.change import Change, Stale
-from registry.committer import Committer
-from registry.digest import Digest
 from registry.errors import (
     Diverged,
     IntegrityError,
@@ -24,14 +20,18 @@ from registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from registry.log import RunLog
-from registry.objects.placement import PackRef
+from registry.history.actions import Commit, Line, Place, line_digest
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest
 from registry.registry import Registry, open  # noqa: A004
-from registry.state import RunManifest
-from registry.store import Store
-from registry.suggest import near
-from registry.writer import Choice
+from registry.storage.placement import PackRef
+from registry.storage.store import Store
+from registry.values.digest import Digest
+from registry.values.suggest import near
 from registry.writing.adopting import adopt
+from registry.writing.change import Change, Stale
+from registry.writing.committer import Committer
+from registry.writing.object_writer import Choice
 
 #: Called with the number of bytes copied so far.
 Progress = Callable[[int], object]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry import environment
+from registry.values import environment
 
 pytest_plugins = ["tests.servers.fixtures"]
 

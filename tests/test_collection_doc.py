@@ -14,11 +14,12 @@ from typing import Any, get_args
 
 import pytest
 
-from registry import committer, log, writer
-from registry.actions.union import Action
-from registry.digest import Digest
-from registry.epochs import Epochs
+from registry.history import log
+from registry.history.actions.union import Action
+from registry.history.epochs import Epochs
 from registry.maintenance import gc, live
+from registry.values.digest import Digest
+from registry.writing import committer, object_writer
 
 ROOT = Path(__file__).parents[1]
 DOC = ROOT / "docs" / "collection.md"
@@ -29,12 +30,12 @@ TESTS = sorted(set(re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", TEXT)))
 SOURCES = sorted(set(re.findall(r"`(registry/[\w/]+\.py)`", TEXT)))
 LINKS = sorted(set(re.findall(r"\]\((?!https://)([^)]*)\)", TEXT)))
 CLASSES = {
-    "Choice": writer.Choice,
+    "Choice": object_writer.Choice,
     "Collector": gc.Collector,
     "Epochs": Epochs,
     "Needs": live.Needs,
     "RunLog": log.RunLog,
-    "Writer": writer.Writer,
+    "Writer": object_writer.Writer,
 }
 SYMBOLS = sorted(set(re.findall(r"`([A-Z]\w+)\.(\w+)`", TEXT)))
 HAZARDS = re.findall(r"^\| (H\d+) \| (.+) \| (.+) \| (.+) \|$", TEXT, re.M)

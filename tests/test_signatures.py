@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import registry
+from registry.names.releases import Release
 from registry.pool.entries import PoolEntry
 from registry.pool.selection import Matchup
-from registry.releases import Release
 from registry.run_view import RunView
 
 OURS = ("registry.", "backends.")

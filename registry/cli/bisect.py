@@ -10,9 +10,6 @@ from typing import Any
 
 import typer
 
-from registry.bisecting import Bisected, steps_left
-from registry.bisecting import bisect as search
-from registry.checkpoint import Checkpoint
 from registry.cli import options, output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer
@@ -23,11 +20,14 @@ from registry.cli.executing import Command, told
 from registry.cli.opening import reads
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
-from registry.diff import TensorDiff, diff
+from registry.comparing.bisecting import Bisected, steps_left
+from registry.comparing.bisecting import bisect as search
+from registry.comparing.diff import TensorDiff, diff
 from registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
+from registry.loading.checkpoint import Checkpoint
 from registry.registry import Registry
 from registry.run import Run
-from registry.suggest import near
+from registry.values.suggest import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

@@ -7,7 +7,6 @@ from typing import Any
 
 from backends.escape import shown
 from registry import formats
-from registry.checkpoint import Checkpoint
 from registry.cli import describe, options, output
 from registry.cli.columns import Column, Table, row
 from registry.cli.command import Answer, command
@@ -16,11 +15,12 @@ from registry.cli.listing import Listing
 from registry.cli.opening import reads, writes
 from registry.cli.options import argument, flag
 from registry.cli.output import Note, Part
+from registry.history.replay import CheckpointRecord, RunManifest
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
 from registry.merging.merge import MERGE
 from registry.registry import Registry
 from registry.run import Run
-from registry.state import CheckpointRecord, RunManifest
-from registry.stored import Stored
 
 #: Columns of a checkpoint's record and its marks.
 _LS = (

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from backends.escape import quoted
-from registry.checkpoint import Checkpoint, TensorInfo
 from registry.cli import output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer, command
@@ -14,10 +13,11 @@ from registry.cli.describe import picked, tensor_json
 from registry.cli.opening import reads
 from registry.cli.options import argument, flag
 from registry.cli.output import Part
-from registry.content.distances import Distance
-from registry.diff import KINDS, Diff, TensorDiff, ValueDiff
-from registry.diff import diff as compare
-from registry.plain import json_ready
+from registry.comparing.diff import KINDS, Diff, TensorDiff, ValueDiff
+from registry.comparing.diff import diff as compare
+from registry.comparing.distances import Distance
+from registry.history.log_values import json_ready
+from registry.loading.checkpoint import Checkpoint, TensorInfo
 from registry.registry import Registry
 
 _DIFF = (

@@ -29,15 +29,15 @@ from backends.limits import VARIABLE as MAX_RECORD
 from backends.mounts import ALLOW, file_system
 from backends.patience import LEAST_RATE, TIMEOUT
 from backends.probe import probe_put_if_absent
-from registry.caching.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
 from registry.cli import options, output
 from registry.cli.command import Answer, command
-from registry.epochs import Epochs
 from registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
-from registry.heads import MEMORY
-from registry.objects.keys import FOLDERS, PROBES
-from registry.store import WRITER_VERSION, RegistryConfig, Store, read_config
-from registry.trainer.pending import EXIT_WAIT
+from registry.history.epochs import Epochs
+from registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
+from registry.storage.heads import MEMORY
+from registry.storage.keys import FOLDERS, PROBES
+from registry.storage.store import WRITER_VERSION, RegistryConfig, Store, read_config
+from registry.training.pending import EXIT_WAIT
 
 Status = Literal["ok", "warn", "fail"]
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from registry.checkpoint import Checkpoint
 from registry.errors import InvalidInput
-from registry.suggest import near
+from registry.loading.checkpoint import Checkpoint
+from registry.values.suggest import near
 
 # Seconds that a command has to end after SIGTERM, before it is killed.
 _GRACE_S = 10

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from registry import actions
-from registry.actions import Action, Commit, line_digest
 from registry.cli import describe, lineage, options, output
 from registry.cli.columns import Column, Table
 from registry.cli.command import Answer, command
 from registry.cli.opening import reads
 from registry.cli.options import flag, option
 from registry.errors import IntegrityError, NotFound, UnsupportedFormat
-from registry.log import RunLog
+from registry.history import actions
+from registry.history.actions import Action, Commit, line_digest
+from registry.history.log import RunLog
 from registry.registry import Registry
 from registry.run import Run
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from registry.actions import CreateRun, Parent
-from registry.checkpoint import phase_segment, phase_value
 from registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
-from registry.log import list_runs
-from registry.objects.keys import slot_key
+from registry.history.actions import CreateRun, Parent
+from registry.history.log import list_runs
+from registry.history.replay import Slot
+from registry.loading.checkpoint import phase_segment, phase_value
 from registry.run import Run
-from registry.state import Slot
-from registry.store import Store
+from registry.storage.keys import slot_key
+from registry.storage.store import Store
 
 
 def forks_of(store: Store, run_id: str) -> list[str]:

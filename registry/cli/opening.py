@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from backends import open_backend, parse
 from registry.cli import progress
-from registry.heads import recall
 from registry.registry import Registry, open, open_on  # noqa: A004
+from registry.storage.heads import recall
 
 
 def reads(url: str, *, dry_run: bool) -> Registry:  # noqa: ARG001 - it reads in any case

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backends.escape import printable
 from registry.cli.columns import Column, Table
-from registry.plain import format_time, json_ready
+from registry.history.log_values import format_time, json_ready
 
 
 class Note(str):

@@ -12,9 +12,9 @@ from registry.cli.command import Answer, command, listed
 from registry.cli.options import argument
 from registry.cli.output import Note
 from registry.errors import NotFound
-from registry.presets import load_preset, preset_names
 from registry.spec import Retention, RunSpec
-from registry.suggest import near
+from registry.spec.presets import load_preset, preset_names
+from registry.values.suggest import near
 
 _PRESETS = (
     Column("preset", lambda one: one["name"]),
@@ -50,7 +50,7 @@ def show(*, name: str = argument("NAME", "Name of a preset.")) -> Answer:
             expected=", ".join(preset_names()),
             hint=near(name, preset_names()),
         )
-    file = files("registry.presets").joinpath(f"{name}.toml")
+    file = files("registry.spec.presets").joinpath(f"{name}.toml")
     return Answer(
         lambda: load_preset(name).to_json(),
         lambda: [file.read_text(encoding="utf-8").removesuffix("\n")],

@@ -12,8 +12,8 @@ from registry.cli.describe import picked
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Note, Part
 from registry.cli.progress import Progress
-from registry.heads import trust as trust_registry
 from registry.registry import init as make_registry
+from registry.storage.heads import trust as trust_registry
 from registry.sync import sync as sync_registries
 
 _SYNCED = (

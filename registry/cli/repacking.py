@@ -12,8 +12,8 @@ from registry.cli.opening import writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
 from registry.cli.progress import Progress
-from registry.maintenance.repacking.plan import RewrittenPack
 from registry.maintenance.repacking.repack import RepackReport
+from registry.maintenance.repacking.repack_plan import RewrittenPack
 from registry.registry import Registry
 
 _REASONS = {"dead": "dead in part", "recoded": "recoded", "small": "small"}

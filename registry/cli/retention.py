@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from registry.checkpoint import Checkpoint, phase_segment
 from registry.cli import describe, options, output
 from registry.cli.columns import Column, Table, numbers
 from registry.cli.command import Answer, command, said
@@ -14,12 +13,13 @@ from registry.cli.opening import writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Part
 from registry.errors import AmbiguousRef, NotFound
+from registry.history.retention import RetentionPlan, Verdict
+from registry.loading.checkpoint import Checkpoint, phase_segment
 from registry.refs import is_digest
 from registry.registry import Registry
-from registry.retention import RetentionPlan, Verdict
 from registry.run import Run
 from registry.spec import Retention
-from registry.suggest import near
+from registry.values.suggest import near
 
 _STEP = re.compile(r"\d{1,16}$")
 _PLAN = (

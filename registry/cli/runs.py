@@ -21,13 +21,13 @@ from registry.cli.listing import Listing
 from registry.cli.opening import reads, writes
 from registry.cli.options import argument, flag, option
 from registry.cli.output import Note, Part
-from registry.digest import Digest
 from registry.errors import InvalidInput
-from registry.monitors import Monitor
-from registry.presets import load_preset
 from registry.registry import Registry
 from registry.run import Run
 from registry.spec import Retention
+from registry.spec.monitors import Monitor
+from registry.spec.presets import load_preset
+from registry.values.digest import Digest
 
 _LS = (
     Column("run", lambda run: run.id),

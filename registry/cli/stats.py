@@ -11,10 +11,10 @@ from registry.cli.describe import picked
 from registry.cli.opening import reads
 from registry.cli.options import argument
 from registry.cli.output import Part
-from registry.content.stats import StateStats, TensorStats
-from registry.content.stats import stats as sum_up
+from registry.comparing.stats import StateStats, TensorStats
+from registry.comparing.stats import stats as sum_up
+from registry.loading.stored import Stored
 from registry.registry import Registry
-from registry.stored import Stored
 
 _STATS = (
     Column("tensor", lambda one: one.path, folds=True),

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from registry.actions import Lifetime
 from registry.cli import options, output
 from registry.cli.columns import Column
 from registry.cli.command import Answer, command, listed, said
@@ -16,9 +15,10 @@ from registry.cli.describe import picked
 from registry.cli.opening import reads, writes
 from registry.cli.options import argument, option
 from registry.errors import InvalidInput
-from registry.plain import json_ready
+from registry.history.actions import Lifetime
+from registry.history.log_values import json_ready
+from registry.history.replay import StreamRecord
 from registry.registry import Registry
-from registry.state import StreamRecord
 
 _LS = (
     Column("stream", lambda one: one.name),

@@ -16,7 +16,7 @@ from registry.cli.output import Part
 from registry.errors import NotFound, RegistryError
 from registry.maintenance.usage import RunUsage, Usage, measure
 from registry.registry import Registry
-from registry.suggest import near
+from registry.values.suggest import near
 
 _SIZES = (
     Column("own", lambda one: output.size(one.own_bytes), is_number=True),

@@ -7,7 +7,6 @@ import time
 
 import typer
 
-from registry.checkpoint import Checkpoint
 from registry.cli import options, output
 from registry.cli.command import command as as_command
 from registry.cli.executing import Command, told
@@ -16,11 +15,12 @@ from registry.cli.options import flag, option
 from registry.cli.output import Note
 from registry.errors import NotFound, RegistryError
 from registry.following.watching import Watch
-from registry.plain import check_phase
+from registry.history.log_values import check_phase
+from registry.history.replay import RunManifest
+from registry.loading.checkpoint import Checkpoint
 from registry.registry import Registry
 from registry.run import Run
-from registry.state import RunManifest
-from registry.suggest import near
+from registry.values.suggest import near
 
 
 @as_command(writes)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Self
 
-from registry.checkpoint import Checkpoint
-from registry.committer import Committer
 from registry.errors import MissingObject
 from registry.following.swapping import Exchange, SwappedModel
 from registry.following.watching import OVER, Patience
-from registry.plain import check_phase
-from registry.rules import check_phase_is_declared
-from registry.state import CheckpointRecord
-from registry.stored import reader_of
+from registry.history.log_values import check_phase
+from registry.history.replay import CheckpointRecord
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import reader_of
+from registry.spec.requirements import check_phase_is_declared
+from registry.writing.committer import Committer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from registry import pytree
-from registry.digest import Digest
-from registry.objects.chunking import grid
+from registry.loading.destinations import Destination, Extent
 from registry.precision.policy import stored_view, widen_all
-from registry.reading.destinations import Destination, Extent
+from registry.storage.chunking import grid
+from registry.values.digest import Digest
 
 
 class Resident:
@@ -27,7 +27,7 @@ class Resident:
 
     Args:
         source: The tensor or array.
-        dtype: Its element type, a name of `registry.dtypes`.
+        dtype: Its element type, a name of `registry.values.dtypes`.
         shape: Its axis lengths.
         stored_dtype: The narrower type that chunks have, to be widened here; its own without.
 

@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from registry import pytree
-from registry.bursts import allocation_burst
-from registry.digest import Digest
 from registry.errors import NotFound
 from registry.following.resident import LiveChunks, Resident
-from registry.objects.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.reading.fetching import Fetch
-from registry.reading.fit import (
+from registry.history.base import Base
+from registry.loading.fit import (
     LoadReport,
     arrays_in,
     check_any_fits,
@@ -28,10 +25,13 @@ from registry.reading.fit import (
     tensors_by_path,
     widened_paths,
 )
-from registry.reading.loading import index_chunks
-from registry.store import Store
-from registry.suggest import near
-from registry.writing.placing import Base
+from registry.storage.fetching import Fetch
+from registry.storage.manifest import Component, Manifest, TensorEntry, parse_list
+from registry.storage.reading import index_chunks
+from registry.storage.store import Store
+from registry.values.digest import Digest
+from registry.values.gc_pause import allocation_burst
+from registry.values.suggest import near
 
 _Chunks = tuple[Digest, ...]
 

@@ -2,7 +2,7 @@
 
 What a group is done with, and who of it works on what until when, stands in the run's log; so
 followers need no other way to agree, and any of them may die. Owns choosing the next checkpoint and
-waiting for it. What a claim means to retention is the business of `registry.retention`.
+waiting for it. What a claim means to retention is the business of `registry.history.retention`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from backends.escape import quoted
-from registry.actions import Acknowledge, Action, Claim
-from registry.change import Composed
-from registry.checkpoint import Checkpoint
-from registry.committer import Committer
 from registry.errors import Conflict, InvalidInput
-from registry.plain import check_name, check_phase
-from registry.rules import check_phase_is_declared
-from registry.state import CheckpointRecord, RunManifest
+from registry.history.actions import Acknowledge, Action, Claim
+from registry.history.log_values import check_name, check_phase
+from registry.history.replay import CheckpointRecord, RunManifest
+from registry.loading.checkpoint import Checkpoint
+from registry.spec.requirements import check_phase_is_declared
+from registry.writing.change import Composed
+from registry.writing.committer import Committer
 
 #: Statuses after which nothing comes any more.
 OVER = ("completed", "failed")

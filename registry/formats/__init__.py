@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleState, InvalidInput
 from registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
 from registry.formats.target import check_target
+from registry.loading.checkpoint import Checkpoint
 
 __all__ = ["FORMATS", "FileState", "WrittenFile", "format_of", "opaque_name", "read", "write"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from backends.escape import quoted
-from registry.checkpoint import Checkpoint
 from registry.errors import InvalidInput
 from registry.formats.source import read_exactly, stable
 from registry.formats.state_file import OPAQUE, FileState, WrittenFile
 from registry.formats.target import new_file
+from registry.loading.checkpoint import Checkpoint
 
 _PATH = f"{OPAQUE}/bytes"
 

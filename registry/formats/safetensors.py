@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from registry import pytree
-from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleState
 from registry.formats.safetensors_header import NAMES, broken, encode_header, read_header
 from registry.formats.source import stable
 from registry.formats.state_file import FileState, WrittenFile
 from registry.formats.target import new_file
+from registry.loading.checkpoint import Checkpoint
 from registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"

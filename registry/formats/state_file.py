@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.checkpoint import Checkpoint
+from registry.loading.checkpoint import Checkpoint
 from registry.pytree import FlatState
 
 #: The component that an opaque file is: its name, and its bytes as an array.

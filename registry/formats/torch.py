@@ -15,12 +15,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from registry.checkpoint import Checkpoint
 from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from registry.formats.source import stable
 from registry.formats.state_file import FileState, WrittenFile
 from registry.formats.target import new_file
-from registry.limits import check_bytes, max_record_bytes
+from registry.loading.checkpoint import Checkpoint
+from registry.values.parse_limits import check_bytes, max_record_bytes
 
 #: Values that a file may unfold to when each shared list is counted wherever it is used.
 MAX_VALUES = 20_000_000

@@ -17,17 +17,17 @@ from typing import Any
 
 from backends.escape import quoted
 from registry import pytree
-from registry.canonical import Json
-from registry.checkpoint import Checkpoint
-from registry.digest import Digest
 from registry.errors import IncompatibleState, InvalidInput, NotFound
 from registry.formats.state_file import WrittenFile
 from registry.formats.target import fail
-from registry.integrations.zarr_layout import STATE_ATTRIBUTE, ArrayLayout, Layout
-from registry.objects.manifest import Component, TensorEntry
-from registry.reading.fit import arrays_in
-from registry.stored import commit_keys, reader_of
-from registry.suggest import near
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.fit import arrays_in
+from registry.loading.stored import commit_keys, reader_of
+from registry.storage.manifest import Component, TensorEntry
+from registry.values.canonical import Json
+from registry.values.digest import Digest
+from registry.values.suggest import near
+from registry.zarr.layout import STATE_ATTRIBUTE, ArrayLayout, Layout
 
 #: Chunks are fetched together up to so many bytes.
 _HELD_BYTES = 16 * 2**20

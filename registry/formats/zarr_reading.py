@@ -3,7 +3,7 @@
 Groups become dicts and arrays NumPy arrays, names in order of their characters. A folder that
 `registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back with the
 same id: what was saved with less precision is so marked again. Decoding is left to zarr, behind the
-checks of `registry.integrations.zarr_nodes`; links and anything but files are refused, since a
+checks of `registry.zarr.nodes`; links and anything but files are refused, since a
 folder may come from anywhere.
 """
 
@@ -20,12 +20,12 @@ from registry import pytree
 from registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
 from registry.formats.source import read_exactly, stable
 from registry.formats.state_file import FileState
-from registry.integrations import read_zarr_array
-from registry.integrations.zarr_layout import BITS, DOCUMENT, STATE_ATTRIBUTE
-from registry.integrations.zarr_nodes import ArrayNode, array_v2, array_v3, check_version
-from registry.limits import check_json
-from registry.objects.manifest import NarrowedDtype
 from registry.pytree import FlatState
+from registry.storage.manifest import NarrowedDtype
+from registry.values.parse_limits import check_json
+from registry.zarr import read_zarr_array
+from registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
+from registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
 
 #: The component that an array without a group becomes.
 ALONE = "array"

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from copy import copy
 from threading import Lock
 
-from registry.codecs import CODECS, RAW
-from registry.digest import Digest
 from registry.errors import Damaged, IntegrityError, MissingObject
-from registry.objects.keys import ObjectKey
-from registry.objects.manifest import Manifest
-from registry.objects.placement import Placement
-from registry.reading.fetching import Fetch
-from registry.reading.loading import index_chunks, read_lists
-from registry.store import Store
+from registry.storage.codecs import CODECS, RAW
+from registry.storage.fetching import Fetch
+from registry.storage.keys import ObjectKey
+from registry.storage.manifest import Manifest
+from registry.storage.placement import Placement
+from registry.storage.reading import index_chunks, read_lists
+from registry.storage.store import Store
+from registry.values.digest import Digest
 
 #: Raw bytes that are decoded at once for one state.
 _BATCH_BYTES = 8 * 2**20

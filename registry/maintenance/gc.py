@@ -3,7 +3,7 @@
 *A condemned name is never spoken again.* Rules G1 to G5 of docs/spec.md, section 13, in four steps:
 choose (G1), condemn (G1), mark (G2 to G4), delete (G5). Each may be repeated, by anyone, after any
 crash, and any number of collectors may be at any of them. The proof is in docs/collection.md, the
-protocol as a program in tests/model; the writers' side is `registry.writer`.
+protocol as a program in tests/model; the writers' side is `registry.writing.object_writer`.
 
 Nothing here asks a clock whether a deletion is safe. Grace spares writers from storing again what
 was about to be named, and keeps `undo` possible for a while.
@@ -25,8 +25,6 @@ from typing import TypeVar
 
 from backends import ObjectInfo, refuse_links
 from backends.escape import quoted
-from registry.actions import Line, Mark
-from registry.epochs import Epochs, encode_sweep
 from registry.errors import (
     Conflict,
     IntegrityError,
@@ -37,8 +35,10 @@ from registry.errors import (
     StoreUnsuitable,
     UnsupportedFormat,
 )
-from registry.heads import Head
-from registry.log import RunLog
+from registry.history.actions import Line, Mark
+from registry.history.epochs import Epochs, encode_sweep
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest
 from registry.maintenance.gc_report import GcReport, Plan, Tally
 from registry.maintenance.live import (
     Lying,
@@ -49,7 +49,8 @@ from registry.maintenance.live import (
     list_run_files,
     list_run_ids,
 )
-from registry.objects.keys import (
+from registry.storage.heads import Head
+from registry.storage.keys import (
     FOLDERS,
     PROBES,
     RUNS,
@@ -58,9 +59,8 @@ from registry.objects.keys import (
     is_probe,
     snapshot_slot,
 )
-from registry.pools import results
-from registry.state import RunManifest
-from registry.store import Store
+from registry.storage.store import Store
+from registry.storage.threads import results
 
 DAY_S = 86_400.0
 #: The longest grace: 30,000 years.

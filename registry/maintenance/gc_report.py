@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from backends import ObjectInfo
-from registry.objects.keys import ObjectKey
+from registry.storage.keys import ObjectKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import IntegrityError, InvalidInput
-from registry.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
 from registry.maintenance.findings import Finding
 from registry.maintenance.histories import History
-from registry.store import Store
+from registry.storage.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
+from registry.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)

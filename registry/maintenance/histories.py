@@ -10,19 +10,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from registry import canonical, pytree
-from registry.actions import Place, line_digest
-from registry.canonical import Json
-from registry.digest import Digest
+from registry import pytree
 from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
-from registry.heads import Head
-from registry.log import RunLog
+from registry.history.actions import Place, line_digest
+from registry.history.log import RunLog
+from registry.history.replay import Forgotten, RunManifest, Slot, advance
+from registry.history.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
 from registry.maintenance.findings import Finding
-from registry.objects.framing import split_lines
-from registry.objects.keys import log_prefix, parse_number, slot_key, snapshot_key
-from registry.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
-from registry.state import Forgotten, RunManifest, Slot, advance
-from registry.store import Store, gaps
+from registry.storage.framing import split_lines
+from registry.storage.heads import Head
+from registry.storage.keys import log_prefix, parse_number, slot_key, snapshot_key
+from registry.storage.store import Store, gaps
+from registry.values import canonical
+from registry.values.canonical import Json
+from registry.values.digest import Digest
 
 #: Slots folded in together, and fetched ahead.
 _TOGETHER = 512

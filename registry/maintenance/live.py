@@ -16,11 +16,11 @@ from itertools import groupby
 from math import inf
 
 from backends import ObjectInfo
-from registry.actions import Action, Place, Recover
-from registry.digest import Digest
 from registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
-from registry.log import RunLog
-from registry.objects.keys import (
+from registry.history.actions import Action, Place, Recover
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest, Slot
+from registry.storage.keys import (
     KINDS,
     RUNS,
     Kind,
@@ -30,9 +30,9 @@ from registry.objects.keys import (
     slot_key,
     snapshot_slot,
 )
-from registry.objects.placement import Placement
-from registry.state import RunManifest, Slot
-from registry.store import Store, gaps
+from registry.storage.placement import Placement
+from registry.storage.store import Store, gaps
+from registry.values.digest import Digest
 
 _FOREIGN = (
     "Nothing in a registry is called that: move it away, or upgrade if a newer Holdfast put it."

@@ -19,11 +19,6 @@ from pathlib import Path
 from typing import Literal
 
 from backends.location import parse
-from registry.actions import Action, Place
-from registry.change import Composed
-from registry.committer import Committer
-from registry.digest import Digest
-from registry.epochs import Epochs
 from registry.errors import (
     Conflict,
     IntegrityError,
@@ -33,19 +28,25 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.log import RunLog, list_runs
-from registry.maintenance.data import fault_of
+from registry.history.actions import Action, Place
+from registry.history.base import Base
+from registry.history.epochs import Epochs
+from registry.history.log import RunLog, list_runs
+from registry.history.replay import RunManifest
+from registry.maintenance.data_pass import fault_of
 from registry.maintenance.findings import Finding, VerifyReport
-from registry.maintenance.objects import Tables, check_object, check_rows
+from registry.maintenance.object_checks import Tables, check_object, check_rows
 from registry.maintenance.verify import Need, Progress, Verification
 from registry.maintenance.window import each
-from registry.objects.keys import ObjectKey, stem
-from registry.objects.placement import PackRef
-from registry.reading.loading import read_lists
-from registry.state import RunManifest
-from registry.store import Store
+from registry.storage.keys import ObjectKey, stem
+from registry.storage.placement import PackRef
+from registry.storage.reading import read_lists
+from registry.storage.store import Store
+from registry.values.digest import Digest
 from registry.writing.adopting import adopt
-from registry.writing.placing import Base, Written
+from registry.writing.change import Composed
+from registry.writing.committer import Committer
+from registry.writing.placing import Written
 
 #: What a damaged placement names comes to light once it is back: so often it is looked again.
 _ROUNDS = 4
@@ -304,8 +305,9 @@ class _Repair:
     def _adopt(self, need: Need, source: Store, place: Place) -> int:
         """Bring a state under keys of this registry, and let its run give the new place.
 
-        Rules W1 to W5 hold as for every commit that names objects (`registry.writer`). What is
-        damaged is distrusted first, so that it is not used again but put anew.
+        Rules W1 to W5 hold as for every commit that names objects
+        (`registry.writing.object_writer`). What is damaged is distrusted first, so that it is not
+        used again but put anew.
         """
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)

@@ -15,26 +15,26 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from registry.actions import Place
-from registry.digest import Digest
-from registry.epochs import Epochs
 from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
-from registry.log import list_runs
-from registry.maintenance.data import DataPass, check_sample, fault_of
+from registry.history.actions import Place
+from registry.history.epochs import Epochs
+from registry.history.log import list_runs
+from registry.maintenance.data_pass import DataPass, check_sample, fault_of
 from registry.maintenance.decoding import HELD_BYTES, DecodePass
+from registry.maintenance.file_names import Names, check_config
 from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
 from registry.maintenance.head_check import HeadCheck
 from registry.maintenance.histories import History, read_history
-from registry.maintenance.names import Names, check_config
-from registry.maintenance.notes import PassNotes
-from registry.maintenance.objects import check_object
-from registry.maintenance.places import Checked, Fault, PlaceCheck
+from registry.maintenance.object_checks import check_object
+from registry.maintenance.pass_notes import PassNotes
+from registry.maintenance.placement_checks import Checked, Fault, PlaceCheck
 from registry.maintenance.window import each
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import open_pack
-from registry.objects.placement import PackRef, Placement
-from registry.reading.fetching import verify_pack_chunks
-from registry.store import Store
+from registry.storage.fetching import verify_pack_chunks
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import open_pack
+from registry.storage.placement import PackRef, Placement
+from registry.storage.store import Store
+from registry.values.digest import Digest
 
 #: Times that places are looked up again which others move while they are checked.
 _ROUNDS = 3

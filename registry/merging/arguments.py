@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from registry.errors import InvalidInput
-from registry.stored import Stored
+from registry.loading.stored import Stored
 
 #: A chunk is computed from those of all sources at once, so their number bounds memory.
 MAX_SOURCES = 32

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from registry.digest import Digest
-from registry.objects.keys import ObjectKey
-from registry.objects.placement import PackRef
-from registry.pools import results
-from registry.store import Store
-from registry.writer import Writer
+from registry.storage.keys import ObjectKey
+from registry.storage.placement import PackRef
+from registry.storage.store import Store
+from registry.storage.threads import results
+from registry.values.digest import Digest
+from registry.writing.object_writer import Writer
 from registry.writing.placing import Spot
 
 

@@ -1,7 +1,7 @@
 """Merges: a new checkpoint of averages and parts of several ones, committed like a push.
 
 Owns where the sources come from, what a merge says and its commit. What may be merged is the
-business of `registry.merging.plan`, the bytes that of `registry.merging.mixing`.
+business of `registry.merging.merge_plan`, the bytes that of `registry.merging.mixing`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from backends.escape import printable, quoted
-from registry.actions import Action
-from registry.change import Stale
-from registry.charge import Charge, check_not_dropped
-from registry.checkpoint import Checkpoint
-from registry.codecs import COMPRESSIONS
-from registry.committer import Committer
 from registry.errors import Conflict, InvalidInput, NotFound
-from registry.log import RunLog
+from registry.history.actions import Action
+from registry.history.base import Base
+from registry.history.log import RunLog
+from registry.history.log_values import encode_plain
+from registry.history.replay import RunManifest
+from registry.history.state_reader import StateReader
+from registry.history.writer_token import Charge, check_not_dropped
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored, commit_keys
 from registry.merging.arguments import (
     check_average,
     check_pick,
@@ -27,17 +29,16 @@ from registry.merging.arguments import (
     check_weights,
     shown,
 )
+from registry.merging.merge_plan import Material, MergePlan, plan_merge
 from registry.merging.mixing import Mixing
-from registry.merging.plan import Material, MergePlan, plan_merge
-from registry.objects.manifest import Component
-from registry.plain import encode_plain
 from registry.pytree import FlatState
-from registry.state import RunManifest
-from registry.state_reader import StateReader
-from registry.stored import Stored, commit_keys
-from registry.trainer.save_commit import SaveCommit
-from registry.trainer.save_request import PreparedSave, SaveRequest, prepare_save
-from registry.writing.placing import Base, Written
+from registry.storage.codecs import COMPRESSIONS
+from registry.storage.manifest import Component
+from registry.training.save_commit import SaveCommit
+from registry.training.save_request import PreparedSave, SaveRequest, prepare_save
+from registry.writing.change import Stale
+from registry.writing.committer import Committer
+from registry.writing.placing import Written
 
 #: The key of a checkpoint's meta that says what it was merged from.
 MERGE = "merge"

@@ -11,23 +11,24 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from registry import canonical
-from registry.content.chunkwise import Piece, reduce_pieces
-from registry.digest import Digest
-from registry.dtypes import FLOATING
+from registry.comparing.chunkwise import Piece, reduce_pieces
 from registry.errors import UnsupportedValue
+from registry.history.base import Base
+from registry.history.state_reader import StateReader
 from registry.merging.borrowing import borrow, shorter
-from registry.objects.manifest import Component, Manifest, TensorEntry
 from registry.pytree import FlatState
-from registry.state_reader import StateReader
-from registry.store import Store
-from registry.writer import Writer, placed_keys
-from registry.writing.placing import Base, Spot, Written, spots_of
+from registry.storage.manifest import Component, Manifest, TensorEntry
+from registry.storage.store import Store
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.dtypes import FLOATING
+from registry.writing.object_writer import Writer, placed_keys
+from registry.writing.placing import Spot, Written, spots_of
 from registry.writing.readable import check_readable
 from registry.writing.saving import Chunk, chunked_entry, cut_groups, group_name, write_stream
 
 if TYPE_CHECKING:
-    from registry.merging.plan import Blend
+    from registry.merging.merge_plan import Blend
 
 #: Memory for reading, beside the group that is made of it and what encoding that takes.
 _READING_BYTES = 96 * 2**20
@@ -119,7 +120,7 @@ class Mixing:
 
         Args:
             bases: States of the run, among them those materials that it holds.
-            codec: How chunks are encoded; a name of `registry.codecs`.
+            codec: How chunks are encoded; a name of `registry.storage.codecs`.
 
         Raises:
             IntegrityError: A material is damaged or gone.
@@ -293,7 +294,7 @@ def _has_nan(dtype: str) -> bool:
 
 
 def _is_finite(view: memoryview, dtype: str) -> bool:
-    from registry.content.elements import summarise  # with numpy, likewise
+    from registry.comparing.elements import summarise  # with numpy, likewise
 
     found = summarise(view, dtype)
     return not found.nans and not found.infs

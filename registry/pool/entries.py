@@ -8,13 +8,13 @@ from __future__ import annotations
 from datetime import datetime
 
 from backends.escape import shown
-from registry.checkpoint import phase_value
 from registry.errors import NotFound
-from registry.log import RunLog
-from registry.plain import moment
-from registry.state import Forgotten, PoolRecord, RunManifest, has_bit
-from registry.store import Store
-from registry.stored import Stored
+from registry.history.log import RunLog
+from registry.history.log_values import moment
+from registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
+from registry.loading.checkpoint import phase_value
+from registry.loading.stored import Stored
+from registry.storage.store import Store
 
 
 class PoolEntry(Stored):

@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry.actions import Action
-from registry.checkpoint import Checkpoint
-from registry.committer import Committer
 from registry.errors import InvalidInput, NotFound
-from registry.pins import own
-from registry.plain import check_phase
-from registry.pool.cache import ModelCache
+from registry.history.actions import Action
+from registry.history.log_values import check_phase
+from registry.history.replay import PoolRecord, RunManifest
+from registry.loading.checkpoint import Checkpoint
+from registry.names.pins import own
 from registry.pool.entries import PoolEntry, require_playing, require_record
-from registry.pool.history import PoolEvent, pool_events
+from registry.pool.events import PoolEvent, pool_events
 from registry.pool.matches import check_match, check_places, check_version, rating_match
+from registry.pool.model_cache import ModelCache
 from registry.pool.promoting import PromotionCommit, Source, Terms
 from registry.pool.promotion import pool_rules
-from registry.rules import check_phase_is_declared
-from registry.seeding import phase_number
-from registry.state import PoolRecord, RunManifest
-from registry.suggest import near
+from registry.spec.requirements import check_phase_is_declared
+from registry.spec.seeds import phase_number
+from registry.values.suggest import near
+from registry.writing.committer import Committer
 
 if TYPE_CHECKING:
     from registry.pool.selection import Matchup

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from operator import index
 
 from backends.escape import quoted
-from registry.actions import Rated, RateMatch
 from registry.errors import InvalidInput, Malformed
+from registry.history.actions import Rated, RateMatch
+from registry.history.replay import PoolRecord, RunManifest
 from registry.pool.entries import require_record
 from registry.pool.promotion import rating_of
 from registry.pool.ratings import Rating, rate
-from registry.state import PoolRecord, RunManifest
 
 _LONGEST_ID = 128
 

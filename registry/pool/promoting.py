@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from registry.actions import Action
-from registry.change import NewCommit, Stale
-from registry.committer import Committer
-from registry.digest import Digest
-from registry.objects.manifest import Manifest
-from registry.pins import sound
+from registry.history.actions import Action
+from registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
+from registry.loading.stored import Stored
+from registry.names.pins import sound
 from registry.pool.promotion import (
     Candidate,
     find_entry,
@@ -19,9 +17,11 @@ from registry.pool.promotion import (
     rating_of,
 )
 from registry.pool.ratings import DEFAULT, Rating
-from registry.rules import inference_parts
-from registry.state import CheckpointRecord, PoolRecord, RunManifest
-from registry.stored import Stored
+from registry.spec.requirements import inference_parts
+from registry.storage.manifest import Manifest
+from registry.values.digest import Digest
+from registry.writing.change import NewCommit, Stale
+from registry.writing.committer import Committer
 from registry.writing.placing import Written
 
 

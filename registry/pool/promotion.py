@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from registry.actions import Action, EvictEntries, Promote
-from registry.digest import Digest
 from registry.errors import InvalidInput
+from registry.history.actions import Action, EvictEntries, Promote
+from registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
 from registry.pool.ratings import DEFAULT, Rating, inherited
 from registry.spec import Pool
-from registry.state import CheckpointRecord, Forgotten, PoolRecord, RunManifest
+from registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

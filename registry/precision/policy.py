@@ -19,12 +19,12 @@ from types import ModuleType
 from typing import NoReturn
 
 from backends.escape import quoted
-from registry.dtypes import ITEM_SIZES
 from registry.errors import InvalidInput, UnsupportedValue
-from registry.objects.manifest import ORIGINAL_DTYPES, NarrowedDtype
 from registry.precision.optimizers import optimizer_leaves
 from registry.pytree import ArrayLeaf, FlatComponent, FlatState
-from registry.suggest import near
+from registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
+from registry.values.dtypes import ITEM_SIZES
+from registry.values.suggest import near
 
 #: Policy -> the element type that a tensor is stored in. `auto` depends on its size.
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from registry.errors import InvalidInput
-from registry.pytree import containers, libraries, plain, stamps
+from registry.pytree import containers, libraries, scalars, stamps
 from registry.pytree.adapter_table import ADAPTERS, Adapter
 from registry.pytree.encoding import HANDLERS
 
 # Imported for the codecs that they register.
-__all__ = ["containers", "plain", "register_adapter", "stamps"]
+__all__ = ["containers", "register_adapter", "scalars", "stamps"]
 
 
 def register_adapter(

@@ -13,11 +13,11 @@ from math import prod
 from operator import mul
 from typing import Any, Protocol
 
-from registry.canonical import Json
-from registry.dtypes import ITEM_SIZES
 from registry.errors import IncompatibleState, Malformed
 from registry.pytree.survey import walk
 from registry.pytree.unflatten import unflatten_component
+from registry.values.canonical import Json
+from registry.values.dtypes import ITEM_SIZES
 
 _LIMIT = 2**63
 #: Tags whose payload is, or ends in, arrays.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from registry import canonical
-from registry.canonical import MAX_INTEGER, Json
 from registry.errors import IncompatibleState, Malformed
 from registry.pytree import libraries
 from registry.pytree.adapter_table import ADAPTERS
 from registry.pytree.encoding import MAX_DEPTH
 from registry.pytree.paths import Link, OddKey, clip, where
+from registry.values import canonical
+from registry.values.canonical import MAX_INTEGER, Json
 
 DecodeNode = Callable[["Decoder", Any, Link, int], Any]
 DecodeAtom = Callable[[Any], Any]

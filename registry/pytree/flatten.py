@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from registry.canonical import Json
 from registry.errors import UnsupportedValue
-from registry.pytree import containers, libraries, plain, stamps
+from registry.pytree import containers, libraries, scalars, stamps
 from registry.pytree.encoding import Encoder, has_state_dict
 from registry.pytree.leaves import ArrayLeaf
 from registry.pytree.paths import clip, shown
+from registry.values.canonical import Json
 
 # Imported for the codecs that they register.
-__all__ = ["FlatComponent", "FlatState", "containers", "flatten", "plain", "stamps"]
+__all__ = ["FlatComponent", "FlatState", "containers", "flatten", "scalars", "stamps"]
 
 _BARE_TAGS = frozenset({"t", "n", "nt"})
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from registry.canonical import Json
-from registry.dtypes import ITEM_SIZES
 from registry.errors import IncompatibleState, UnsupportedValue
 from registry.pytree import refusals
 from registry.pytree.decoding import ATOMS, DECODERS, Decoder
 from registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
 from registry.pytree.leaves import ArrayLeaf
 from registry.pytree.paths import Link, clip
-from registry.pytree.plain import atom_handler
+from registry.pytree.scalars import atom_handler
+from registry.values.canonical import Json
+from registry.values.dtypes import ITEM_SIZES
 
 _SCALARS = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.longlong),

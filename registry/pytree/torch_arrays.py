@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from registry.canonical import Json
 from registry.pytree.decoding import DECODERS, Decoder
 from registry.pytree.encoding import HANDLERS, Encoder
 from registry.pytree.leaves import ArrayLeaf
 from registry.pytree.paths import Link, clip
-from registry.pytree.plain import atom, pack_int, unpack_int
+from registry.pytree.scalars import atom, pack_int, unpack_int
 from registry.pytree.torch_memory import (
     ALL_DTYPES,
     NAMES,
@@ -26,6 +25,7 @@ from registry.pytree.torch_memory import (
     quiet,
     view_of,
 )
+from registry.values.canonical import Json
 
 __all__ = ["allocate", "describe", "view_of"]
 

@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from registry.canonical import Json
 from registry.errors import Malformed
-from registry.pytree import containers, plain, stamps
+from registry.pytree import containers, scalars, stamps
 from registry.pytree.decoding import Decoder
 from registry.pytree.paths import clip
+from registry.values.canonical import Json
 
 # Imported for the codecs that they register.
-__all__ = ["containers", "plain", "stamps", "unflatten", "unflatten_component"]
+__all__ = ["containers", "scalars", "stamps", "unflatten", "unflatten_component"]
 
 _KINDS: dict[str, type[dict[str, Any]]] = {"dict": dict, "odict": OrderedDict}
 

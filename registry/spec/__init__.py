@@ -12,7 +12,7 @@ from registry.spec.run_spec import (
     RunSpec,
     Stream,
 )
-from registry.spec.transitions import Change, Readiness, Row, Transition
+from registry.spec.transition_table import Change, Readiness, Row, Transition
 
 __all__ = [
     "Change",

@@ -1,4 +1,4 @@
-"""Which checkpoints a phase or a tier keeps: the policies as values. `registry.retention` plans."""
+"""Policies: which checkpoints a phase or a tier keeps. `registry.history.retention` plans with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from registry.errors import InvalidInput
-from registry.records import Name, NamedFields, Record
+from registry.values.records import Name, NamedFields, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 

@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from registry.dtypes import ITEM_SIZES
-from registry.monitors import Monitor
-from registry.records import Name, PhaseName, Record
+from registry.spec.monitors import Monitor
 from registry.spec.policies import Retention, Tier
-from registry.spec.transitions import Transition
+from registry.spec.transition_table import Transition
+from registry.values.dtypes import ITEM_SIZES
+from registry.values.records import Name, PhaseName, Record
 
 
 class DtypeRule(Record):

@@ -1,6 +1,6 @@
 """Appending to streams: which trailing segments a new one swallows, and what the commit says.
 
-Also owns the reading of segments, which merging needs as much as `registry.streams.streams` does.
+Also owns the reading of segments, which merging needs as much as `registry.streams.stream` does.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.actions import AppendStream, Lifetime
-from registry.change import Stale
-from registry.committer import Committer
 from registry.errors import IntegrityError, InvalidInput, Malformed
-from registry.pools import abandon
-from registry.state import RunManifest, Segment, StreamRecord
-from registry.stored import Stored
+from registry.history.actions import AppendStream, Lifetime
+from registry.history.replay import RunManifest, Segment, StreamRecord
+from registry.loading.stored import Stored
+from registry.storage.threads import abandon
 from registry.streams.segments import merge_count, pack_entries, steps, unpack_entries
-from registry.suggest import near
+from registry.values.suggest import near
+from registry.writing.change import Stale
+from registry.writing.committer import Committer
 from registry.writing.placing import Written
 
 _LIFETIME: Lifetime = "forever"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry import pytree
 from registry.errors import InvalidInput, Malformed, UnsupportedValue
-from registry.plain import check_step
+from registry.history.log_values import check_step
 from registry.pytree.paths import clip
 
 #: A segment of more entries is left as it is for ever.

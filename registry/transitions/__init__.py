@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.transitions.passage import Transitioned, TransitionOptions, transition
+from registry.transitions.execution import Transitioned, TransitionOptions, transition
 from registry.transitions.rows import Applied, Initialise
 
 __all__ = ["Applied", "Initialise", "TransitionOptions", "Transitioned", "transition"]

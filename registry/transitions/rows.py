@@ -13,10 +13,10 @@ from typing import Any
 
 from registry import pytree
 from registry.errors import IncompatibleState, InvalidInput
-from registry.pytree import values
-from registry.rules import first_of
+from registry.pytree import traversal
 from registry.spec import Change, Row, Transition
-from registry.suggest import near
+from registry.spec.requirements import first_of
+from registry.values.suggest import near
 
 #: Makes a part that is reset; of a pattern, a mapping of the paths below the key to new values.
 Initialise = Mapping[str, Callable[[], Any]]
@@ -96,7 +96,8 @@ class Table:
         ]
         self.problems: list[str] = []
         leaves = {
-            name: [path for path, _ in values.walk(name, value)] for name, value in source.items()
+            name: [path for path, _ in traversal.walk(name, value)]
+            for name, value in source.items()
         }
         self._taken = list(self._find(("carry", "freeze"), leaves))
         made = self._made(leaves)
@@ -142,7 +143,7 @@ class Table:
                 begun.companions.setdefault(found.row.companion, {})[found.key] = part
         for found in self._cut:
             rest = _cut(found, begun.state[found.key], makers.get(found.row.part))
-            if rest is values.DROP:
+            if rest is traversal.DROP:
                 del begun.state[found.key]
             else:
                 begun.state[found.key] = rest
@@ -215,10 +216,10 @@ class Table:
 
         def visit(path: str, leaf: Any) -> Any:
             if row.is_pattern and path not in wanted:
-                return values.DROP
-            return values.frozen(leaf, row.dtype) if row.change == "freeze" else leaf
+                return traversal.DROP
+            return traversal.frozen(leaf, row.dtype) if row.change == "freeze" else leaf
 
-        return values.rebuild(found.key, value, visit)
+        return traversal.rebuild(found.key, value, visit)
 
 
 def _cut(found: _Found, value: Any, maker: Callable[[], Any] | None) -> Any:
@@ -239,19 +240,19 @@ def _cut(found: _Found, value: Any, maker: Callable[[], Any] | None) -> Any:
         if path not in wanted:
             return leaf
         if path not in new:
-            return values.DROP
+            return traversal.DROP
         _check_like(path, leaf, new[path])
         return new[path]
 
-    return values.rebuild(found.key, value, visit)
+    return traversal.rebuild(found.key, value, visit)
 
 
 def _check_like(path: str, old: Any, new: Any) -> None:
     """Refuse another dtype; the shape may be another one, as of a copy that takes more inputs."""
-    if not values.is_array(old):
+    if not traversal.is_array(old):
         return
     wanted = pytree.describe(old)[0]
-    found = pytree.describe(new)[0] if values.is_array(new) else type(new).__name__
+    found = pytree.describe(new)[0] if traversal.is_array(new) else type(new).__name__
     if found != wanted:
         raise IncompatibleState(
             "a part was made anew with another dtype", where=path, expected=wanted, found=found

@@ -1,8 +1,8 @@
 """Making stored states one's own: what another run, another registry or an eviction left behind.
 
-Each object gets a key that may be named (`registry.writer`): the one that is there, or a verified
-copy of it. `registry.sync` brings runs from another registry, a fork takes over what its parent
-holds, an eviction that is undone comes back through here.
+Each object gets a key that may be named (`registry.writing.object_writer`): the one that is there,
+or a verified copy of it. `registry.sync` brings runs from another registry, a fork takes over what
+its parent holds, an eviction that is undone comes back through here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from registry.actions import Place
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import open_pack
-from registry.objects.placement import PackRef
-from registry.pools import results
-from registry.reading.fetching import verify_pack_chunks
-from registry.reading.loading import index_chunks, read_lists
-from registry.store import Store
-from registry.writer import Choice, Writer, placed_keys
+from registry.history.actions import Place
+from registry.storage.fetching import verify_pack_chunks
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import open_pack
+from registry.storage.placement import PackRef
+from registry.storage.reading import index_chunks, read_lists
+from registry.storage.store import Store
+from registry.storage.threads import results
+from registry.writing.object_writer import Choice, Writer, placed_keys
 from registry.writing.placing import put_place
 
 #: Packs held in memory at once on their way from store to store.

@@ -2,7 +2,7 @@
 
 That is the chunk in its place in the first base that has a tensor of this path, dtype and shape,
 as long as the chain of differences below it is short. What wins by it is the business of
-`registry.writing.encoding`; reading deltas that of `registry.reading.fetching`.
+`registry.writing.encoding`; reading deltas that of `registry.storage.fetching`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 from backends.escape import quoted
 from registry import pytree
-from registry.digest import Digest
 from registry.errors import IntegrityError, InvalidInput
-from registry.objects.manifest import TensorEntry, parse_list
-from registry.objects.placement import MAX_DEPTH
+from registry.history.base import Base
 from registry.pytree import ArrayLeaf
-from registry.reading.fetching import Fetch
-from registry.reading.loading import index_chunks
-from registry.store import Store
+from registry.storage.fetching import Fetch
+from registry.storage.manifest import TensorEntry, parse_list
+from registry.storage.placement import MAX_DEPTH
+from registry.storage.reading import index_chunks
+from registry.storage.store import Store
+from registry.values.digest import Digest
 from registry.writing.encoding import Below
-from registry.writing.placing import Base, Spot
+from registry.writing.placing import Spot
 
 
 class Trials:

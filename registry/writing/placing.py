@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.actions import Place
-from registry.digest import Digest, Digests
-from registry.objects.keys import ObjectKey
-from registry.objects.manifest import Manifest
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.pools import results
-from registry.store import Store
-from registry.writer import Choice, Writer, placed_keys
+from registry.history.actions import Place
+from registry.history.base import Base
+from registry.storage.keys import ObjectKey
+from registry.storage.manifest import Manifest
+from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.storage.store import Store
+from registry.storage.threads import results
+from registry.values.digest import Digest, Digests
+from registry.writing.object_writer import Choice, Writer, placed_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Spot:
         pack: The pack.
         offset: Where its stored bytes begin.
         stored_bytes: Their length.
-        codec: Number in `registry.codecs`.
+        codec: Number in `registry.storage.codecs`.
         base: The chunk that a delta is against.
     """
 
@@ -36,23 +37,6 @@ class Spot:
     stored_bytes: int
     codec: int = 0
     base: Digest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """A placed checkpoint whose chunks need not be stored again.
-
-    Attributes:
-        place: Where its manifest and placement lie.
-        manifest: What it is.
-        placement: Where its chunks lie.
-        lists: The bytes of its stored digest lists.
-    """
-
-    place: Place
-    manifest: Manifest
-    placement: Placement
-    lists: Mapping[Digest, bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 Groups of up to a pack's size are copied and hashed in the thread pool, a few groups ahead
 (`registry.writing.hashing`); in order of the manifest each group drops the chunks that are stored
-already and the rest goes out as one pack, while later groups are hashed. `registry.writer` decides
-which key an object gets; nothing here commits.
+already and the rest goes out as one pack, while later groups are hashed.
+`registry.writing.object_writer` decides which key an object gets; nothing here commits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from backends import Buffer
-from registry import canonical
-from registry.bursts import allocation_burst
-from registry.codecs import RAW, codec_number
-from registry.digest import Digest
-from registry.finite import NAMED_AT_MOST, is_finite, is_watched
-from registry.objects.chunking import INLINE_BYTES, grid
-from registry.objects.keys import ObjectKey
-from registry.objects.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
-from registry.objects.pack import (
+from registry.history.base import Base
+from registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from registry.pytree.leaves import NamedLeaf
+from registry.storage.chunking import INLINE_BYTES, grid
+from registry.storage.codecs import RAW, codec_number
+from registry.storage.keys import ObjectKey
+from registry.storage.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
+from registry.storage.pack import (
     PACK_BYTES,
     TRAILER_BYTES,
     PackEntry,
@@ -33,16 +32,18 @@ from registry.objects.pack import (
     raw_entries,
     trailer,
 )
-from registry.objects.placement import PackRef
-from registry.pools import abandon, results
-from registry.pytree import ArrayLeaf, FlatComponent, FlatState
-from registry.pytree.leaves import NamedLeaf
-from registry.store import Store
-from registry.writer import Choice, Writer, placed_keys
+from registry.storage.placement import PackRef
+from registry.storage.store import Store
+from registry.storage.threads import abandon, results
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.gc_pause import allocation_burst
 from registry.writing.deltas import Predecessors, Trials
 from registry.writing.encoding import Encoded, Encoding, chain_entries
+from registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
 from registry.writing.hashing import Group, Hashing, Piece, in_use
-from registry.writing.placing import Base, Spot, Written, cover, place_manifest, spots_of
+from registry.writing.object_writer import Choice, Writer, placed_keys
+from registry.writing.placing import Spot, Written, cover, place_manifest, spots_of
 from registry.writing.readable import check_readable
 
 #: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
@@ -72,7 +73,8 @@ def write_state(
         state: The state. Where its memory changes before this returns, each part is stored as it
             was at some moment.
         bases: Checkpoints of this registry whose chunks may be used again.
-        codec: How chunks are encoded where that makes them shorter; a name of `registry.codecs`.
+        codec: How chunks are encoded where that makes them shorter; a name of
+            `registry.storage.codecs`.
         keyframe_every: So many versions of a chunk at most are read for the last of them: the
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import registry
-from registry.actions import EvictEntries, Promote
 from registry.errors import Conflict
+from registry.history.actions import EvictEntries, Promote
 from registry.registry import Registry
 from registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once

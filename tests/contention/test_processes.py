@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import registry
-from registry.actions import ReportMetrics, SetTag
+from registry.history.actions import ReportMetrics, SetTag
 from registry.registry import Registry
 from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
 from tests.support.sameness import assert_same

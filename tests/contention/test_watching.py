@@ -7,7 +7,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import registry
-from registry.actions import Acknowledge
+from registry.history.actions import Acknowledge
 from registry.registry import Registry
 from tests.contention.processes import all_at_once
 from tests.support.states import make_state

@@ -13,9 +13,9 @@ import pytest
 
 from backends.wrappers import Call, Metered
 from registry import sync
-from registry.objects.chunking import CHUNK_BYTES
 from registry.registry import Registry, open_on
 from registry.run import Run
+from registry.storage.chunking import CHUNK_BYTES
 from tests.support.states import make_state
 from tests.support.stores import Scratch, new_backend, opened
 

@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 
 from backends import parse
-from registry.actions import AddCheckpoint, CreateRun, Place, ReportMetrics, line_digest
-from registry.digest import Digest
-from registry.heads import Heads, recall
-from registry.log import SNAPSHOT_EVERY, RunLog, commit_line
-from registry.objects.keys import slot_key
+from registry.history.actions import AddCheckpoint, CreateRun, Place, ReportMetrics, line_digest
+from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from registry.history.replay import Slot
 from registry.registry import Registry, open_on
-from registry.state import Slot
+from registry.storage.heads import Heads, recall
+from registry.storage.keys import slot_key
+from registry.values.digest import Digest
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.inline import without_threads
 from tests.support.states import make_state

@@ -22,7 +22,7 @@ from backends.local import LocalBackend
 from backends.wrappers import InjectedCrash
 from registry import Retention
 from registry.registry import Registry
-from registry.store import create_config
+from registry.storage.store import create_config
 from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario

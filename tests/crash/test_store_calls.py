@@ -16,7 +16,7 @@ from backends import Backend
 from backends.local import LocalBackend
 from backends.wrappers import Fault, InjectedCrash
 from registry.errors import RegistryError, StoreUnavailable
-from registry.store import create_config
+from registry.storage.store import create_config
 from tests.crash.courses import Attempt, Copies, Course, check_sound, history, uninterrupted
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
 from tests.support.pictures import picture

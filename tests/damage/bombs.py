@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 import registry
-from registry import canonical
-from registry.actions import AddCheckpoint, Place
-from registry.digest import Digest
-from registry.log import RunLog, commit_line
-from registry.objects.framing import wrap_frame
-from registry.objects.keys import ObjectKey
-from registry.objects.placement import Placement, Rows
+from registry.history.actions import AddCheckpoint, Place
+from registry.history.log import RunLog, commit_line
 from registry.registry import Registry
+from registry.storage.framing import wrap_frame
+from registry.storage.keys import ObjectKey
+from registry.storage.placement import Placement, Rows
+from registry.values import canonical
+from registry.values.digest import Digest
 
 #: Reads a registry in a process of its own; tells what came of it, and by how many MiB the process
 #: grew meanwhile at most.

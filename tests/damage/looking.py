@@ -129,7 +129,7 @@ def quietly() -> Iterator[None]:
     """Look without threads, warnings and lines in the log: hundreds of times."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr("registry.store.Pools", lambda _: InlinePools())
+        patch.setattr("registry.storage.store.Pools", lambda _: InlinePools())
         patch.setattr(logging.getLogger("holdfast"), "disabled", True)
         yield
 

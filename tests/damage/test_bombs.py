@@ -12,13 +12,13 @@ import pytest
 
 import registry
 from backends.local import LocalBackend
-from registry import canonical, limits
-from registry.digest import Digest
 from registry.errors import BeyondLimit, Damaged, StorageError
-from registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from registry.objects.manifest import Component, Manifest, TensorEntry
-from registry.objects.pack import read_table
-from registry.objects.placement import Placement
+from registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
+from registry.storage.manifest import Component, Manifest, TensorEntry
+from registry.storage.pack import read_table
+from registry.storage.placement import Placement
+from registry.values import canonical, parse_limits
+from registry.values.digest import Digest
 from tests.damage.bombs import ACTS, plant, read_apart, sealed
 
 MIB = 2**20
@@ -48,7 +48,7 @@ def test_a_manifest_of_a_thousand_times_its_size_is_refused_unparsed(act, plante
     assert f"{digest.hex()}.0: parsing it would take too much memory" in said
     if act != "verify":
         assert said.startswith("BeyondLimit ")
-        assert limits.VARIABLE in said
+        assert parse_limits.VARIABLE in said
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -59,7 +59,7 @@ def test_values_are_weighed_by_what_they_take(value, monkeypatch):
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(parsed) == 100_000
-    monkeypatch.setenv(limits.VARIABLE, str(taken))
+    monkeypatch.setenv(parse_limits.VARIABLE, str(taken))
     with pytest.raises(BeyondLimit, match="x: parsing it would take too much memory"):
         canonical.parse(data, where="x")
 
@@ -67,7 +67,8 @@ def test_values_are_weighed_by_what_they_take(value, monkeypatch):
 def test_no_text_makes_values_weigh_less():
     values = repeated(b"[]", 1000)
     for text in (rb"\":" * 1000, rb"\"" * 1000, b":" * 1000, b"\\\\" * 1000):
-        assert limits.json_bytes(b'["%b",%b]' % (text, values)) > limits.json_bytes(values)
+        together = b'["%b",%b]' % (text, values)
+        assert parse_limits.json_bytes(together) > parse_limits.json_bytes(values)
 
 
 def test_a_size_that_a_frame_only_claims_is_not_taken():
@@ -90,7 +91,7 @@ def test_rows_of_a_placement_are_weighed(monkeypatch):
     data = wrap_frame(content)
     assert len(data) < 500
     assert len(Placement.decode(data, Digest.of(content), where="x").rows) == count
-    monkeypatch.setenv(limits.VARIABLE, str(MIB))
+    monkeypatch.setenv(parse_limits.VARIABLE, str(MIB))
     with pytest.raises(BeyondLimit, match=f"reading {count} rows"):
         Placement.decode(data, Digest.of(content), where="x")
 
@@ -114,7 +115,7 @@ def test_digests_of_a_list_are_weighed_before_the_list_is_read(tmp_path):
 def test_lines_are_weighed(monkeypatch):
     data = join_lines([b""] * 20_000)
     assert len(split_lines(data, where="x")) == 20_000
-    monkeypatch.setenv(limits.VARIABLE, str(MIB))
+    monkeypatch.setenv(parse_limits.VARIABLE, str(MIB))
     with pytest.raises(BeyondLimit, match="x: reading its lines"):
         split_lines(data, where="x")
 
@@ -150,7 +151,7 @@ def test_bombs_do_not_add_up(tmp_path, monkeypatch):
         run = opened.create_run("run")
         for step in range(4):
             run.save({"m": ["x" * 60_000] * 5, "step": step}, step=step)
-    monkeypatch.setattr("registry.store._KEPT_BYTES", 700_000)
+    monkeypatch.setattr("registry.storage.store._KEPT_BYTES", 700_000)
     with registry.open(tmp_path / "r") as opened:
         for found in opened.run("run").checkpoints():
             assert found.manifest.content_bytes > 300_000
@@ -176,13 +177,13 @@ def test_a_manifest_of_a_million_tensors_is_within_the_default():
     entry = canonical.encode(
         TensorEntry("bfloat16", (4096, 4096), chunks=(Digest(bytes(32)),) * 8).to_json()
     )
-    assert 10**5 * 8 * limits.ROW_BYTES < limits.DEFAULT_BYTES
+    assert 10**5 * 8 * parse_limits.ROW_BYTES < parse_limits.DEFAULT_BYTES
     tensors = repeated(entry, 10**5)
-    limits.check_json(tensors, where="100,000 tensors of 32 MiB")
+    parse_limits.check_json(tensors, where="100,000 tensors of 32 MiB")
     small = canonical.encode(TensorEntry("float32", (256,), chunks=(Digest(bytes(32)),)).to_json())
     named = b",".join(b'["layer.%d.weight",{"t":%d}]' % (i, i) for i in range(10**6))
     body = b'{"skeleton":{"d":[%b]},"tensors":%b}' % (named, repeated(small, 10**6))
-    limits.check_json(body, where="a million tensors")
+    parse_limits.check_json(body, where="a million tensors")
 
 
 def test_equal_types_and_shapes_of_a_manifest_are_there_once():

@@ -15,7 +15,7 @@ import pytest
 
 import registry
 from registry.errors import IntegrityError, Malformed
-from registry.objects.framing import wrap_frame
+from registry.storage.framing import wrap_frame
 from tests.damage.forging import (
     FORGED,
     Place,
@@ -263,7 +263,8 @@ def test_a_list_of_digests_that_is_claimed_takes_no_memory(monkeypatch: Any) -> 
     parts = newest_checkpoint(records)
     chunk = _entry(parts, "model", 0)["chunks"][0]
     parts["model"]["tensors"][0] = {"dtype": "float32", "shape": [2**40], "list": chunk}
-    monkeypatch.setattr("registry.stored.allocate", lambda *_: pytest.fail("memory was taken"))
+    allocate = "registry.loading.stored.allocate"
+    monkeypatch.setattr(allocate, lambda *_: pytest.fail("memory was taken"))
     store(sealed(records))
     with quietly(), registry.open(URL) as opened:
         newest = opened.run(FORGED).latest()

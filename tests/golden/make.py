@@ -21,7 +21,7 @@ import torch
 
 import registry
 from registry import Monitor
-from registry.actions import (
+from registry.history.actions import (
     AddCheckpoint,
     Commit,
     CreateRun,
@@ -34,16 +34,16 @@ from registry.actions import (
     TakeOver,
     line_digest,
 )
-from registry.digest import Digest, Digests
-from registry.epochs import encode_sweep, encode_upgrade
-from registry.log import RunLog
-from registry.objects.framing import join_lines
-from registry.objects.keys import ObjectKey, epoch_key
-from registry.objects.manifest import Component, Manifest, TensorEntry
-from registry.objects.pack import PackTable, raw_entries, trailer
-from registry.objects.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.state import RunManifest, Slot, advance
-from registry.store import RegistryConfig
+from registry.history.epochs import encode_sweep, encode_upgrade
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest, Slot, advance
+from registry.storage.framing import join_lines
+from registry.storage.keys import ObjectKey, epoch_key
+from registry.storage.manifest import Component, Manifest, TensorEntry
+from registry.storage.pack import PackTable, raw_entries, trailer
+from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.storage.store import RegistryConfig
+from registry.values.digest import Digest, Digests
 from tests.golden import make_v2
 
 NOW_S = 1_767_323_045.0
@@ -218,11 +218,14 @@ def build_registry(folder: Path) -> None:
     fixed = {
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
-        "registry.log.author": lambda: "trainer@host",
-        "registry.creation.describe_environment": lambda: {"host": "host", "python": "3.11"},
+        "registry.history.log.author": lambda: "trainer@host",
+        "registry.history.creation.describe_environment": lambda: {
+            "host": "host",
+            "python": "3.11",
+        },
         "socket.gethostname": lambda: "host",
     }
-    with mock.patch("registry.log.SNAPSHOT_EVERY", 4):
+    with mock.patch("registry.history.log.SNAPSHOT_EVERY", 4):
         patches = [mock.patch(name, value) for name, value in fixed.items()]
         for patch in patches:
             patch.start()

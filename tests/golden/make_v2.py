@@ -14,7 +14,7 @@ import numpy as np
 
 import registry
 from registry import Monitor
-from registry.actions import (
+from registry.history.actions import (
     Acknowledge,
     AddCheckpoint,
     AppendStream,
@@ -43,8 +43,7 @@ from registry.actions import (
     TakeOver,
     line_digest,
 )
-from registry.digest import Digest
-from registry.objects.framing import join_lines
+from registry.history.replay import RunManifest, Slot, advance
 from registry.spec import (
     Draw,
     DtypeRule,
@@ -59,7 +58,8 @@ from registry.spec import (
     Tier,
     Transition,
 )
-from registry.state import RunManifest, Slot, advance
+from registry.storage.framing import join_lines
+from registry.values.digest import Digest
 
 NOW_S = 1_767_323_045.0
 NOW_MS = int(NOW_S * 1000)
@@ -345,10 +345,13 @@ def build_registry(folder: Path) -> None:
     fixed = {
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
-        "registry.log.author": lambda: "trainer@host",
-        "registry.creation.describe_environment": lambda: {"host": "host", "python": "3.11"},
+        "registry.history.log.author": lambda: "trainer@host",
+        "registry.history.creation.describe_environment": lambda: {
+            "host": "host",
+            "python": "3.11",
+        },
         "socket.gethostname": lambda: "host",
-        "registry.log.SNAPSHOT_EVERY": 4,
+        "registry.history.log.SNAPSHOT_EVERY": 4,
     }
     patches = [mock.patch(name, value) for name, value in fixed.items()]
     for patch in patches:

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 import registry
-from registry import canonical
-from registry.digest import Digest
-from registry.epochs import CondemnedShard, EpochHeader
 from registry.errors import Malformed
-from registry.objects.framing import split_lines, unwrap_frame
-from registry.objects.keys import ObjectKey, slot_key, snapshot_key
-from registry.objects.manifest import Manifest
-from registry.objects.pack import open_pack
-from registry.objects.placement import Placement
-from registry.reading.fetching import verify_pack_chunks
+from registry.history.epochs import CondemnedShard, EpochHeader
+from registry.history.replay import RunManifest, Slot, advance
+from registry.history.snapshots import REPLAY_VERSION
 from registry.registry import open_on
-from registry.snapshots import REPLAY_VERSION
-from registry.state import RunManifest, Slot, advance
-from registry.store import RegistryConfig
+from registry.storage.fetching import verify_pack_chunks
+from registry.storage.framing import split_lines, unwrap_frame
+from registry.storage.keys import ObjectKey, slot_key, snapshot_key
+from registry.storage.manifest import Manifest
+from registry.storage.pack import open_pack
+from registry.storage.placement import Placement
+from registry.storage.store import RegistryConfig
+from registry.values import canonical
+from registry.values.digest import Digest
 from tests.golden import make
 from tests.golden.histories import history
 from tests.support.sameness import assert_same

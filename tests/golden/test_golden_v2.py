@@ -9,15 +9,15 @@ from typing import get_args
 import pytest
 
 import registry
-from registry import canonical
-from registry.actions import Action
 from registry.errors import Conflict
-from registry.objects.framing import split_lines
-from registry.objects.keys import slot_key, snapshot_key
+from registry.history.actions import Action
+from registry.history.replay import RunManifest, advance
+from registry.history.snapshots import REPLAY_VERSION
 from registry.registry import open_on
-from registry.snapshots import REPLAY_VERSION
 from registry.spec import RunSpec
-from registry.state import RunManifest, advance
+from registry.storage.framing import split_lines
+from registry.storage.keys import slot_key, snapshot_key
+from registry.values import canonical
 from tests.golden import make, make_v2
 from tests.golden.histories import history
 from tests.support.sameness import assert_same

@@ -9,7 +9,7 @@ import pytest
 
 from backends import Backend, open_backend
 from backends.local import LocalBackend
-from registry.store import create_config
+from registry.storage.store import create_config
 from tests.support.stores import Scratch
 
 

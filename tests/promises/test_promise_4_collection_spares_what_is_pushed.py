@@ -11,8 +11,8 @@ import pytest
 
 from backends import Backend, Body
 from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import open_on
+from registry.storage.keys import KINDS, ObjectKey
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -14,15 +14,15 @@ import torch
 
 from backends import Backend
 from registry import formats
-from registry.actions import AddCheckpoint, Place
-from registry.canonical import Json
-from registry.digest import Digest
 from registry.errors import IncompatibleState, IntegrityError, InvalidInput
-from registry.log import RunLog, commit_line
-from registry.objects.manifest import Component, Manifest
-from registry.objects.placement import Placement, Rows
+from registry.history.actions import AddCheckpoint, Place
+from registry.history.log import RunLog, commit_line
 from registry.registry import Registry
-from registry.writer import Writer
+from registry.storage.manifest import Component, Manifest
+from registry.storage.placement import Placement, Rows
+from registry.values.canonical import Json
+from registry.values.digest import Digest
+from registry.writing.object_writer import Writer
 from tests.support.pictures import RUN
 from tests.support.stores import opened
 

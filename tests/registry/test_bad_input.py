@@ -23,9 +23,7 @@ from backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsu
 from backends.memory import MemoryBackend
 from backends.probe import probe_put_if_absent
 from backends.wrappers import ReadOnly, Wrapper
-from registry import canonical, limits, log, sync
-from registry.actions import SetStatus
-from registry.digest import Digest
+from registry import sync
 from registry.errors import (
     AmbiguousRef,
     BeyondLimit,
@@ -43,14 +41,18 @@ from registry.errors import (
     UnsupportedFormat,
     UnsupportedValue,
 )
-from registry.log import RunLog, commit_line
-from registry.objects import framing
-from registry.objects.framing import join_lines, split_lines, wrap_frame
-from registry.objects.keys import slot_key
-from registry.objects.manifest import Manifest
+from registry.history import log
+from registry.history.actions import SetStatus
+from registry.history.log import RunLog, commit_line
 from registry.registry import open_on
 from registry.spec import RunSpec
-from registry.store import read_config
+from registry.storage import framing
+from registry.storage.framing import join_lines, split_lines, wrap_frame
+from registry.storage.keys import slot_key
+from registry.storage.manifest import Manifest
+from registry.storage.store import read_config
+from registry.values import canonical, parse_limits
+from registry.values.digest import Digest
 from tests.support.faults import Liar, flip
 from tests.support.states import small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
@@ -233,7 +235,7 @@ def test_bad_input_19_step_taken_by_another_state(run, backend, saved):
 
 
 def test_bad_input_20_ambiguous_digits(reg, backend):
-    from registry.actions import AddCheckpoint
+    from registry.history.actions import AddCheckpoint
 
     reg.create_run("run")
     log_ = RunLog(reg.store, "run")
@@ -407,8 +409,8 @@ def test_bad_input_37_state_too_deep(run, backend):
 
 def test_bad_input_37_manifest_too_large(monkeypatch, backend):
     data = wrap_frame(b"x" * 1000)
-    monkeypatch.setenv(limits.VARIABLE, "999")
-    said = ("the/key", "expected at most 999", "found about 1000", limits.VARIABLE)
+    monkeypatch.setenv(parse_limits.VARIABLE, "999")
+    said = ("the/key", "expected at most 999", "found about 1000", parse_limits.VARIABLE)
     with refused(backend, BeyondLimit, *said, exit_code=6):
         Manifest.decode(data, Digest.of(b""), where="the/key")
 
@@ -469,7 +471,7 @@ def test_bad_input_40_arrays_of_other_types(run, backend, array):
 
 
 def test_bad_input_43_codec(backend):
-    from registry.codecs import codec_name, codec_number
+    from registry.storage.codecs import codec_name, codec_number
 
     known = "expected raw, blosc-zstd, blosc-lz4"
     with refused(backend, Malformed, "the/key", known, "found python", exit_code=6):
@@ -481,7 +483,7 @@ def test_bad_input_43_codec(backend):
 def test_bad_input_44_45_size_and_ratio(backend, monkeypatch):
     bomb = wrap_frame(bytes(10**6))
     assert len(bomb) < 1000
-    monkeypatch.setenv(limits.VARIABLE, "100000")
+    monkeypatch.setenv(parse_limits.VARIABLE, "100000")
     with refused(backend, BeyondLimit, "too much memory", "found about 1000000", exit_code=6):
         framing.unwrap_frame(bomb, where="x")
 
@@ -681,7 +683,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
 
 def test_a_configuration_may_hold_integers_of_any_length(reg, caplog):
     config = {10**5000: 10**5000, "nested": [10**5000]}
-    with pytest.warns(registry.creation.SecretWarning, match="0x"):
+    with pytest.warns(registry.history.creation.SecretWarning, match="0x"):
         reg.create_run("big", config=config | {"password": "x", 10**5001: {"password": "y"}})
     assert reg.run("big").config["nested"] == [10**5000]
     reg.run("big", config=config | {10**5000: 0})

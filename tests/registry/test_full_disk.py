@@ -18,8 +18,8 @@ from backends import reserve
 from registry import Retention
 from registry.errors import StoreFull
 from registry.maintenance import gc
-from registry.objects.keys import snapshot_key
 from registry.registry import Registry
+from registry.storage.keys import snapshot_key
 from tests.support.states import small_state
 from tests.support.stores import packs_of
 

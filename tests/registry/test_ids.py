@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import registry
-from registry.objects.manifest import Manifest
+from registry.storage.manifest import Manifest
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import new_backend, objects, packs_of

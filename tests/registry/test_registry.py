@@ -14,7 +14,7 @@ from backends.wrappers import Metered
 from registry import Monitor
 from registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
 from registry.registry import open_on
-from registry.store import RegistryConfig, create_config, read_config
+from registry.storage.store import RegistryConfig, create_config, read_config
 from tests.support.faults import Forgetful, Hooked, Once
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend
@@ -132,7 +132,7 @@ def test_a_run_of_the_same_name_is_refused(reg, backend):
 def test_a_default_name_is_time_and_seed_with_a_suffix_on_collision(reg, monkeypatch):
     from datetime import UTC, datetime
 
-    from registry import creation
+    from registry.history import creation
 
     class Clock(datetime):
         @classmethod
@@ -267,7 +267,7 @@ def test_a_damaged_config_is_refused(change, error):
 
 
 def test_a_registry_that_demands_a_newer_writer_is_refused():
-    from registry.objects.framing import join_lines
+    from registry.storage.framing import join_lines
 
     backend = MemoryBackend()
     config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=2)

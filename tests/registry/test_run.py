@@ -10,7 +10,7 @@ import pytest
 
 from backends.errors import StoreUnavailable
 from backends.wrappers import Metered, Wrapper
-from registry import Monitor, log
+from registry import Monitor
 from registry.errors import (
     Conflict,
     Fenced,
@@ -19,6 +19,7 @@ from registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
+from registry.history import log
 from tests.support.faults import Gate, flip
 from tests.support.loads import steps
 from tests.support.states import same, small_state

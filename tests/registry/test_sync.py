@@ -9,8 +9,6 @@ import pytest
 from backends.errors import StoreUnavailable
 from backends.wrappers import Metered, Wrapper
 from registry import sync
-from registry.actions import Mark, SetStatus
-from registry.epochs import encode_sweep
 from registry.errors import (
     Damaged,
     Diverged,
@@ -19,11 +17,13 @@ from registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from registry.log import RunLog, commit_line
-from registry.objects.framing import join_lines
-from registry.objects.keys import ObjectKey, epoch_key, slot_key
+from registry.history.actions import Mark, SetStatus
+from registry.history.epochs import encode_sweep
+from registry.history.log import RunLog, commit_line
 from registry.spec import Retention
-from registry.writer import placed_keys
+from registry.storage.framing import join_lines
+from registry.storage.keys import ObjectKey, epoch_key, slot_key
+from registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
@@ -62,7 +62,7 @@ def filled(source):
 
 
 def history(backend, run_id="run") -> list[bytes]:
-    from registry.state import Slot
+    from registry.history.replay import Slot
 
     keys = sorted(key for key in contents(backend, f"runs/{run_id}/log/"))
     slots = [Slot.decode(i, backend.get(key), where=key) for i, key in enumerate(keys)]

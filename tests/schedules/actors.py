@@ -24,9 +24,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import registry.creation
+import registry.history.creation
 from registry.registry import Registry
-from registry.store import RegistryConfig, Store
+from registry.storage.store import RegistryConfig, Store
 from tests.schedules.store import Answer, Asking, Request
 from tests.support.inline import without_threads
 
@@ -196,7 +196,7 @@ def determined() -> Iterator[None]:
     clock = SimpleNamespace(time=lambda: NOW_S, sleep=lambda _s: None, monotonic=lambda: NOW_S)
     names = SimpleNamespace(token_hex=_random_name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry.creation, "describe_environment", lambda: {"host": "here"})
+        patch.setattr(registry.history.creation, "describe_environment", lambda: {"host": "here"})
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] in ("registry", "backends"):
                 if getattr(module, "time", None) is time:

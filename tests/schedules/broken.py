@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 
-import registry.log
+import registry.history.log
 import registry.maintenance.gc
-import registry.writer
-from registry.digest import Digest
-from registry.epochs import Epochs
-from registry.log import RunLog
+import registry.writing.object_writer
+from registry.history.epochs import Epochs
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest
 from registry.maintenance.gc import Collector
 from registry.maintenance.live import RunFiles, list_run_ids
-from registry.objects.keys import Kind, ObjectKey, stem
-from registry.state import RunManifest
-from registry.writer import Choice, Writer
+from registry.storage.keys import Kind, ObjectKey, stem
+from registry.values.digest import Digest
+from registry.writing.object_writer import Choice, Writer
 from tests.schedules.plays import OTHER
 
 Patch = pytest.MonkeyPatch
@@ -101,7 +101,7 @@ def marks_unheeded(patch: Patch) -> None:
     def recheck(self: Writer, state: RunManifest, choice: Choice) -> None:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:
-            raise registry.writer.Condemned(refused)
+            raise registry.writing.object_writer.Condemned(refused)
 
     patch.setattr(Writer, "_recheck", recheck)
 
@@ -162,7 +162,7 @@ def names_used_again(patch: Patch) -> None:
             self._observed = state.epoch
             refused = self._epochs.condemned(choice.unproven(state), self.epoch)
             if refused:
-                raise registry.writer.Condemned(refused)
+                raise registry.writing.object_writer.Condemned(refused)
 
     patch.setattr(Writer, "put_pack", put_pack)
     patch.setattr(Writer, "put_small", put_small)
@@ -209,7 +209,7 @@ def epochs_not_synced(patch: Patch) -> None:
 
 def log_not_looked_at(patch: Patch) -> None:
     """W4 broken: nobody looks whether the slot before is still the one that was read."""
-    patch.setattr(registry.log, "check_newest", lambda *_: None)
+    patch.setattr(registry.history.log, "check_newest", lambda *_: None)
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

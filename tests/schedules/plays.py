@@ -11,10 +11,10 @@ from backends.memory import MemoryBackend
 from registry.errors import Conflict, IntegrityError, MissingObject, NotFound, RolledBack
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking.repack import repack
-from registry.objects.keys import slot_key
 from registry.registry import Registry
 from registry.spec import Retention
-from registry.store import create_config
+from registry.storage.keys import slot_key
+from registry.storage.store import create_config
 from registry.sync import sync
 from tests.schedules.actors import Program, Session, named_after
 from tests.schedules.scenario import Saved, Scenario

@@ -9,7 +9,7 @@ from backends.memory import MemoryBackend
 from registry.errors import RegistryError
 from registry.maintenance.gc import collect
 from registry.registry import Registry
-from registry.store import create_config
+from registry.storage.store import create_config
 from tests.schedules.actors import Actor, Ended, Program, named_after
 from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened
 from tests.schedules.store import World

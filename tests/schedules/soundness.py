@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends import Backend
-from registry.actions import Place
 from registry.errors import RegistryError
-from registry.log import RunLog
-from registry.objects.keys import KINDS, ObjectKey, slot_key
-from registry.objects.manifest import Manifest
-from registry.objects.pack import open_pack
-from registry.objects.placement import Placement
-from registry.reading.fetching import verify_pack_chunks
+from registry.history.actions import Place
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest, Slot, advance
+from registry.loading.stored import Stored
 from registry.registry import Registry, open_on
-from registry.state import RunManifest, Slot, advance
-from registry.stored import Stored
-from registry.writer import placed_keys
+from registry.storage.fetching import verify_pack_chunks
+from registry.storage.keys import KINDS, ObjectKey, slot_key
+from registry.storage.manifest import Manifest
+from registry.storage.pack import open_pack
+from registry.storage.placement import Placement
+from registry.writing.object_writer import placed_keys
 from tests.schedules.store import World
 from tests.support.inline import without_threads
 from tests.support.states import same

@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from backends.wrappers import InjectedCrash
-from registry import creation, log
-from registry.checkpoint import Checkpoint
-from registry.digest import Digest
 from registry.errors import (
     Conflict,
     IntegrityError,
@@ -25,10 +22,13 @@ from registry.errors import (
     NotFound,
     StoreUnavailable,
 )
-from registry.log import RunLog
+from registry.history import creation, log
+from registry.history.log import RunLog
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
 from registry.maintenance.gc import Collector
 from registry.run import Run
-from registry.stored import Stored
+from registry.values.digest import Digest
 from tests.stateful.book import Book, RunBook
 from tests.stateful.contents import CONTENTS, content, digest_of
 from tests.stateful.world import Act, Clock, Process, Shelf, new_shelf

@@ -18,11 +18,11 @@ from backends.base import ObjectInfo
 from backends.errors import StoreUnavailable
 from backends.memory import MemoryBackend
 from backends.wrappers import InjectedCrash, Wrapper
-from registry.digest import Digest
-from registry.objects.keys import KINDS, ObjectKey
 from registry.registry import Registry, open_on
 from registry.run import Run
-from registry.store import create_config
+from registry.storage.keys import KINDS, ObjectKey
+from registry.storage.store import create_config
+from registry.values.digest import Digest
 from tests.support.inline import without_threads
 
 Verdict = Literal["go", "die", "lose"]

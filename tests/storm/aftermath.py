@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import registry
-from registry.log import RunLog, list_runs
-from registry.objects.keys import KINDS
+from registry.history.log import RunLog, list_runs
+from registry.history.replay import RunManifest, advance
 from registry.registry import Registry
 from registry.run import Run
-from registry.state import RunManifest, advance
-from registry.writer import placed_keys
+from registry.storage.keys import KINDS
+from registry.writing.object_writer import placed_keys
 from tests.storm.contents import difference
 from tests.storm.journal import Event
 from tests.storm.pushing import STREAM

@@ -12,7 +12,7 @@ import numpy as np
 from backends.memory import MemoryBackend
 from registry.registry import open_on
 from registry.spec import Phase, Pool, Retention, RunSpec
-from registry.store import create_config
+from registry.storage.store import create_config
 
 SEEDS = 32
 #: A run that lets go with every save, and has a pool.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from registry.checkpoint import Checkpoint
+from registry.loading.checkpoint import Checkpoint
 from registry.run import Run
 from tests.storm.contents import LOOSE, SEEDS, TIGHT, state_of
 from tests.storm.worker import Part, Ref, Worker

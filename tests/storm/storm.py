@@ -15,7 +15,7 @@ from pathlib import Path
 
 from backends import Backend, open_backend
 from registry.errors import Malformed, StorageError
-from registry.objects.keys import ObjectKey
+from registry.storage.keys import ObjectKey
 from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS

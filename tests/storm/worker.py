@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backends import open_backend
-from registry.actions import Place
-from registry.digest import Digest
 from registry.errors import (
     Conflict,
     MissingObject,
@@ -24,10 +22,12 @@ from registry.errors import (
     RestoreFailed,
     StoreUnavailable,
 )
+from registry.history.actions import Place
+from registry.history.replay import RunManifest
+from registry.loading.stored import Stored
 from registry.registry import Registry, open_on
 from registry.run import Run
-from registry.state import RunManifest
-from registry.stored import Stored
+from registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference
 from tests.storm.journal import Journal
 from tests.storm.weather import DELETED, Weather

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from registry.actions import Mark
-from registry.epochs import encode_sweep
-from registry.log import RunLog
-from registry.objects.keys import ObjectKey, epoch_key
+from registry.history.actions import Mark
+from registry.history.epochs import encode_sweep
+from registry.history.log import RunLog
+from registry.storage.keys import ObjectKey, epoch_key
 
 
 def sweep(backend, epoch: int, keys) -> None:

@@ -22,7 +22,7 @@ class Inline(Executor):
 
 
 class InlinePools:
-    """Stands in for `registry.pools.Pools`."""
+    """Stands in for `registry.storage.threads.Pools`."""
 
     def __init__(self) -> None:
         self.hashing = self.bulk = self.small = Inline()

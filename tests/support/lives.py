@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.actions import (
+from registry.history.actions import (
     Acknowledge,
     AddCheckpoint,
     Claim,
@@ -17,10 +17,10 @@ from registry.actions import (
     SetTag,
     line_digest,
 )
-from registry.digest import Digest
-from registry.retention import RetentionPlan
+from registry.history.replay import RunManifest, Slot, advance
+from registry.history.retention import RetentionPlan
 from registry.spec import RunSpec
-from registry.state import RunManifest, Slot, advance
+from registry.values.digest import Digest
 
 DAY_MS = 24 * 60 * 60 * 1000
 

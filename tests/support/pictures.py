@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from backends import Backend
-from registry.log import RunLog
-from registry.objects.keys import KINDS
-from registry.state import RunManifest, advance
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest, advance
+from registry.storage.keys import KINDS
 from tests.support.stores import contents, opened
 
 RUN = "night"

@@ -10,9 +10,9 @@ import pytest
 
 from backends import Backend
 from backends.memory import MemoryBackend
-from registry.objects import chunking, manifest
 from registry.registry import Registry, open_on
-from registry.store import create_config
+from registry.storage import chunking, manifest
+from registry.storage.store import create_config
 from registry.writing import saving
 from tests.support.inline import without_threads
 

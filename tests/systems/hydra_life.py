@@ -13,7 +13,7 @@ import torch
 from registry import Checkpoint, Registry, Run, sync
 from registry.maintenance.verify import Finding
 from registry.pool.selection import Matchup
-from registry.restoring import Attempt
+from registry.training.restoring import Attempt
 from registry.transitions import Transitioned
 from tests.systems.hydra import (
     CHANNELS,

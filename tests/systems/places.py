@@ -13,8 +13,8 @@ import registry
 from backends import Backend, open_backend
 from backends.wrappers.faulty import Fault, Faulty, InjectedCrash
 from registry import Registry, pytree
+from registry.loading.stored import Stored
 from registry.registry import open_on
-from registry.stored import Stored
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import yaml
 
 import registry
 from registry import Run
-from registry.actions import AddCheckpoint, Evict
-from registry.cards import read_card
 from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from registry.history.actions import AddCheckpoint, Evict
+from registry.names.cards import read_card
 from registry.registry import Registry
 from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts

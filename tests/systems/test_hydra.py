@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from registry import Run
-from registry.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
 from registry.errors import Conflict, IncompatibleState, InvalidInput
+from registry.history.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
 from tests.systems.hydra import SEED, Student, Training, seeds_of

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from registry import Run
-from registry.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
 from registry.errors import NotFound
-from registry.pool.history import PoolEvent, pool_events
+from registry.history.actions import AddCheckpoint, EvictEntries, Promote, RateMatch
+from registry.pool.events import PoolEvent, pool_events
 from registry.pool.ratings import DEFAULT, Rating, rate
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts

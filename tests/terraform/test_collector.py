@@ -8,10 +8,10 @@ import pytest
 
 import registry
 from backends import open_backend
-from registry.epochs import encode_sweep
 from registry.errors import AccessDenied
+from registry.history.epochs import encode_sweep
 from registry.maintenance.gc import DAY_S, collect
-from registry.objects.keys import epoch_key, slot_key
+from registry.storage.keys import epoch_key, slot_key
 from tests.terraform.judges import PREFIX, Become, Judge, Policies, World, client, keys_of_world
 
 _KINDS = ("packs/", "manifests/", "placements/")

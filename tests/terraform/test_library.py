@@ -10,10 +10,10 @@ import pytest
 
 import registry
 from backends import open_backend
-from registry import log
 from registry.cli import doctor
 from registry.errors import AccessDenied, NotFound
-from registry.objects.keys import epoch_key
+from registry.history import log
+from registry.storage.keys import epoch_key
 from tests.terraform.judges import (
     ADMINISTRATOR,
     Become,

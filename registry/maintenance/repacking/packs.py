@@ -2,7 +2,8 @@
 
 Stored bytes are moved as they are, codec and delta base included, but for chunks that a plan has
 encoded anew (`registry.maintenance.repacking.chunks`). Which packs are made is the
-business of `registry.maintenance.repacking.plan`, under which key that of `registry.writer`.
+business of `registry.maintenance.repacking.repack_plan`, under which key that of
+`registry.writing.object_writer`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from threading import Lock
 from backends import ByteRange
 from registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
 from registry.maintenance.repacking.targets import Target
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry, open_pack, trailer
-from registry.objects.placement import PackRef
-from registry.reading.fetching import verify_chunk
-from registry.store import Store, missing
-from registry.writer import Writer
+from registry.storage.fetching import verify_chunk
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackEntry, open_pack, trailer
+from registry.storage.placement import PackRef
+from registry.storage.store import Store, missing
+from registry.writing.object_writer import Writer
 
 #: Chunks of one pack are read together up to so many bytes ...
 _READ_BYTES = 16 * 2**20

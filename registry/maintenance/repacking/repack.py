@@ -8,7 +8,7 @@ before it is written; where compression is asked for, and where bases of deltas 
 chunks are decoded, verified and encoded anew. A new pack is on the store before any placement names
 it, and a placement before any slot does, so a crash at any point costs space until the next repack
 and collection, and nothing else. What to rewrite is the business of
-`registry.maintenance.repacking.plan`, how a run comes to name the new packs that of
+`registry.maintenance.repacking.repack_plan`, how a run comes to name the new packs that of
 `registry.maintenance.repacking.runs`.
 """
 
@@ -18,14 +18,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from registry.codecs import COMPRESSIONS, Compression, check_compression
 from registry.errors import InvalidInput, MissingObject
 from registry.maintenance.repacking.packs import Packs, Progress
-from registry.maintenance.repacking.plan import RepackPlan, RewrittenPack, plan_repack
+from registry.maintenance.repacking.repack_plan import RepackPlan, RewrittenPack, plan_repack
 from registry.maintenance.repacking.runs import PLANS, RunRepack
 from registry.maintenance.repacking.survey import Chunk, chunk_of
-from registry.objects.keys import ObjectKey
-from registry.store import Store
+from registry.storage.codecs import COMPRESSIONS, Compression, check_compression
+from registry.storage.keys import ObjectKey
+from registry.storage.store import Store
 from registry.writing.deltas import check_keyframe_every
 
 

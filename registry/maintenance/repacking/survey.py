@@ -13,17 +13,17 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from registry.actions import Place
-from registry.digest import Digest
-from registry.epochs import Epochs
 from registry.errors import Malformed, RegistryError, StoreUnavailable
-from registry.log import RunLog, list_runs
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry, PackTable
-from registry.objects.placement import PackRef, Placement
-from registry.pools import results
-from registry.state import RunManifest
-from registry.store import Store
+from registry.history.actions import Place
+from registry.history.epochs import Epochs
+from registry.history.log import RunLog, list_runs
+from registry.history.replay import RunManifest
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackEntry, PackTable
+from registry.storage.placement import PackRef, Placement
+from registry.storage.store import Store
+from registry.storage.threads import results
+from registry.values.digest import Digest
 
 #: Placements and tables read at once.
 _READS_AT_ONCE = 64
@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         digest: SHA-256 of its raw bytes.
-        codec: Name in `registry.codecs`.
+        codec: Name in `registry.storage.codecs`.
         base: The chunk that a delta is against.
     """
 

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import pytest
 
 import registry
-from registry import actions
 from registry.cli import history
-from registry.digest import Digest
-from registry.presets import load_preset, preset_names
+from registry.history import actions
 from registry.spec import Retention, RunSpec
+from registry.spec.presets import load_preset, preset_names
 from registry.sync import sync
+from registry.values.digest import Digest
 from tests.registry.cli.calling import Call, CallJson, Terminal
 
 

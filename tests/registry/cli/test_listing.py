@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import registry
-from registry import canonical
-from registry.actions import SetStatus
 from registry.errors import Malformed, NotFound
-from registry.log import commit_line
-from registry.objects.framing import join_lines, split_lines
-from registry.objects.keys import slot_key
+from registry.history.actions import SetStatus
+from registry.history.log import commit_line
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.keys import slot_key
+from registry.values import canonical
 from tests.registry.cli.calling import Call, CallJson
 
 

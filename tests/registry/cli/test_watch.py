@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import registry
-from registry.actions import Acknowledge, Claim
 from registry.cli import executing as module
+from registry.history.actions import Acknowledge, Claim
 from registry.run import Run
 from registry.spec import Phase, RunSpec
 from tests.registry.cli.calling import HOLDFAST, Call, start

@@ -14,7 +14,6 @@ from backends import Backend
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered, ReadOnly
 from registry import pytree
-from registry.actions import Rewind
 from registry.errors import (
     Damaged,
     IncompatibleState,
@@ -25,6 +24,7 @@ from registry.errors import (
 from registry.following import watching
 from registry.following.following import Following
 from registry.following.resident import Resident
+from registry.history.actions import Rewind
 from registry.run import Run
 from registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock

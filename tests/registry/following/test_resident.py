@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from registry import pytree
-from registry.digest import Digest
 from registry.following.resident import LiveChunks, Resident
+from registry.values.digest import Digest
 from tests.support.stores import small_grid
 
 SHAPES = [(), (7,), (40, 6), (3, 50, 2), (2, 3, 200), (5, 1, 130)]

@@ -10,9 +10,9 @@ import pytest
 
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered, ReadOnly
-from registry.actions import Acknowledge, Claim, Rewind
 from registry.errors import Conflict, InvalidInput, ReadOnlyStore
 from registry.following import watching
+from registry.history.actions import Acknowledge, Claim, Rewind
 from registry.run import Run
 from registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock

@@ -36,9 +36,9 @@ from zarr.codecs import (
 import registry
 from registry import Run, formats
 from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
-from registry.integrations import zarr as zarr_view
-from registry.integrations.zarr_expansion import check_expansion
-from registry.integrations.zarr_nodes import array_v2
+from registry.zarr import group as zarr_view
+from registry.zarr.expansion import check_expansion
+from registry.zarr.nodes import array_v2
 from tests.support.commands import invoke
 from tests.support.states import same
 from tests.support.stores import small_grid

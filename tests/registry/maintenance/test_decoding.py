@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import registry
-from registry import Retention, codecs
-from registry.caching.chunk_cache import ChunkCache
+from registry import Retention
 from registry.errors import IntegrityError
 from registry.registry import open_on
+from registry.storage import codecs
+from registry.storage.chunk_cache import ChunkCache
 from tests.support.commands import invoke
 from tests.support.faults import Hooked, flip
 from tests.support.states import same

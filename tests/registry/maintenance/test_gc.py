@@ -13,9 +13,6 @@ import registry
 from backends.local import LocalBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered, ReadOnly, Wrapper
 from registry import Retention, sync
-from registry.actions import Mark, Place
-from registry.digest import Digest
-from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import (
     Conflict,
     IntegrityError,
@@ -25,13 +22,16 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.log import SNAPSHOT_EVERY, RunLog
+from registry.history.actions import Mark, Place
+from registry.history.epochs import encode_sweep, encode_upgrade
+from registry.history.log import SNAPSHOT_EVERY, RunLog
 from registry.maintenance.gc import DAY_S, Collector, collect
 from registry.maintenance.live import Needs
-from registry.objects.framing import join_lines
-from registry.objects.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
 from registry.registry import open_on
 from registry.spec import Draw, Phase, Pool, RunSpec
+from registry.storage.framing import join_lines
+from registry.storage.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
+from registry.values.digest import Digest
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects
@@ -713,7 +713,7 @@ def test_a_dropped_run_is_not_marked(thinned, reg, backend):
 
 
 def test_the_least_writer_version_never_falls(thinned, reg, backend, monkeypatch):
-    monkeypatch.setattr("registry.store.WRITER_VERSION", 2)
+    monkeypatch.setattr("registry.storage.store.WRITER_VERSION", 2)
     backend.put(epoch_key(1), encode_upgrade(1, 2))
     collector = Collector(reg.store, grace_s=0)
     collector.choose()

@@ -12,10 +12,7 @@ import pytest
 
 from backends.memory import MemoryBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
-from registry import Retention, codecs, sync
-from registry.actions import Place
-from registry.digest import Digest
-from registry.epochs import encode_sweep
+from registry import Retention, sync
 from registry.errors import (
     Conflict,
     Damaged,
@@ -24,14 +21,18 @@ from registry.errors import (
     RegistryError,
     StoreUnavailable,
 )
-from registry.log import RunLog
+from registry.history.actions import Place
+from registry.history.epochs import encode_sweep
+from registry.history.log import RunLog
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking import packs as repack_packs
-from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking import repack
+from registry.maintenance.repacking import repack_plan as repack_plan
 from registry.maintenance.repacking import runs as repack_runs
-from registry.objects.keys import ObjectKey, epoch_key, log_prefix
 from registry.registry import Registry, open_on
+from registry.storage import codecs
+from registry.storage.keys import ObjectKey, epoch_key, log_prefix
+from registry.values.digest import Digest
 from tests.registry.maintenance.thinning import as_delta, state, thin
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads

@@ -11,27 +11,28 @@ from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
 from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
-from registry import Retention, codecs
-from registry.caching.chunk_cache import ChunkCache
-from registry.codecs import CODECS, LZ4, RAW, ZSTD
-from registry.codecs import blosc as frames
-from registry.digest import Digest, Digests
+from registry import Retention
 from registry.errors import Conflict, Damaged, InvalidInput, Malformed
 from registry.maintenance.gc import collect
 from registry.maintenance.repacking import chunks as repack_chunks
 from registry.maintenance.repacking import packs as repack_packs
-from registry.maintenance.repacking import plan as repack_plan
 from registry.maintenance.repacking import repack
-from registry.maintenance.repacking.codecs import plan_recoding
-from registry.maintenance.repacking.places import Layout
-from registry.maintenance.repacking.plan import RepackPlan, plan_repack
+from registry.maintenance.repacking import repack_plan as repack_plan
+from registry.maintenance.repacking.new_places import Layout
+from registry.maintenance.repacking.recoding import plan_recoding
 from registry.maintenance.repacking.repack import RepackReport
+from registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
 from registry.maintenance.repacking.survey import Survey
 from registry.maintenance.repacking.targets import Target
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.registry import Registry, open_on
+from registry.storage import codecs
+from registry.storage.chunk_cache import ChunkCache
+from registry.storage.codecs import CODECS, LZ4, RAW, ZSTD
+from registry.storage.codecs import blosc as frames
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackEntry, PackTable, trailer
+from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.values.digest import Digest, Digests
 from registry.writing.placing import Spot, build_placement, spots_of
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads

@@ -9,13 +9,13 @@ import pytest
 
 from backends.wrappers import Metered, ReadOnly
 from registry import sync
-from registry.actions import Mark
-from registry.epochs import encode_sweep, encode_upgrade
 from registry.errors import Conflict, InvalidInput, UnsupportedFormat
-from registry.log import RunLog
+from registry.history.actions import Mark
+from registry.history.epochs import encode_sweep, encode_upgrade
+from registry.history.log import RunLog
 from registry.maintenance.repair import repair
-from registry.objects.keys import ObjectKey, epoch_key, slot_key
-from registry.objects.placement import Rows
+from registry.storage.keys import ObjectKey, epoch_key, slot_key
+from registry.storage.placement import Rows
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
@@ -354,8 +354,8 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
 
 
 def test_a_checkpoint_without_a_place_gets_one(home, open_registry, synced):
-    from registry.actions import AddCheckpoint
-    from registry.log import commit_line
+    from registry.history.actions import AddCheckpoint
+    from registry.history.log import commit_line
 
     synced.create_run("more").save(small_state(9), step=9)
     manifest = synced.checkpoint("more").digest
@@ -399,7 +399,7 @@ def test_w3_what_is_condemned_while_it_is_adopted_is_not_named(
 
 
 def _needed(home, open_registry) -> set[ObjectKey]:
-    from registry.writer import placed_keys
+    from registry.writing.object_writer import placed_keys
 
     one = open_registry(home).checkpoint("run")
     return set(placed_keys(one._reader.place, one._reader.placement))
@@ -553,7 +553,7 @@ def test_a_run_that_loses_its_slots_to_others_is_told(
 
     with small_grid(256):
         home.delete(keys(home, "packs")[0])
-        monkeypatch.setattr("registry.committer.Committer.commit", lose)
+        monkeypatch.setattr("registry.writing.committer.Committer.commit", lose)
         report = open_registry(home).repair(mirror)
     assert "overtook" in report.left[0].reason
 

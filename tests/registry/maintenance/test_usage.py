@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from backends.memory import MemoryBackend
 from backends.wrappers import Metered
-from registry import Retention, codecs
-from registry.actions import Evict, Eviction
+from registry import Retention
 from registry.errors import Damaged, MissingObject
+from registry.history.actions import Evict, Eviction
 from registry.maintenance.usage import StateUsage, Usage, measure
-from registry.objects.keys import ObjectKey, slot_key
-from registry.objects.placement import PackRef
 from registry.registry import Registry, open_on
+from registry.storage import codecs
+from registry.storage.keys import ObjectKey, slot_key
+from registry.storage.placement import PackRef
 from tests.registry.maintenance.thinning import as_delta
 from tests.support.faults import Hooked, Once, flip
 from tests.support.stores import contents, new_backend, small_grid

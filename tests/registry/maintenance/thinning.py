@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from registry import Retention
-from registry.digest import Digest, Digests
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackEntry, PackTable, trailer
-from registry.objects.placement import ChunkPlace, PackRef, Rows
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackEntry, PackTable, trailer
+from registry.storage.placement import ChunkPlace, PackRef, Rows
+from registry.values.digest import Digest, Digests
 
 FIXED, CHANGING = 1200, 2400
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from registry.content.elements import float8_values
+from registry.comparing.elements import float8_values
 from registry.merging import averaging
 from registry.merging.averaging import average
 
@@ -53,7 +53,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_the_bits_are_those_of_torch(
     dtype: str, weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.content.elements._BLOCK", 100)
+    monkeypatch.setattr("registry.comparing.elements._BLOCK", 100)
     rng = np.random.default_rng(len(dtype))
     kind = getattr(torch, dtype)
     numbers = [

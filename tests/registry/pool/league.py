@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from registry import Run
-from registry.digest import Digest
+from registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
 from registry.spec import Draw, Gate, Phase, Pool, RunSpec
-from registry.state import CheckpointRecord, PoolRecord, RunManifest
+from registry.values.digest import Digest
 
 #: A league: three entries beside the frozen ones, of the model alone.
 LEAGUE = RunSpec(

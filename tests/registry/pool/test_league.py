@@ -19,7 +19,7 @@ from registry.errors import (
     InvalidInput,
     NotFound,
 )
-from registry.pool.history import PoolEvent
+from registry.pool.events import PoolEvent
 from registry.spec import Pool, RunSpec
 from tests.registry.pool.league import LEAGUE, LEAST, MU, SIGMA, league, player, playing
 from tests.support.faults import Hooked, flip

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from backends.errors import StoreUnavailable
-from registry import Retention, log
-from registry.actions import Mark
-from registry.epochs import encode_sweep
+from registry import Retention
 from registry.errors import Conflict, InvalidInput
-from registry.objects.keys import ObjectKey, epoch_key
+from registry.history import log
+from registry.history.actions import Mark
+from registry.history.epochs import encode_sweep
 from registry.pool.promoting import Terms
 from registry.pool.ratings import Rating
+from registry.storage.keys import ObjectKey, epoch_key
 from tests.registry.pool.league import league, player, playing
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same

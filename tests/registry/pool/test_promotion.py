@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from registry.actions import EvictEntries, Promote
-from registry.digest import Digest
 from registry.errors import IncompatibleState
+from registry.history.actions import EvictEntries, Promote
+from registry.history.replay import RunManifest
 from registry.pool.promotion import (
     Candidate,
     candidate_of,
@@ -19,9 +19,9 @@ from registry.pool.promotion import (
     rating_of,
 )
 from registry.pool.ratings import DEFAULT, Rating
-from registry.rules import inference_parts
 from registry.spec import RunSpec
-from registry.state import RunManifest
+from registry.spec.requirements import inference_parts
+from registry.values.digest import Digest
 from tests.registry.pool.league import (
     _MODEL,
     LEAGUE,

@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as hnp
 import registry
 from registry import pytree
 from registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
+from registry.loading.load_to_train import load_to_train
 from registry.precision.optimizers import optimizer_leaves
 from registry.precision.policy import AUTO_BYTES, Precision
 from registry.pytree import FlatComponent, numpy_arrays
-from registry.resuming import load_to_train
 from registry.run import Run
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 
 import registry
 from backends.wrappers import Metered
-from registry import codecs, sync
-from registry.caching.chunk_cache import ChunkCache
-from registry.codecs import COMPRESSIONS, RAW
-from registry.digest import Digest
+from registry import sync
 from registry.errors import Damaged, InvalidInput, Malformed
-from registry.log import RunLog
-from registry.objects.keys import ObjectKey
-from registry.objects.pack import PackTable, trailer
-from registry.objects.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.history.base import Base
+from registry.history.log import RunLog
+from registry.history.retention import Retention
 from registry.registry import open_on
-from registry.retention import Retention
-from registry.writing.placing import Base, spots_of
+from registry.storage import codecs
+from registry.storage.chunk_cache import ChunkCache
+from registry.storage.codecs import COMPRESSIONS, RAW
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackTable, trailer
+from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.values.digest import Digest
+from registry.writing.placing import spots_of
 from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from backends.errors import StoreUnavailable
-from registry import blocks
-from registry.blocks import BLOCK_BYTES, Blocks, Lease
-from registry.digest import Digest
+from registry.storage import blocks
+from registry.storage.blocks import BLOCK_BYTES, Blocks, Lease
+from registry.values.digest import Digest
 from registry.writing import hashing, saving
 from tests.support.faults import Hooked
 from tests.support.states import same

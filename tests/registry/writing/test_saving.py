@@ -11,12 +11,12 @@ import pytest
 import registry
 from backends.errors import StoreUnavailable
 from backends.wrappers import Metered, Wrapper
-from registry.digest import Digest
-from registry.objects.keys import ObjectKey
-from registry.objects.manifest import LIST_THRESHOLD
-from registry.objects.pack import PACK_BYTES, open_pack
 from registry.pytree import ArrayLeaf
 from registry.registry import open_on
+from registry.storage.keys import ObjectKey
+from registry.storage.manifest import LIST_THRESHOLD
+from registry.storage.pack import PACK_BYTES, open_pack
+from registry.values.digest import Digest
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 

@@ -1,1 +1,0 @@
-"""Verified chunks on a local disk, shared by processes."""

@@ -1,0 +1,124 @@
+"""Chunks of stored states taken one after another: read, verified, reduced to a little, let go.
+
+Owns the bound on memory and the threads. What is computed from a chunk is its callers' business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
+
+from registry.storage.lazy import Source
+from registry.storage.threads import Threads, results
+from registry.values.digest import Digest
+
+#: Raw chunks that one thread reads together.
+_BATCH_BYTES = 8 * 2**20
+#: What is encoded, and bases of deltas, come on top of a source's chunks while they are read: so
+#: many times their size at worst.
+_READING = 4
+#: So much memory the threads take together, at worst.
+BUDGET_BYTES = 240 * 2**20
+_MAX_THREADS = 6
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Chunks that are looked at together, one of each source.
+
+    Attributes:
+        digests: The chunks, in the order of the sources.
+        dtype: The type of their elements.
+        nbytes: Length of each.
+    """
+
+    digests: tuple[Digest, ...]
+    dtype: str
+    nbytes: int
+
+
+def reduce_pieces(
+    sources: Sequence[Source],
+    pieces: Iterable[Piece],
+    reduce: Callable[[Piece, Sequence[memoryview]], _T],
+    *,
+    budget_bytes: int = BUDGET_BYTES,
+) -> dict[Piece, _T]:
+    """Read chunks and return what each piece is reduced to; equal pieces are read once.
+
+    Args:
+        sources: Where the chunks come from.
+        pieces: What to look at.
+        reduce: Given a piece and its chunks' raw bytes, which are only its own until it returns;
+            called in several threads.
+        budget_bytes: Memory that reading may take; what one thread needs is taken in any case.
+
+    Raises:
+        IntegrityError: A chunk is damaged or gone.
+    """
+    batches = list(_batches(dict.fromkeys(pieces)))
+    if not batches:
+        return {}
+    for source in sources:
+        source.read_chunks({})  # it indexes its chunks once, not in every thread
+    size = max(sum(map(_held, batch)) for batch in batches)
+    # Sources are read one after another.
+    most = budget_bytes // (size + _READING * -(-size // len(sources)))
+    threads = max(1, min(os.cpu_count() or 1, _MAX_THREADS, len(batches), most))
+    # Memory is used again: fresh pages cost more than what is done with them.
+    buffers: SimpleQueue[memoryview] = SimpleQueue()
+    for _ in range(threads):
+        buffers.put(memoryview(bytearray(size)))
+
+    def work(batch: Sequence[Piece]) -> list[tuple[Piece, _T]]:
+        buffer = buffers.get()
+        try:
+            views = _read(sources, batch, buffer)
+            return [
+                (piece, reduce(piece, [views[at, one] for at, one in enumerate(piece.digests)]))
+                for piece in batch
+            ]
+        finally:
+            buffers.put(buffer)
+
+    with Threads(threads, "holdfast-chunks") as pool:
+        done = results([pool.submit(work, batch) for batch in batches])
+    return {piece: found for batch in done for piece, found in batch}
+
+
+def _held(piece: Piece) -> int:
+    return piece.nbytes * len(piece.digests)
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield pieces that are read together: neighbours, as they mostly lie in a pack."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + _held(piece) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += _held(piece)
+    if batch:
+        yield batch
+
+
+def _read(
+    sources: Sequence[Source], batch: Sequence[Piece], buffer: memoryview
+) -> Mapping[tuple[int, Digest], memoryview]:
+    views: dict[tuple[int, Digest], memoryview] = {}
+    start = 0
+    for piece in batch:
+        for key in enumerate(piece.digests):
+            if key not in views:
+                views[key] = buffer[start : start + piece.nbytes]
+                start += piece.nbytes
+    for at, source in enumerate(sources):
+        source.read_chunks({digest: view for (of, digest), view in views.items() if of == at})
+    return views

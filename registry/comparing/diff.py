@@ -1,0 +1,270 @@
+"""Two checkpoints compared, from their manifests alone: no tensor is read unless that is asked for.
+
+Tensors are told apart by the identity of their content, plain values by their encoding; both are
+exact to the bit. How far the elements of a changed tensor are apart takes reading it. Owns the
+comparison, not its display.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from registry.comparing.distances import Distance, distances
+from registry.errors import RegistryError
+from registry.history.log_values import decode_plain
+from registry.loading.checkpoint import Checkpoint, TensorInfo
+from registry.pytree import leaf_kinds
+from registry.pytree.paths import component, segment
+from registry.storage.manifest import Component
+from registry.values import canonical
+from registry.values.canonical import Json
+from registry.values.digest import Digest
+
+#: `reshaped` is another shape or element type, or another that it had before precision was lost;
+#: `moved` is the same content under another path.
+Kind = Literal["same", "changed", "reshaped", "moved", "added", "removed"]
+KINDS: tuple[Kind, ...] = ("same", "changed", "reshaped", "moved", "added", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """A tensor of either checkpoint.
+
+    Attributes:
+        kind: What became of it.
+        before: The tensor in the first checkpoint; `None` where it was added.
+        after: The tensor in the second; `None` where it was removed.
+        distance: How far their elements are apart, of a changed one where that was asked for.
+    """
+
+    kind: Kind
+    before: TensorInfo | None
+    after: TensorInfo | None
+    distance: Distance | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it is, or was if it was removed."""
+        found = self.after or self.before
+        return found.path if found else ""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the second checkpoint, or in the first if it was removed."""
+        found = self.after or self.before
+        return found.nbytes if found else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDiff:
+    """A plain value that is not the same in both.
+
+    Attributes:
+        kind: `changed`, `added` or `removed`.
+        path: Where it is.
+        before: Its value in the first checkpoint.
+        after: Its value in the second.
+    """
+
+    kind: Kind
+    path: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentDiff:
+    """A component of either checkpoint.
+
+    Attributes:
+        name: Its name.
+        kind: `same`, `changed`, `added` or `removed`.
+        tensors: Number of tensors by what became of them.
+        nbytes: Bytes of those tensors.
+        values: Number of plain values that differ.
+    """
+
+    name: str
+    kind: Kind
+    tensors: Mapping[Kind, int]
+    nbytes: Mapping[Kind, int]
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What differs between two checkpoints.
+
+    Attributes:
+        components: Every component of either, in order.
+        tensors: Every tensor of either, same ones included.
+        values: The plain values that differ.
+    """
+
+    components: tuple[ComponentDiff, ...]
+    tensors: tuple[TensorDiff, ...]
+    values: tuple[ValueDiff, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both are the same state."""
+        return all(part.kind == "same" for part in self.components)
+
+    def count(self, kind: Kind) -> int:
+        """Return the number of tensors of which that became."""
+        return sum(part.tensors.get(kind, 0) for part in self.components)
+
+    def nbytes(self, kind: Kind) -> int:
+        """Return the bytes of those tensors."""
+        return sum(part.nbytes.get(kind, 0) for part in self.components)
+
+
+def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff:
+    """Compare two checkpoints, of any run and registry.
+
+    Args:
+        before: The first one.
+        after: The second one.
+        values: Whether changed tensors are read, to tell how far their elements are apart: only
+            the chunks that differ are, in bounded memory.
+
+    Raises:
+        IntegrityError: A manifest, or a chunk that was to be read, is damaged or gone.
+    """
+    tensors = compare_tensors(before.tensors(), after.tensors())
+    if values:
+        tensors = _with_distances(before, after, tensors)
+    plain = compare_values(
+        plain_values(before.manifest.components), plain_values(after.manifest.components)
+    )
+    old, new = before.components, after.components
+    names = [*new, *(name for name in old if name not in new)]
+    owned: dict[str, list[TensorDiff]] = {name: [] for name in names}
+    for tensor in tensors:
+        owned[_owner(tensor.path)].append(tensor)
+    differing = Counter(_owner(value.path) for value in plain)
+    parts = [
+        _component(name, old.get(name), new.get(name), owned[name], differing[name])
+        for name in names
+    ]
+    return Diff(tuple(parts), tensors, plain)
+
+
+def compare_tensors(
+    before: Mapping[str, TensorInfo], after: Mapping[str, TensorInfo]
+) -> tuple[TensorDiff, ...]:
+    """Compare tensors by path, and those that only one side has by content."""
+    gone: dict[Digest, list[TensorInfo]] = {}
+    for path, old in before.items():
+        if path not in after:
+            gone.setdefault(old.content, []).append(old)
+    found = []
+    for path, new in after.items():
+        if path in before:
+            found.append(TensorDiff(_kind(before[path], new), before[path], new))
+        elif gone.get(new.content):
+            found.append(TensorDiff("moved", gone[new.content].pop(0), new))
+        else:
+            found.append(TensorDiff("added", None, new))
+    left = {old.path for same in gone.values() for old in same}
+    removed = [TensorDiff("removed", old, None) for path, old in before.items() if path in left]
+    return (*found, *removed)
+
+
+def compare_values(before: Mapping[str, Json], after: Mapping[str, Json]) -> tuple[ValueDiff, ...]:
+    """Return the encoded plain values that differ, decoded."""
+    return tuple(_differing(before, after))
+
+
+def _differing(before: Mapping[str, Json], after: Mapping[str, Json]) -> Iterator[ValueDiff]:
+    for path, new in after.items():
+        if path not in before:
+            yield ValueDiff("added", path, None, _decode(new))
+        elif canonical.encode(before[path]) != canonical.encode(new):
+            yield ValueDiff("changed", path, _decode(before[path]), _decode(new))
+    for path, old in before.items():
+        if path not in after:
+            yield ValueDiff("removed", path, _decode(old), None)
+
+
+def _with_distances(
+    before: Checkpoint, after: Checkpoint, tensors: Iterable[TensorDiff]
+) -> tuple[TensorDiff, ...]:
+    changed = [tensor.path for tensor in tensors if tensor.kind == "changed"]
+    found = distances(before, after, changed)
+    return tuple(replace(tensor, distance=found.get(tensor.path)) for tensor in tensors)
+
+
+def _kind(old: TensorInfo, new: TensorInfo) -> Kind:
+    if old.content == new.content:
+        return "same" if old.original == new.original else "reshaped"
+    return "changed" if (old.dtype, old.shape) == (new.dtype, new.shape) else "reshaped"
+
+
+def _component(
+    name: str,
+    old: Digest | None,
+    new: Digest | None,
+    tensors: Iterable[TensorDiff],
+    values: int,
+) -> ComponentDiff:
+    counts: Counter[Kind] = Counter()
+    sizes: Counter[Kind] = Counter()
+    for tensor in tensors:
+        counts[tensor.kind] += 1
+        sizes[tensor.kind] += tensor.nbytes
+    kind: Kind = "same" if old == new else "changed"
+    if old is None or new is None:
+        kind = "added" if old is None else "removed"
+    return ComponentDiff(name, kind, counts, sizes, values)
+
+
+def _owner(path: str) -> str:
+    """Return the component that a path lies in; a name with a slash stands in it as JSON."""
+    if path.startswith('"'):
+        name, _ = json.JSONDecoder().raw_decode(path)
+        return str(name)
+    return path.partition("/")[0]
+
+
+# Plain values
+
+
+def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
+    """Return every plain value of components by path, as it stands in the manifest."""
+    found: dict[str, Json] = {}
+    for name, part in parts.items():
+        _collect(component(name), part.skeleton, found)
+    return found
+
+
+def _collect(path: str, node: Any, found: dict[str, Json]) -> None:
+    match node:
+        case {"t": _} | {"n": _} | {"nt": _} | {"B": _} | {"BA": _} | {"S": _}:
+            return  # an array: compared as a tensor
+        case {"d": [_, *_] as pairs} | {"od": [_, *_] as pairs}:
+            for key, child in pairs:
+                _collect(f"{path}/{segment(key)}", child, found)
+        case {"sd": [[*pairs], metadata]}:
+            _collect(path, {"od": pairs}, found)
+            _collect(f"{path}/_metadata", metadata, found)
+        case {"tu": [_, *_] as items}:
+            _collect(path, items, found)
+        case [_, *_]:
+            for index, child in enumerate(node):
+                _collect(f"{path}/{index}", child, found)
+        case _:
+            found[path] = node
+
+
+def _decode(node: Json) -> Any:
+    try:
+        if not leaf_kinds(node):
+            return decode_plain(node)
+    except RegistryError:
+        pass  # a container whose arrays are numbered from elsewhere
+    return "(a container with tensors in it)"

@@ -1,0 +1,208 @@
+"""What the tensors of a stored state hold: extremes, means, norms, and what is not finite.
+
+Chunks are read one after another, every byte verified, in bounded memory; equal chunks once. NaN
+and infinities are counted, and left out of everything else, so that one of them does not hide the
+rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from registry.comparing.chunkwise import Piece, reduce_pieces
+from registry.errors import NotFound
+from registry.loading.fit import tensors_by_path
+from registry.loading.stored import Stored, reader_of
+from registry.storage.manifest import TensorEntry
+from registry.values.suggest import near
+
+if TYPE_CHECKING:
+    from registry.comparing.elements import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """What one tensor holds.
+
+    Attributes:
+        path: Component and keys joined with `/`.
+        dtype: Name of its element type.
+        shape: Axis lengths.
+        nbytes: Size in bytes.
+        count: Number of elements.
+        min: The least finite element: exact, an integer of integers and bools. `None` where there
+            is none, and of complex types, which have no order.
+        max: The greatest one, likewise.
+        mean: Mean of the finite elements; of integers exact but for one rounding. `None` where
+            there is none.
+        norm: L2 norm of the finite elements.
+        nan: Elements that are NaN; complex ones in either part.
+        inf: Elements that are infinite, and not NaN.
+        zeros: Elements that are zero, of either sign.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    count: int
+    min: int | float | None
+    max: int | float | None
+    mean: float | complex | None
+    norm: float
+    nan: int
+    inf: int
+    zeros: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no element is NaN or infinite."""
+        return not self.nan and not self.inf
+
+    @property
+    def zeros_share(self) -> float:
+        """Share of the elements that are zero; 0 of an empty tensor."""
+        return self.zeros / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateStats:
+    """What the tensors of a state hold.
+
+    Attributes:
+        tensors: One for each tensor, in the order of the state.
+    """
+
+    tensors: tuple[TensorStats, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(one.nbytes for one in self.tensors)
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return sum(one.count for one in self.tensors)
+
+    @property
+    def nan(self) -> int:
+        """Elements that are NaN."""
+        return sum(one.nan for one in self.tensors)
+
+    @property
+    def inf(self) -> int:
+        """Elements that are infinite."""
+        return sum(one.inf for one in self.tensors)
+
+    @property
+    def zeros(self) -> int:
+        """Elements that are zero."""
+        return sum(one.zeros for one in self.tensors)
+
+    @property
+    def zeros_share(self) -> float:
+        """Share of the elements that are zero; 0 where there are none."""
+        return self.zeros / self.count if self.count else 0.0
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of all finite elements together."""
+        return math.hypot(*(one.norm for one in self.tensors))
+
+    @property
+    def nonfinite(self) -> tuple[TensorStats, ...]:
+        """The tensors that hold NaN or infinity."""
+        return tuple(one for one in self.tensors if not one.is_finite)
+
+
+def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
+    """Read the tensors of a state and sum them up. Memory stays below 256 MiB.
+
+    Args:
+        stored: The state.
+        patterns: Patterns of the paths that are wanted, as those of a shell; `*` matches `/`
+            too. All tensors without any.
+
+    Raises:
+        NotFound: A pattern matches no tensor.
+        IntegrityError: A chunk is damaged or gone.
+    """
+    from registry.comparing import elements
+
+    entries = _wanted(stored, patterns)
+    pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}
+    found = reduce_pieces(
+        [reader_of(stored)],
+        (piece for parts in pieces.values() for piece in parts),
+        lambda piece, views: elements.summarise(views[0], piece.dtype),
+    )
+
+    def summary(path: str, entry: TensorEntry) -> Summary:
+        if entry.inline is not None:
+            return elements.summarise(memoryview(entry.inline), entry.dtype)
+        return elements.join(found[piece] for piece in pieces[path])
+
+    return StateStats(
+        tuple(_tensor(path, entry, summary(path, entry)) for path, entry in entries.items())
+    )
+
+
+def _wanted(stored: Stored, patterns: Sequence[str]) -> dict[str, TensorEntry]:
+    entries = tensors_by_path(stored.manifest.components)
+    if not patterns:
+        return entries
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in entries):
+            raise NotFound(
+                "no tensor matches",
+                where=f"{stored.ref}: {pattern}",
+                hint=near(pattern, entries) or "`holdfast show --tensors` lists the paths.",
+            )
+    return {
+        path: entry
+        for path, entry in entries.items()
+        if any(fnmatchcase(path, pattern) for pattern in patterns)
+    }
+
+
+def _pieces(stored: Stored, entry: TensorEntry) -> list[Piece]:
+    if entry.inline is not None:
+        return []
+    return [
+        Piece((digest,), entry.dtype, size)
+        for digest, size in zip(
+            reader_of(stored).chunk_digests(entry), entry.grid.sizes(), strict=True
+        )
+    ]
+
+
+def _tensor(path: str, entry: TensorEntry, found: Summary) -> TensorStats:
+    mean: float | complex | None = None
+    if found.finite:
+        mean = _mean(found.total, found.finite)
+        if entry.dtype.startswith("complex"):
+            mean = complex(mean, _mean(found.imaginary, found.finite))
+    return TensorStats(
+        path,
+        entry.dtype,
+        entry.shape,
+        entry.nbytes,
+        found.count,
+        found.low,
+        found.high,
+        mean,
+        found.norm,
+        found.nans,
+        found.infs,
+        found.zeros,
+    )
+
+
+def _mean(total: Fraction, count: int) -> float:
+    return float(total / count)

@@ -1,0 +1,125 @@
+"""The lines of a slot: commits of history, places and marks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from registry.errors import Malformed, UnsupportedFormat
+from registry.history.actions.union import Action
+from registry.storage.keys import ObjectKey
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.records import DigestField, Record
+
+
+class Commit(Record):
+    """A line of history, the same bytes in every registry.
+
+    Attributes:
+        n: Position among the run's commits, dense from 0.
+        run: Id of the run.
+        prev: SHA-256 of the commit line before it; absent in commit 0.
+        write: Random id of this write, by which its author knows it again.
+        author: `user@host` for people to read.
+        time_ms: Milliseconds since the epoch by the author's clock, for information.
+        actions: What happened.
+    """
+
+    kind: Literal["commit"] = "commit"
+    n: Annotated[int, Field(ge=0)]
+    run: str
+    prev: DigestField | None = None
+    write: str
+    author: str
+    time_ms: int
+    actions: tuple[Action, ...]
+
+
+class Place(Record):
+    """Where a manifest lies in this registry; the last line for a manifest wins.
+
+    Attributes:
+        manifest: The checkpoint's id.
+        manifest_generation: Generation of the manifest's key.
+        placement: Digest of its placement.
+        placement_generation: Generation of the placement's key.
+    """
+
+    kind: Literal["place"] = "place"
+    manifest: DigestField
+    manifest_generation: Annotated[int, Field(ge=0)]
+    placement: DigestField
+    placement_generation: Annotated[int, Field(ge=0)]
+
+    @property
+    def manifest_key(self) -> ObjectKey:
+        """The key of the manifest."""
+        return ObjectKey("manifests", self.manifest, self.manifest_generation)
+
+    @property
+    def placement_key(self) -> ObjectKey:
+        """The key of its placement."""
+        return ObjectKey("placements", self.placement, self.placement_generation)
+
+
+class Mark(Record):
+    """A sweep passed here: whoever commits after this line has observed epoch `epoch`."""
+
+    kind: Literal["mark"] = "mark"
+    epoch: Annotated[int, Field(ge=1)]
+
+
+Line = Commit | Place | Mark
+
+_LINE: TypeAdapter[Line] = TypeAdapter(
+    Annotated[Line, Field(discriminator="kind")], config=ConfigDict(defer_build=True)
+)
+_KINDS = {"commit", "place", "mark"}
+
+
+def decode_line(line: bytes, *, where: str) -> Line:
+    """Parse one line of a slot.
+
+    Raises:
+        UnsupportedFormat: A kind of line or action that this version does not know.
+        Malformed: It breaks the format.
+    """
+    body = canonical.decode(line, where=where)
+    try:
+        return _LINE.validate_json(line)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_context=False)[0]
+        if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+            raise UnsupportedFormat(
+                "unknown kind of line or action",
+                where=where,
+                found=_tag(body, detail["loc"]),
+                hint="It was written by a newer Holdfast: upgrade this one.",
+            ) from error
+        place = ".".join(str(part) for part in detail["loc"])
+        raise Malformed(
+            "breaks the slot format", where=where, found=f"{place}: {detail['msg']}"
+        ) from error
+    except ValueError as error:
+        raise Malformed("breaks the slot format", where=where, found=error) from error
+
+
+def _tag(body: Any, place: tuple[int | str, ...]) -> object:
+    for part in place:
+        if isinstance(body, Mapping) and part in _KINDS:
+            continue
+        if isinstance(body, Mapping | list | tuple):
+            body = body[part]  # type: ignore[index]
+    return (
+        (body.get("action") or body.get("kind"))
+        if isinstance(body, Mapping)
+        else type(body).__name__
+    )
+
+
+def line_digest(line: bytes) -> Digest:
+    """Return the link by which the next commit chains to a commit line."""
+    return Digest.of(line)

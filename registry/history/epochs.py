@@ -1,0 +1,197 @@
+"""The registry-wide log `epochs/`: sweeps with the keys that they condemn, and upgrades.
+
+An entry is a file of lines: a header (epoch, kind, least writer version from here on), then, for a
+sweep, one line for each leading byte with the condemned keys under it. Entries are put-if-absent,
+dense from 1, never deleted. Writers read them (`registry.writing.object_writer`), collectors add to
+them (`registry.maintenance.gc`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+from weakref import WeakKeyDictionary
+
+from pydantic import Field
+
+from backends.escape import quoted
+from registry.errors import Malformed, ObjectNotFound
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_number
+from registry.storage.store import Store, check_writer_version, gaps
+from registry.values.records import Record
+
+
+class EpochHeader(Record):
+    """First line of an entry.
+
+    Attributes:
+        epoch: Its number.
+        entry: A `sweep` condemns keys; an `upgrade` only raises the least writer version.
+        min_writer: Least writer version from this epoch on; never falls.
+    """
+
+    format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
+    epoch: Annotated[int, Field(ge=1)]
+    entry: Literal["sweep", "upgrade"]
+    min_writer: Annotated[int, Field(ge=1)] = 1
+
+
+class CondemnedShard(Record):
+    """Condemned keys whose digests begin with one byte."""
+
+    shard: Annotated[str, Field(pattern=r"^[0-9a-f]{2}$")]
+    keys: tuple[str, ...]
+
+
+def encode_sweep(epoch: int, condemned: Iterable[ObjectKey], min_writer: int = 1) -> bytes:
+    """Return the entry of a sweep."""
+    shards: dict[str, list[str]] = {}
+    for key in sorted(condemned):
+        shards.setdefault(key.digest[:1].hex(), []).append(str(key))
+    lines = [EpochHeader(epoch=epoch, entry="sweep", min_writer=min_writer).encode()]
+    lines += [
+        CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()
+    ]
+    return join_lines(lines)
+
+
+def encode_upgrade(epoch: int, min_writer: int) -> bytes:
+    """Return the entry of an upgrade."""
+    return join_lines([EpochHeader(epoch=epoch, entry="upgrade", min_writer=min_writer).encode()])
+
+
+class CondemnedKeys:
+    """The keys that one sweep condemned, kept as the lines that say so: a few bytes for each.
+
+    Args:
+        shards: The lines, by leading byte.
+    """
+
+    def __init__(self, shards: Mapping[str, bytes]) -> None:
+        self._shards = shards
+
+    def __contains__(self, key: ObjectKey) -> bool:
+        # The lines are canonical JSON: a key stands there in one spelling, within quotes.
+        return f'"{key}"'.encode() in self._shards.get(key.digest[:1].hex(), b"")
+
+
+class Epochs:
+    """What has been condemned so far.
+
+    Entries are immutable, and kept once they were read: a writer asks for all after the oldest
+    generation among what it uses again.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._entries: dict[int, tuple[EpochHeader, CondemnedKeys]] = {}
+        self._durable = 0
+
+    @classmethod
+    def of(cls, store: Store) -> Epochs:
+        """Return the one that all writers of an open registry share."""
+        return _SHARED.setdefault(store, cls(store))
+
+    def observe(self) -> int:
+        """Return the highest dense epoch; 0 before the first.
+
+        Raises:
+            UnsupportedFormat: The registry demands a newer writer.
+            IntegrityError: The newest entry is damaged, or one that was seen before is gone.
+        """
+        backend, heads = self._store.backend, self._store.heads
+        seen = heads.epoch if heads is not None else 0  # another thread may add one meanwhile
+        listed = [parse_number(info.key) for info in backend.list(EPOCHS)]
+        gap = next(gaps(backend, listed, epoch_key, 1), None)
+        if gap is not None:
+            raise Malformed("the log of epochs has a gap", where=epoch_key(gap))
+        highest = listed[-1] if listed else 0
+        if heads is not None:
+            heads.check_epoch(highest, seen)
+        self.require(highest)
+        return highest
+
+    def make_durable(self, epoch: int) -> None:
+        """Make an epoch that was seen durable, and all before it.
+
+        Before that, nothing may be named, marked or deleted because of it: if it were lost, a sweep
+        of other keys could get its number.
+        """
+        if epoch > self._durable:
+            self._store.backend.make_durable([epoch_key(epoch)])
+            self._durable = epoch
+
+    def require(self, epoch: int) -> None:
+        """Check that this writer may write after an epoch.
+
+        Raises:
+            UnsupportedFormat: The epoch demands a newer writer.
+        """
+        check_writer_version(self.min_writer(epoch), where=epoch_key(epoch))
+
+    def min_writer(self, epoch: int) -> int:
+        """Return the least version that may write after an epoch."""
+        return self.entry(epoch)[0].min_writer if epoch else 1
+
+    def entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
+        """Return an entry's header and, of a sweep, the keys that it condemns.
+
+        Raises:
+            IntegrityError: It is absent or damaged.
+        """
+        if epoch not in self._entries:
+            self._entries[epoch] = self._read(epoch)
+        return self._entries[epoch]
+
+    def condemned(self, keys: Iterable[ObjectKey], observed: int) -> set[ObjectKey]:
+        """Return those of `keys` that a sweep up to `observed` condemned.
+
+        Only sweeps after a key's generation can name it: `g` is used only after epoch `g` stood.
+        """
+        suspects = set(keys)
+        found: set[ObjectKey] = set()
+        oldest = min((key.generation for key in suspects), default=observed)
+        epochs = range(oldest + 1, observed + 1)
+        # All at once: a registry that is swept every night has hundreds.
+        for epoch, (_, listed) in zip(
+            epochs, self._store.pools.small.map(self.entry, epochs), strict=True
+        ):
+            found |= {key for key in suspects if key.generation < epoch and key in listed}
+        return found
+
+    def _read(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
+        where = epoch_key(epoch)
+        try:
+            data = self._store.backend.get(where)
+        except ObjectNotFound as error:
+            raise Malformed("an epoch that was marked is absent", where=where) from error
+        first, *rest = split_lines(data, where=where)
+        header = EpochHeader.decode(first, where=where)
+        if header.epoch != epoch:
+            raise Malformed(
+                "another epoch's entry", where=where, expected=epoch, found=header.epoch
+            )
+        return header, _condemned(rest, where=where)
+
+
+_SHARED: WeakKeyDictionary[Store, Epochs] = WeakKeyDictionary()
+_SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
+
+
+def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
+    """Check the lines of condemned keys.
+
+    By a pattern, since there may be a hundred thousand keys and parsing each takes its time.
+    """
+    shards: dict[str, bytes] = {}
+    for line in lines:
+        match = _SHARD.fullmatch(line)
+        shard = match[2] if match else b""
+        key = rb'"(?:packs|manifests|placements)/%b/%b[0-9a-f]{62}\.(?:0|[1-9][0-9]*)"'
+        keys = rb"%b(?:,%b)*" % ((key % (shard, shard),) * 2)
+        if match is None or not re.fullmatch(keys, match[1]) or shard.decode() in shards:
+            raise Malformed("not a line of condemned keys", where=where, found=quoted(line[:200]))
+        shards[shard.decode()] = line
+    return CondemnedKeys(shards)

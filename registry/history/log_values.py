@@ -1,0 +1,225 @@
+"""Values that go into the log beside a state: configuration, meta, metrics. Checked at the edge."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from operator import index
+from typing import Any
+
+from backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
+from registry import pytree
+from registry.errors import InvalidInput, UnsupportedValue
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.parse_limits import check_json
+
+MAX_STEP = 2**53
+#: Levels of JSON in a value of the log; readers of JSON commonly stop at 200.
+MAX_DEPTH = 150
+#: Segments that stand behind a run in a ref.
+RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
+_LIKE_A_NUMBER = re.compile(r"phase\d+")
+_LIKE_A_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: The times that have a date, in milliseconds since the epoch.
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def encode_plain(value: object, what: str) -> canonical.Json:
+    """Return a plain value as it stands in the log; every type and bit survives.
+
+    Raises:
+        UnsupportedValue: It holds a tensor, an array, or something that cannot be stored, or it
+            would take too much memory to read.
+    """
+    (component,) = pytree.flatten({what: value}).components
+    if component.leaves:
+        raise UnsupportedValue(
+            f"{what} holds an array or a very long string",
+            where=component.leaves[0].path,
+            hint="Keep it in the state; the log holds small plain values.",
+        )
+    return _shallow(component.skeleton, what)
+
+
+def join_plain(encoded: Mapping[str, canonical.Json], what: str) -> canonical.Json:
+    """Return the encoding of a dict of values that are encoded already.
+
+    Raises:
+        UnsupportedValue: It nests too deeply.
+    """
+    return _shallow({"d": [[name, value] for name, value in encoded.items()]}, what)
+
+
+def _shallow(skeleton: canonical.Json, what: str) -> canonical.Json:
+    if _depth(skeleton) > MAX_DEPTH:
+        raise UnsupportedValue(
+            f"{what} nests too deeply for the log",
+            expected=f"at most {MAX_DEPTH} levels of JSON, three for each dict",
+            hint="Keep it in the state.",
+        )
+    check_json(canonical.encode(skeleton), where=what, kind=UnsupportedValue)
+    return skeleton
+
+
+def _depth(skeleton: canonical.Json) -> int:
+    if isinstance(skeleton, dict):
+        return 1 + max(map(_depth, skeleton.values()), default=0)
+    if isinstance(skeleton, list):
+        return 1 + max(map(_depth, skeleton), default=0)
+    return 0
+
+
+def decode_plain(skeleton: canonical.Json) -> Any:
+    """Undo `encode_plain`."""
+    return pytree.unflatten_component(skeleton, ())
+
+
+def plain_digest(skeleton: canonical.Json) -> Digest:
+    """Return the digest of an encoded value, as `config_hash` holds it."""
+    return Digest.of(canonical.encode(skeleton))
+
+
+def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
+    """Return metrics as floats; a number of any library counts, NaN included.
+
+    Raises:
+        InvalidInput: A name is not a string, or a value not a number.
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidInput(
+            "metrics are not a mapping", expected="{name: number}", found=type(metrics).__name__
+        )
+    checked = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not name or not _is_text(name):
+            raise InvalidInput("a metric's name is not a string of characters", where=quoted(name))
+        checked[name] = _number(name, value)
+    return checked
+
+
+def check_step(step: object) -> int:
+    """Return a step as an int.
+
+    Raises:
+        InvalidInput: It is not a whole number from 0 to 2^53.
+    """
+    try:
+        # A flag has an index, too, in Python as in NumPy and torch.
+        if isinstance(step, bool) or str(getattr(step, "dtype", "")).endswith("bool"):
+            raise TypeError
+        number = index(step)  # type: ignore[arg-type]  # that is what is being asked
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_STEP:
+        raise InvalidInput(
+            "not a step", where="step", expected="a whole number from 0 to 2^53", found=quoted(step)
+        )
+    return number
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name that may stand in a ref.
+
+    Raises:
+        InvalidInput: It is not 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"not a legal name for {what}",
+            where=quoted(name),
+            expected="1 to 64 of [A-Za-z0-9._-], first a letter or digit",
+        )
+    return name
+
+
+def check_phase(phase: object) -> str:
+    """Return a phase as the log holds it; a number becomes its digits.
+
+    Raises:
+        InvalidInput: It is neither a name nor a whole number from 0.
+    """
+    if isinstance(phase, int) and not isinstance(phase, bool) and phase >= 0:
+        phase = str(check_step(phase))
+    name = check_name(phase, "a phase")
+    if name.isdigit() and name != str(int(name)):
+        raise InvalidInput("a phase number has no leading zeros", where=quoted(phase))
+    if name.isdigit():
+        return name
+    if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
+        raise InvalidInput(
+            "a phase of this name would read as another ref",
+            where=quoted(name),
+            expected=f"not {', '.join(sorted(RESERVED))}, 'phase' and digits, or 8 hex digits",
+        )
+    return name
+
+
+def is_dated(time_ms: int) -> bool:
+    """Return whether a time of the log is within the calendar: years 1 to 9999."""
+    return _FIRST_MS <= time_ms <= _LAST_MS
+
+
+def moment(time_ms: int) -> datetime:
+    """Return a time of the log; outside the calendar the first or last moment in it.
+
+    A log may have any number here: it is its author's clock, and nothing depends on it.
+    """
+    return _EPOCH + timedelta(milliseconds=min(max(time_ms, _FIRST_MS), _LAST_MS))
+
+
+def format_time(time_ms: int) -> str:
+    """Return a time of the log for people: UTC, to the second; outside the calendar the number."""
+    if not is_dated(time_ms):
+        return f"{time_ms} ms"
+    return f"{moment(time_ms):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, bool | str | bytes):
+        try:
+            # torch warns of a number that is part of a graph.
+            plain = value.detach() if hasattr(value, "detach") else value
+            return float(plain)  # type: ignore[arg-type]  # that is what is being asked
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise InvalidInput(
+        "a metric is not a number",
+        where=name,
+        expected="an int, a float or a tensor of one element",
+        found=type(value).__name__,
+    )
+
+
+def json_ready(value: object) -> Any:
+    """Return a plain value as ordinary JSON for people and tools.
+
+    NaN and infinities become strings, and so do integers of more than 2048 bits, as `0x...`: many
+    readers of JSON refuse them, Python's among them.
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return value if value.bit_length() <= MAX_DECIMAL_BITS else hexadecimal(value)
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case Mapping():
+            return {shown(key): json_ready(item) for key, item in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [json_ready(item) for item in value]
+    return shown(value)

@@ -1,0 +1,104 @@
+"""`advance`: further slots folded into a run, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from registry.history import actions
+from registry.history.actions import Commit, CreateRun, Mark, Place, line_digest
+from registry.history.replay import (
+    apply_checkpoints,
+    apply_pool,
+    apply_run,
+    apply_streams,
+    apply_watching,
+)
+from registry.history.replay.draft import Draft
+from registry.history.replay.run_manifest import RunManifest
+from registry.history.replay.slot import Slot
+
+
+def advance(state: RunManifest, slots: Iterable[Slot]) -> RunManifest:
+    """Fold further slots into a run. A compact one stays compact.
+
+    Raises:
+        Malformed: They do not continue the log legally; the message names slot and rule.
+        Forgotten: A rule needs what a compact run does not have; fold them into the complete one.
+    """
+    draft = Draft(state)
+    for slot in slots:
+        _fold(draft, slot)
+    return draft.freeze()
+
+
+def foresee(state: RunManifest, commits: Iterable[Commit]) -> RunManifest:
+    """Return the run as it is after commits that nobody has put yet, nor placed what they name.
+
+    Raises:
+        Malformed: They are not legal.
+        Forgotten: A rule needs what a compact run does not have.
+    """
+    state.prepare()
+    draft = Draft(state)
+    draft.where = f"{state.run_id}: slot {state.next_slot}"
+    for commit in commits:
+        _commit(draft, commit.encode(), commit)
+    draft.next_slot += 1
+    draft.end_slot(is_placed=False)
+    return draft.freeze()
+
+
+def _fold(draft: Draft, slot: Slot) -> None:
+    draft.where = f"{draft.base.run_id}: slot {slot.number}"
+    draft.require(slot.number == draft.next_slot, f"a gap before it at {draft.next_slot}")
+    for raw, line in slot.lines:
+        match line:
+            case Commit():
+                _commit(draft, raw, line)
+            case Place():
+                draft.place(line)
+            case Mark():
+                # Collectors may overlap, so an older mark can stand after a newer one.
+                draft.epoch = max(draft.epoch, line.epoch)
+    draft.next_slot += 1
+    draft.end_slot(is_placed=True)
+
+
+def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
+    draft.time_ms = commit.time_ms
+    draft.require(commit.run == draft.base.run_id, f"a commit of run {commit.run}")
+    draft.require(commit.n == draft.commits, f"commit {commit.n} where {draft.commits} is due")
+    draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
+    begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
+    draft.require(begins == (commit.n == 0), "a run is begun by commit 0 and by no other")
+    dropped = draft.fields.get("dropped", draft.base.dropped) is not None
+    draft.require(not dropped, "a commit after the run was dropped")
+    for action in commit.actions:
+        _APPLY[type(action)](draft, action)
+    draft.commits += 1
+    draft.head = line_digest(raw)
+
+
+_APPLY: dict[type, Callable[[Draft, Any], None]] = {
+    actions.CreateRun: apply_run.create,
+    actions.SetStatus: apply_run.set_status,
+    actions.TakeOver: apply_run.take_over,
+    actions.Rewind: apply_run.rewind,
+    actions.EnterPhase: apply_run.enter_phase,
+    actions.DropRun: apply_run.drop,
+    actions.AddCheckpoint: apply_checkpoints.add,
+    actions.ReportMetrics: apply_checkpoints.report,
+    actions.Evict: apply_checkpoints.evict,
+    actions.Recover: apply_checkpoints.recover,
+    actions.SetTag: apply_checkpoints.set_tag,
+    actions.SetPin: apply_checkpoints.set_pin,
+    actions.PointRelease: apply_checkpoints.point_release,
+    actions.Promote: apply_pool.promote,
+    actions.RateMatch: apply_pool.rate,
+    actions.EvictEntries: apply_pool.evict,
+    actions.AppendStream: apply_streams.append,
+    actions.ArchiveStream: apply_streams.archive,
+    actions.Claim: apply_watching.claim,
+    actions.Acknowledge: apply_watching.acknowledge,
+}

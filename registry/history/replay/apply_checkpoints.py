@@ -1,0 +1,113 @@
+"""Replay of actions on checkpoints and on the names that pin them."""
+
+from __future__ import annotations
+
+from registry.history.actions import (
+    AddCheckpoint,
+    CheckpointFields,
+    Evict,
+    PinFields,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    SetPin,
+    SetTag,
+)
+from registry.history.replay.draft import Draft
+from registry.history.replay.run_parts import CheckpointRecord, Pin
+
+
+def add(draft: Draft, action: AddCheckpoint) -> None:
+    """Add a checkpoint."""
+    n = draft.commits
+    draft.require(n > 0, "commit 0 references a manifest")
+    draft.phase = action.phase
+    record = CheckpointRecord(
+        **action.shared(CheckpointFields),
+        n=n,
+        metrics=action.metrics,
+        size_bytes=action.size_bytes,
+        time_ms=draft.time_ms,
+        companions=action.companions or {},
+        nonfinite=action.nonfinite or (),
+        held_back=bool(action.held_back),
+        streams={name: stream.mark for name, stream in draft.streams.items()},
+    )
+    draft.add(record)
+
+
+def report(draft: Draft, action: ReportMetrics) -> None:
+    """Add or replace metrics."""
+    if draft.gone is not None and draft.is_gone(action.checkpoint):
+        rates = any(name in action.metrics for name in draft.rating_metrics)
+        draft.gone.report(action.checkpoint, action.tier, rates=rates)
+        return
+    checkpoint = draft.checkpoint(action.checkpoint)
+    changed: dict[str, object] = {"metrics": {**checkpoint.metrics, **action.metrics}}
+    if action.tier is not None:
+        changed["tier"] = action.tier
+    draft.change(checkpoint.n, **changed)
+
+
+def evict(draft: Draft, action: Evict) -> None:
+    """Let checkpoints go."""
+    for eviction in action.evictions:
+        record = draft.checkpoint(eviction.checkpoint)
+        draft.require(record.evicted is None, f"checkpoint {record.n} is evicted twice")
+        draft.require(not draft.is_pinned(record.n), f"checkpoint {record.n} is evicted, a pin")
+        draft.evict(record, eviction.reason)
+
+
+def recover(draft: Draft, action: Recover) -> None:
+    """Bring evicted checkpoints back."""
+    for n in action.checkpoints:
+        record = draft.checkpoint(n)
+        draft.require(record.evicted is not None, f"checkpoint {n} is not evicted")
+        draft.recover(record)
+
+
+def set_tag(draft: Draft, action: SetTag) -> None:
+    """Point a movable name at a checkpoint."""
+    checkpoint = draft.checkpoint(action.checkpoint)
+    draft.require(checkpoint.evicted is None, f"a tag names checkpoint {checkpoint.n}, evicted")
+    pin = Pin(
+        kind="tag",
+        name=action.name,
+        manifest=checkpoint.manifest,
+        checkpoint=checkpoint.n,
+        time_ms=draft.time_ms,
+    )
+    draft.set_pin(pin)
+
+
+def set_pin(draft: Draft, action: SetPin) -> None:
+    """Give an immutable name."""
+    before = draft.pins.get((action.kind, action.name))
+    replaced = () if before is None else before.replaced
+    if before is not None:
+        replaces = action.kind == "gate" and action.replaces == before.manifest
+        draft.require(replaces, f"{before.ref} is set twice")
+        replaced = (*replaced, before.manifest)
+    if action.kind == "gate":
+        same = action.checkpoint is not None and (
+            draft.checkpoint(action.checkpoint).manifest == action.manifest
+        )
+        draft.require(same, f"{action.kind} {action.name} is no checkpoint")
+    elif action.checkpoint is not None and not draft.is_gone(action.checkpoint):
+        draft.checkpoint(action.checkpoint)
+    pin = Pin(
+        **action.shared(PinFields),
+        kind=action.kind,
+        name=action.name,
+        time_ms=draft.time_ms,
+        replaced=replaced,
+    )
+    draft.set_pin(pin)
+    if action.kind == "release":
+        draft.fields["release"] = action.name
+
+
+def point_release(draft: Draft, action: PointRelease) -> None:
+    """Say which release is the latest."""
+    draft.require(("release", action.version) in draft.pins, f"no release {action.version}")
+    draft.fields["release"] = action.version

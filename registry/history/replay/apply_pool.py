@@ -1,0 +1,61 @@
+"""Replay of actions on the opponent pool."""
+
+from __future__ import annotations
+
+from registry.history.actions import EntryFields, EvictEntries, Promote, RateMatch
+from registry.history.replay.draft import Draft
+from registry.history.replay.run_parts import PoolRecord
+
+#: Matches that are remembered, to know one that is recorded again after a lost answer.
+MATCHES_KEPT = 256
+
+
+def promote(draft: Draft, action: Promote) -> None:
+    """Let a model into the pool."""
+    # Not "equal": a fork begins with the versions that its parent had left.
+    draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
+    draft.next_version = action.version + 1
+    entry = PoolRecord(
+        **action.shared(EntryFields),
+        version=action.version,
+        time_ms=draft.time_ms,
+    )
+    draft.set_entry(entry)
+
+
+def rate(draft: Draft, action: RateMatch) -> None:
+    """Record a match."""
+    matches = draft.fields.get("matches", draft.base.matches)
+    draft.require(action.match not in matches, f"match {action.match} is recorded twice")
+    draft.fields["matches"] = (*matches, action.match)[-MATCHES_KEPT:]
+    for rated in action.ratings:
+        if draft.gone is not None and draft.gone.has_version(rated.version):
+            continue  # frozen entries never go, so this one may be rated
+        entry = _entry(draft, rated.version)
+        still = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
+        draft.require(still or not entry.frozen, f"pool version {entry.version} is frozen")
+        changed = entry.model_copy(
+            update={
+                "mu": rated.mu,
+                "sigma": rated.sigma,
+                "games": entry.games + rated.games,
+                "wins": entry.wins + rated.wins,
+            }
+        )
+        draft.set_entry(changed)
+
+
+def evict(draft: Draft, action: EvictEntries) -> None:
+    """Let entries go."""
+    for version in action.versions:
+        is_gone = draft.gone is not None and draft.gone.has_version(version)
+        draft.require(not is_gone, f"pool version {version} is evicted twice")
+        entry = _entry(draft, version)
+        draft.require(not entry.frozen, f"pool version {version} is frozen")
+        draft.require(entry.evicted is None, f"pool version {version} is evicted twice")
+        draft.evict_entry(entry, action.reason)
+
+
+def _entry(draft: Draft, version: int) -> PoolRecord:
+    draft.require(version in draft.pool, f"pool version {version}, which there is not")
+    return draft.pool[version]

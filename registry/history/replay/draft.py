@@ -1,0 +1,405 @@
+"""A run while slots are folded in: the fields of its manifest, open to change.
+
+A table is copied when it is first written to, and lookups are carried over from the run before. So
+a commit costs what it changes and a few copies of flat tables; the cost does not grow with history.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from math import isnan
+from typing import Any
+
+from registry.errors import Malformed
+from registry.history.actions import Place
+from registry.history.replay.evicted import Forgotten, GoneDraft
+from registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
+from registry.history.replay.run_parts import (
+    CheckpointRecord,
+    ClaimRecord,
+    GroupRecord,
+    PhaseRecord,
+    Pin,
+    PoolRecord,
+    StreamRecord,
+)
+from registry.spec.monitors import Monitor
+from registry.values.digest import Digest
+
+#: Lookups of a run that make up fields of it, with the field.
+_FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
+_LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "asked", "spec")
+#: With more changes than this the best are computed again.
+_FEW = 64
+
+
+class GroupDraft:
+    """Followers, open to change.
+
+    Args:
+        group: Their present record.
+    """
+
+    def __init__(self, group: GroupRecord) -> None:
+        self.name = group.name
+        self.done = set(group.done)
+        self.claims: dict[int, ClaimRecord] = {one.checkpoint: one for one in group.claims}
+
+    def freeze(self) -> GroupRecord:
+        """Return them as they are now."""
+        return GroupRecord.model_construct(
+            name=self.name, done=tuple(sorted(self.done)), claims=tuple(self.claims.values())
+        )
+
+
+class Draft:
+    """A run while slots are folded in.
+
+    Attributes:
+        base: The run before.
+        fields: Simple fields that have changed.
+        where: The slot that is being folded in, for messages.
+        time_ms: The time that the current commit gives.
+        gone: What was evicted, of a compact run.
+    """
+
+    def __init__(self, state: RunManifest) -> None:
+        self.base = state
+        self.fields: dict[str, Any] = {}
+        self.where = ""
+        self.time_ms = 0
+        self.next_slot = state.next_slot
+        self.commits = state.commits
+        self.head = state.head
+        self.created = state.created
+        self.phase = state.phase
+        self.next_version = state.next_version
+        self.phases: list[PhaseRecord] = list(state.phases)
+        self.streams: dict[str, StreamRecord] = {s.name: s for s in state.streams}
+        self.epoch = state.epoch
+        self.gone = None if state.gone is None else GoneDraft(state.gone)
+        self._tables: dict[str, dict[Any, Any]] = {}
+        self._groups: dict[str, GroupDraft] = {}
+        self._line: list[int] | None = None
+        self._changed: set[int] = set()
+        self._touched: set[Digest] = set()
+        self._claimed: set[Digest] = set()
+
+    def require(self, holds: bool, rule: str) -> None:
+        """Refuse a history that breaks a rule.
+
+        Raises:
+            Malformed: It does.
+        """
+        if not holds:
+            raise Malformed(
+                "the history is not legal",
+                where=self.where,
+                found=rule,
+                hint="Run `holdfast verify`; do not write to this run until it is mended.",
+            )
+
+    # Tables: read as they are, copied before they are written to
+
+    def _read(self, name: str) -> dict[Any, Any]:
+        found = self._tables.get(name)
+        return getattr(self.base, name) if found is None else found
+
+    def _write(self, name: str) -> dict[Any, Any]:
+        found = self._tables.get(name)
+        if found is None:
+            found = self._tables[name] = dict(getattr(self.base, name))
+        return found
+
+    @property
+    def pins(self) -> dict[tuple[str, str], Pin]:
+        """Pins by kind and name, to read."""
+        return self._read("by_pin")
+
+    @property
+    def pool(self) -> dict[int, PoolRecord]:
+        """Entries of the pool by version, to read."""
+        return self._read("by_version")
+
+    # Checkpoints
+
+    def checkpoint(self, n: int) -> CheckpointRecord:
+        """Return the checkpoint that commit `n` added.
+
+        Raises:
+            Malformed: It added none.
+            Forgotten: It was evicted, and the run is compact.
+        """
+        found: CheckpointRecord | None = self._read("by_n").get(n)
+        if found is None:
+            if self.is_gone(n):
+                raise Forgotten
+            self.require(False, f"checkpoint of commit {n}, which added none")
+        assert found is not None  # or it was refused
+        return found
+
+    @property
+    def rating_metrics(self) -> tuple[str, str]:
+        """The metrics of a checkpoint that are its rating's mu and sigma."""
+        return rating_metrics(self.created)
+
+    def is_gone(self, n: int) -> bool:
+        """Return whether a checkpoint was evicted and its record is not here."""
+        return self.gone is not None and self.gone.has(n)
+
+    def add(self, record: CheckpointRecord) -> None:
+        """Add a checkpoint."""
+        self.require(record.n not in self._read("by_n"), "two checkpoints in one commit")
+        self._write("by_n")[record.n] = record
+        self._hold((record.manifest, *record.companions.values()))
+        self._note(record)
+        if self._line is not None:
+            self._line.append(record.n)
+
+    def change(self, n: int, **fields: object) -> None:
+        """Change what a checkpoint's record says."""
+        table = self._write("by_n")
+        before: CheckpointRecord = table[n]
+        kept = {name: getattr(before, name) for name in CheckpointRecord.model_fields}
+        # Not `model_copy`: it would also copy the remembered ranks.
+        after = table[n] = CheckpointRecord.model_construct(**kept | fields)
+        self._changed.add(n)
+        if fields.keys() != {"metrics"}:
+            self._note(before, is_there=False)
+            self._note(after)
+
+    def evict(self, record: CheckpointRecord, reason: str) -> None:
+        """Evict a kept checkpoint."""
+        self._release((record.manifest, *record.companions.values()))
+        if self.gone is None:
+            self.change(record.n, evicted=reason, recovered=False)
+            return
+        self._note(record, is_there=False)
+        del self._write("by_n")[record.n]
+        self.gone.add(record.n, (record.phase, record.tier), superseded=record.superseded)
+        rating = rating_of(record, self.rating_metrics)
+        if rating is not None:
+            self.gone.rate(rating.n, rating.metrics)
+        for group in self.base.groups:
+            if group.name in self._groups or group.knows(record.n):
+                self.group(group.name)
+        for open_group in self._groups.values():
+            open_group.done.discard(record.n)
+            open_group.claims.pop(record.n, None)
+
+    def recover(self, record: CheckpointRecord) -> None:
+        """Bring an evicted checkpoint back."""
+        self.change(record.n, evicted=None, recovered=True)
+        self._hold((record.manifest, *record.companions.values()))
+
+    def supersede(self, kept: int) -> None:
+        """Supersede the checkpoints of commits after one, and the phases entered after it."""
+        known = self._read("by_n")
+        if self._line is None:
+            self._line = [n for n, one in known.items() if not one.superseded]
+        while self._line and self._line[-1] > kept:
+            record = known.get(self._line.pop())
+            if record is not None:
+                self.change(record.n, superseded=True)
+                known = self._read("by_n")
+        if self.gone is not None:
+            self.gone.rewind(kept)
+        for place, phase in enumerate(self.phases):
+            if phase.n > kept and not phase.superseded:
+                self.phases[place] = phase.model_copy(update={"superseded": True})
+                self._release(phase.companions.values())
+
+    def _note(self, record: CheckpointRecord, *, is_there: bool = True) -> None:
+        """Keep lookups of kept checkpoints up to date, where the run before has made them."""
+        self._changed.add(record.n)
+        if record.evicted is not None:
+            return
+        made = self.base.__dict__
+        if "by_class" in made:
+            of = record.phase, record.tier, record.superseded
+            _note_number(self._write("by_class"), of, record.n, is_there=is_there)
+        if "by_step" in made and not record.superseded:
+            step = record.phase, record.step
+            _note_number(self._write("by_step"), step, record.n, is_there=is_there)
+
+    def _bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
+        """Return the best that are known without looking at every checkpoint."""
+        known, found = self._read("by_n"), {}
+        # Copied: another thread may ask the run before for one more.
+        for (monitor, phase), best in list(self.base.bests.items()):
+            if best is not None and best[1] in self._changed:
+                continue  # it went, or has another value
+            for n in self._changed:
+                record = known.get(n)
+                if record is None or not record.is_rated_in(phase):
+                    continue
+                rank = record.rank(monitor)
+                if not isnan(rank) and (best is None or (rank, n) < best):
+                    best = rank, n
+            found[monitor, phase] = best
+        return found
+
+    # Everything else that is held
+
+    def is_pinned(self, n: int) -> bool:
+        """Return whether a gate or a tag names a checkpoint."""
+        return n in self._read("pinned")
+
+    def set_pin(self, pin: Pin) -> None:
+        """Set a pin, in place of one of its kind and name."""
+        before = self.pins.get((pin.kind, pin.name))
+        self._write("by_pin")[pin.kind, pin.name] = pin
+        self._hold(_named(pin))
+        if before is not None:
+            self._release(_named(before))
+        if pin.kind in ("gate", "tag"):
+            pinned = self._write("pinned")
+            if before is not None and before.checkpoint is not None:
+                _count_down(pinned, before.checkpoint)
+            if pin.checkpoint is not None:
+                pinned[pin.checkpoint] = pinned.get(pin.checkpoint, 0) + 1
+
+    def enter(self, phase: PhaseRecord) -> None:
+        """Enter a phase."""
+        self.phases.append(phase)
+        self._hold(phase.companions.values())
+
+    def set_entry(self, entry: PoolRecord) -> None:
+        """Add or change an entry of the pool that plays."""
+        if entry.version not in self.pool:
+            self._hold((entry.manifest,))
+        self._write("by_version")[entry.version] = entry
+
+    def evict_entry(self, entry: PoolRecord, reason: str) -> None:
+        """Evict an entry of the pool."""
+        self._release((entry.manifest,))
+        if self.gone is None:
+            changed = entry.model_copy(update={"evicted": reason})
+            self._write("by_version")[entry.version] = changed
+        else:
+            del self._write("by_version")[entry.version]
+            self.gone.add_version(entry.version)
+
+    def set_stream(self, stream: StreamRecord) -> None:
+        """Put a stream in place of what it was; archives are only ever added to it."""
+        before = self.streams.get(stream.name)
+        segments, archives = (before.segments, before.archives) if before else ((), ())
+        self.streams[stream.name] = stream
+        archived = [s for one in stream.archives[len(archives) :] for s in one.segments]
+        self._hold(segment.manifest for segment in (*stream.segments, *archived))
+        self._release(segment.manifest for segment in segments)
+
+    def group(self, name: str) -> GroupDraft:
+        """Return a group of followers, to change it."""
+        if name not in self._groups:
+            self._groups[name] = GroupDraft(self.base.group(name))
+        return self._groups[name]
+
+    # Places
+
+    def place(self, place: Place) -> None:
+        """Set the place of a manifest."""
+        table = self._write("by_manifest")
+        if place.manifest not in self._read("uses"):
+            # Not needed until now: a compact run did not have it, so it comes last.
+            table.pop(place.manifest, None)
+        table[place.manifest] = place
+        self._touched.add(place.manifest)
+
+    def _hold(self, manifests: Iterable[Digest]) -> None:
+        uses = self._write("uses")
+        for manifest in manifests:
+            before = uses.get(manifest, 0)
+            uses[manifest] = before + 1
+            if not before:
+                self._claimed.add(manifest)
+
+    def _release(self, manifests: Iterable[Digest]) -> None:
+        uses = self._write("uses")
+        for manifest in manifests:
+            if _count_down(uses, manifest):
+                self._touched.add(manifest)
+
+    def end_slot(self, *, is_placed: bool) -> None:
+        """Drop places that nothing needs, where the run is compact.
+
+        Args:
+            is_placed: Whether the slot gives places; a commit that is only foreseen has none.
+
+        Raises:
+            Forgotten: A manifest is needed again whose place was dropped.
+        """
+        if self.gone is None:
+            return
+        uses, places = self._read("uses"), self._read("by_manifest")
+        if self.fields.get("dropped", self.base.dropped) is not None:
+            self._tables["by_manifest"] = {}
+            return
+        if is_placed and any(one in uses and one not in places for one in self._claimed):
+            raise Forgotten
+        for manifest in self._touched:
+            if manifest not in uses and manifest in places:
+                places = self._write("by_manifest")
+                del places[manifest]
+        self._touched.clear()
+        self._claimed.clear()
+
+    def freeze(self) -> RunManifest:
+        """Return the run as it is now."""
+        base = self.base
+        fields = {name: getattr(base, name) for name in RunManifest.model_fields}
+        fields |= self.fields
+        fields |= {
+            "next_slot": self.next_slot,
+            "commits": self.commits,
+            "head": self.head,
+            "created": self.created,
+            "phase": self.phase,
+            "phases": tuple(self.phases),
+            "next_version": self.next_version,
+            "streams": tuple(self.streams.values()),
+            "epoch": self.epoch,
+            "gone": None if self.gone is None else self.gone.freeze(),
+        }
+        for lookup, field in _FIELDS.items():
+            if lookup in self._tables:
+                fields[field] = tuple(self._tables[lookup].values())
+        if self._groups:
+            groups = {group.name: group for group in base.groups}
+            groups |= {name: group.freeze() for name, group in self._groups.items()}
+            fields["groups"] = tuple(groups.values())
+        # Not model_copy: it would also copy lookups that have changed.
+        state = RunManifest.model_construct(**fields)
+        for lookup in _LOOKUPS:
+            found = self._tables.get(lookup, base.__dict__.get(lookup))
+            is_same = lookup != "spec" or self.created is base.created
+            if found is not None and is_same:
+                state.__dict__[lookup] = found
+        if "bests" in base.__dict__ and len(self._changed) <= _FEW:
+            state.__dict__["bests"] = self._bests()
+        return state
+
+
+def _note_number(table: dict[Any, tuple[int, ...]], key: object, n: int, *, is_there: bool) -> None:
+    """Add a number to an ascending row of a table, or take it out."""
+    row = list(table.get(key, ()))
+    at = bisect_left(row, n)
+    row[at : at + (not is_there)] = [n] * is_there
+    if row:
+        table[key] = tuple(row)
+    else:
+        del table[key]
+
+
+def _named(pin: Pin) -> tuple[Digest, ...]:
+    return (pin.manifest,) if pin.card is None else (pin.manifest, pin.card)
+
+
+def _count_down(counts: dict[Any, int], key: object) -> bool:
+    """Count one thing less; return whether none is left."""
+    counts[key] -= 1
+    if counts[key]:
+        return False
+    del counts[key]
+    return True

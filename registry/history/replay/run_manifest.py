@@ -1,0 +1,434 @@
+"""A run at one slot of its log, and the questions that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from math import isnan
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from registry.history.actions import CreateRun, Place, RunStatus
+from registry.history.replay.evicted import Forgotten, Gone, GoneRating, classes, pack_bits
+from registry.history.replay.run_parts import (
+    CheckpointRecord,
+    GroupRecord,
+    PhaseRecord,
+    Pin,
+    PoolRecord,
+    StreamRecord,
+    WriterRecord,
+)
+from registry.spec import Pool, RunSpec
+from registry.spec.monitors import Monitor
+from registry.values.digest import Digest
+from registry.values.records import AtFirstUse, DigestField, PhaseName, Record
+
+FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
+
+
+class RunManifest(Record):
+    """A run at one slot of its log.
+
+    There are two forms. A *complete* one has the records of everything that ever was. A *compact*
+    one has the records of kept checkpoints and entries of the pool, only the numbers of evicted
+    ones, and no places of unneeded manifests. Readers and writers use the compact form;
+    `registry.history.log.RunLog.history` gives the complete one.
+
+    Attributes:
+        run_id: The run.
+        next_slot: The slot that the next write goes to.
+        commits: Number of commits.
+        head: Link to the last commit line; `None` before the first.
+        created: What the run was begun with; `None` before the first commit.
+        created_ms: When, by its author's clock.
+        status: How it stands.
+        dropped: Why everything that it held was released; `None` while it holds it.
+        writer: Who may save.
+        phase: The phase that training is in; `None` before the first checkpoint.
+        phases: Phases that were entered by a transition.
+        checkpoints: The checkpoints that are kept, superseded ones included, in log order; of a
+            complete one also those that were evicted.
+        pins: Gates, releases, artifacts and tags.
+        release: The version that `releases/latest` names.
+        pool: The entries of the opponent pool that play, by version; of a complete one all.
+        next_version: Version that the next entry gets.
+        matches: The newest matches that were recorded.
+        streams: Streams.
+        groups: Groups of followers.
+        places: The place of each manifest in this registry that the run needs; of a complete one
+            of all.
+        epoch: Highest epoch whose mark stands in the log.
+        gone: What was evicted, without its records; `None` in a complete one.
+    """
+
+    format: Literal["holdfast.run/1"] = FORMAT
+    run_id: str
+    next_slot: Annotated[int, Field(ge=0)] = 0
+    commits: int = 0
+    head: DigestField | None = None
+    created: Annotated[CreateRun, AtFirstUse()] | None = None
+    created_ms: int = 0
+    status: RunStatus = "running"
+    dropped: str | None = None
+    writer: WriterRecord | None = None
+    phase: PhaseName | None = None
+    phases: tuple[PhaseRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    release: str | None = None
+    pool: tuple[PoolRecord, ...] = ()
+    next_version: int = 1
+    matches: tuple[str, ...] = ()
+    streams: tuple[StreamRecord, ...] = ()
+    groups: tuple[GroupRecord, ...] = ()
+    places: tuple[Place, ...] = ()
+    epoch: int = 0
+    gone: Gone | None = None
+
+    @classmethod
+    def empty(cls, run_id: str) -> Self:
+        """Return a run before its first slot; the rules for what is read are not built for it."""
+        return cls.model_construct(run_id=run_id)
+
+    def compact(self) -> RunManifest:
+        """Return the run without the records of what was evicted, and without dead places."""
+        if self.gone is not None:
+            return self
+        members = ((one.n, (one.phase, one.tier), one.superseded) for one in self.evicted)
+        metrics = rating_metrics(self.created)
+        ratings = (rating_of(one, metrics) for one in reversed(self.evicted))
+        gone = Gone.model_construct(
+            checkpoints=tuple(classes(members)),
+            versions=pack_bits(one.version for one in self.pool if one.evicted is not None),
+            rating=next(filter(None, ratings), None),
+        )
+        kept = tuple(one for one in self.checkpoints if one.evicted is None)
+        numbers = {one.n for one in kept}
+        held = self.held
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return RunManifest.model_construct(
+            **fields
+            | {
+                "gone": gone,
+                "checkpoints": kept,
+                "pool": tuple(self.roster()),
+                "groups": tuple(group.without(numbers) for group in self.groups),
+                "places": tuple(place for place in self.places if place.manifest in held),
+            }
+        )
+
+    # Lookups. Replay carries them on from state to state (`registry.history.replay.draft`).
+
+    @cached_property
+    def by_n(self) -> dict[int, CheckpointRecord]:
+        """Checkpoints by the number of the commit that added them."""
+        return {checkpoint.n: checkpoint for checkpoint in self.checkpoints}
+
+    @cached_property
+    def by_manifest(self) -> dict[Digest, Place]:
+        """Places by manifest."""
+        return {place.manifest: place for place in self.places}
+
+    @cached_property
+    def by_pin(self) -> dict[tuple[str, str], Pin]:
+        """Pins by kind and name."""
+        return {(pin.kind, pin.name): pin for pin in self.pins}
+
+    @cached_property
+    def by_version(self) -> dict[int, PoolRecord]:
+        """Entries of the pool by version."""
+        return {entry.version: entry for entry in self.pool}
+
+    @cached_property
+    def by_step(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """Live checkpoints by phase and step; of those on one line of training there is one."""
+        found: dict[tuple[str, int], tuple[int, ...]] = {}
+        for one in self.checkpoints:
+            if one.is_live:
+                place = one.phase, one.step
+                found[place] = (*found.get(place, ()), one.n)
+        return found
+
+    @cached_property
+    def by_class(self) -> dict[tuple[str, str | None, bool], tuple[int, ...]]:
+        """Kept checkpoints by phase, tier and whether they are superseded, in log order."""
+        found: dict[tuple[str, str | None, bool], list[int]] = {}
+        for one in self.checkpoints:
+            if one.evicted is None:
+                found.setdefault((one.phase, one.tier, one.superseded), []).append(one.n)
+        return {of: tuple(numbers) for of, numbers in found.items()}
+
+    @cached_property
+    def bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
+        """Rank and number of the best, by monitor and phase, as far as they were asked for."""
+        return {}
+
+    @cached_property
+    def asked(self) -> set[tuple[Monitor, str | None]]:
+        """The monitors and phases that `bests` was asked for, in this run or a later state."""
+        return set()
+
+    def prepare(self) -> None:
+        """Make the lookups that saves use, so that replay carries them over.
+
+        A save uses them only on the state after its own commit: made there, they would be made
+        again for each save.
+        """
+        _ = self.by_class, self.by_step
+        for monitor, phase in list(self.asked):
+            self.best(monitor, phase)
+
+    @cached_property
+    def pinned(self) -> dict[int, int]:
+        """How many gates and tags name a checkpoint, by its number."""
+        found: dict[int, int] = {}
+        for pin in self.pins:
+            if pin.checkpoint is not None and pin.kind in ("gate", "tag"):
+                found[pin.checkpoint] = found.get(pin.checkpoint, 0) + 1
+        return found
+
+    @cached_property
+    def uses(self) -> dict[Digest, int]:
+        """How often each manifest is needed; those that a dropped run had are counted as well."""
+        found: dict[Digest, int] = {}
+        for manifest, *_ in self._holdings():
+            found[manifest] = found.get(manifest, 0) + 1
+        return found
+
+    @property
+    def evicted(self) -> list[CheckpointRecord]:
+        """The records of evicted checkpoints; a compact run has none."""
+        return [one for one in self.checkpoints if one.evicted is not None]
+
+    @property
+    def evicted_count(self) -> int:
+        """How many checkpoints were evicted."""
+        return len(self.evicted) + (self.gone.count if self.gone else 0)
+
+    @property
+    def superseded_count(self) -> int:
+        """How many checkpoints are superseded, evicted ones included."""
+        known = sum(one.superseded for one in self.checkpoints)
+        return known + (self.gone.superseded if self.gone else 0)
+
+    @property
+    def count(self) -> int:
+        """How many checkpoints there ever were."""
+        return len(self.checkpoints) + (self.gone.count if self.gone else 0)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there ever was a checkpoint."""
+        return bool(self.checkpoints) or bool(self.gone and self.gone.checkpoints)
+
+    def record(self, n: int) -> CheckpointRecord:
+        """Return the checkpoint that commit `n` added.
+
+        Raises:
+            KeyError: It added none.
+            Forgotten: It was evicted, and this is a compact run.
+        """
+        if n not in self.by_n and self.is_evicted(n):
+            raise Forgotten
+        return self.by_n[n]
+
+    def is_evicted(self, n: int) -> bool:
+        """Return whether commit `n` added a checkpoint that was evicted since."""
+        if n in self.by_n:
+            return self.by_n[n].evicted is not None
+        return self.gone is not None and isinstance(n, int) and self.gone.has(n)
+
+    def is_superseded(self, n: int) -> bool:
+        """Return whether commit `n` added a checkpoint that is superseded."""
+        if n in self.by_n:
+            return self.by_n[n].superseded
+        return self.gone is not None and self.gone.is_behind(n)
+
+    def evicted_on_line(self, phase: str, tier: str | None) -> int:
+        """Return the evicted checkpoints of the current line, as the bits of their numbers."""
+        if self.gone is not None:
+            return self.gone.on_line(phase, tier)
+        of = phase, tier
+        gone = (one for one in self.evicted if not one.superseded and (one.phase, one.tier) == of)
+        return pack_bits(one.n for one in gone)
+
+    def saved_in(self, phase: str) -> bool:
+        """Return whether the current line of training saved in a phase, evicted ones included."""
+        gone = self.gone.checkpoints if self.gone is not None else ()
+        return any(one.phase == phase and one.line for one in gone) or any(
+            one.phase == phase and not one.superseded for one in self.checkpoints
+        )
+
+    @property
+    def phases_saved(self) -> list[str]:
+        """The phases that checkpoints were ever saved in."""
+        gone = self.gone.checkpoints if self.gone is not None else ()
+        known = [*(one.phase for one in gone), *(one.phase for one in self.checkpoints)]
+        return list(dict.fromkeys(known))
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """What the run is to be; without a preset, its monitors and nothing else."""
+        if self.created is None:
+            return RunSpec()
+        # Not checked again: a run of an older version may have two monitors of one metric.
+        return self.created.spec or RunSpec.model_construct(monitors=self.created.monitors)
+
+    @property
+    def monitors(self) -> tuple[Monitor, ...]:
+        """What decides `best` in the phase that training is in."""
+        return self.spec.phase(self.phase or self._first_phase).monitors
+
+    @property
+    def _first_phase(self) -> str:
+        return self.spec.phases[0].name if self.spec.phases else ""
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """Checkpoints by the tags that name them, as commit numbers."""
+        return {pin.name: pin.checkpoint or 0 for pin in self.pins if pin.kind == "tag"}
+
+    def pin(self, kind: str, name: str) -> Pin | None:
+        """Return the pin of a kind and name."""
+        return self.by_pin.get((kind, name))
+
+    def pins_of(self, kind: str) -> list[Pin]:
+        """Return the pins of a kind, in the order in which they were set."""
+        return [pin for pin in self.pins if pin.kind == kind]
+
+    def stream(self, name: str) -> StreamRecord | None:
+        """Return a stream by name."""
+        return next((stream for stream in self.streams if stream.name == name), None)
+
+    def group(self, name: str) -> GroupRecord:
+        """Return a group of followers by name; an empty one before its first claim."""
+        found = (group for group in self.groups if group.name == name)
+        return next(found, GroupRecord(name=name))
+
+    def roster(self) -> list[PoolRecord]:
+        """Return the entries of the pool that play, oldest first."""
+        return [entry for entry in self.pool if entry.evicted is None]
+
+    def entered(self, phase: str) -> PhaseRecord | None:
+        """Return how a phase was entered last on the current line of training."""
+        for record in reversed(self.phases):
+            if record.to_phase == phase and not record.superseded:
+                return record
+        return None
+
+    def live(self, phase: str | None = None) -> list[CheckpointRecord]:
+        """Return the kept checkpoints of the current line of training, in log order."""
+        return list(self.newest_first(phase))[::-1]
+
+    def newest_first(self, phase: str | None = None) -> Iterator[CheckpointRecord]:
+        """Yield the kept checkpoints of the current line of training, the newest first."""
+        for one in reversed(self.checkpoints) if self.dropped is None else ():
+            if one.is_live and phase in (None, one.phase):
+                yield one
+
+    def latest(self, phase: str | None = None) -> CheckpointRecord | None:
+        """Return the last live checkpoint in log order whose weights are finite."""
+        return next((one for one in self.newest_first(phase) if not one.held_back), None)
+
+    def at_step(self, phase: str, step: int) -> list[CheckpointRecord]:
+        """Return the live checkpoints of a step, the newest first."""
+        found = self.by_step.get((phase, step), ()) if self.dropped is None else ()
+        return [self.by_n[n] for n in reversed(found)]
+
+    def best(self, monitor: Monitor, phase: str | None = None) -> CheckpointRecord | None:
+        """Return the live checkpoint with the best value; NaN and missing never win.
+
+        Of equal values the first one stays best, as a tracker that waits for an improvement has it.
+        Where phases are declared, the values of different phases are not compared: without `phase`
+        it is the best of the phase that training is in.
+        """
+        key = monitor, self._compared(phase)
+        if key not in self.bests:
+            self.asked.add(key)
+            rated = self.rated(monitor, phase)
+            self.bests[key] = min(rated)[:2] if rated else None
+        found = self.bests[key]
+        return None if found is None or self.dropped is not None else self.by_n[found[1]]
+
+    def _compared(self, phase: str | None) -> str | None:
+        return self.phase if phase is None and self.spec.phases else phase
+
+    def ranked(self, monitor: Monitor, phase: str | None = None) -> list[CheckpointRecord]:
+        """Return the live checkpoints that have a value, the best first."""
+        return [found for *_, found in sorted(self.rated(monitor, phase))]
+
+    def rated(
+        self, monitor: Monitor, phase: str | None = None
+    ) -> list[tuple[float, int, CheckpointRecord]]:
+        """Return the live checkpoints that have a value, each after its rank and its number."""
+        phase = self._compared(phase)
+        rated = (
+            (one.rank(monitor), one.n, one)
+            for one in (self.checkpoints if self.dropped is None else ())
+            if one.is_rated_in(phase)
+        )
+        return [one for one in rated if not isnan(one[0])]  # among NaN nothing has an order
+
+    @property
+    def held(self) -> AbstractSet[Digest]:
+        """Every manifest that the run needs.
+
+        What is not among these is dead: collection may remove what it alone uses, and nobody may
+        name it again without making sure that it is still there.
+        """
+        return self.uses.keys() if self.dropped is None else frozenset()
+
+    def holders(self) -> dict[Digest, tuple[str, ...]]:
+        """Return the manifests in `held`, each with refs within the run of what needs it."""
+        found: dict[Digest, list[str]] = {}
+        for manifest, *parts in self._holdings() if self.dropped is None else ():
+            shown = (part.short if isinstance(part, Digest) else part for part in parts)
+            found.setdefault(manifest, []).append("/".join(shown))
+        return {manifest: tuple(refs) for manifest, refs in found.items()}
+
+    def _holdings(self) -> Iterator[tuple[Any, ...]]:
+        """Yield every manifest that is needed, with the parts of a ref of what needs it."""
+        for checkpoint in self.checkpoints:
+            if checkpoint.evicted is None:
+                yield checkpoint.manifest, checkpoint.manifest
+                for name, manifest in checkpoint.companions.items():
+                    yield manifest, checkpoint.manifest, "companions", name
+        for pin in self.pins:
+            yield pin.manifest, pin.ref
+            if pin.card is not None:
+                yield pin.card, pin.ref, "card"
+        for entry in self.roster():
+            yield entry.manifest, f"pool/v{entry.version:04d}"
+        for stream in self.streams:
+            for segment in stream.segments:
+                yield segment.manifest, "streams", stream.name
+            for archive in stream.archives:
+                for segment in archive.segments:
+                    yield segment.manifest, "streams", stream.name, archive.label
+        for phase in self.phases:
+            if not phase.superseded:
+                for name, manifest in phase.companions.items():
+                    yield manifest, "companions", name
+
+    def is_placed(self, place: Place) -> bool:
+        """Return whether a place is current and the manifest that it is of is needed: rule W2a."""
+        current = self.by_manifest.get(place.manifest) == place
+        return current and place.manifest in self.held
+
+
+def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
+    """Return the metrics of a checkpoint that are its rating's mu and sigma."""
+    rules = None if created is None or created.spec is None else created.spec.pool
+    if rules is None:
+        return Pool.model_fields["mu"].default, Pool.model_fields["sigma"].default
+    return rules.mu, rules.sigma
+
+
+def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> GoneRating | None:
+    """Return the rating of a checkpoint, if it is on the current line and has one."""
+    if record.superseded or any(name not in record.metrics for name in names):
+        return None
+    return GoneRating(n=record.n, metrics={name: record.metrics[name] for name in names})

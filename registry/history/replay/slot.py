@@ -1,0 +1,58 @@
+"""One numbered file of a run's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from registry.history.actions import Commit, Line, decode_line, line_digest
+from registry.storage.framing import join_lines, split_lines
+from registry.values.digest import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One numbered file of a run's log.
+
+    Attributes:
+        number: Its place in the log, dense from 0.
+        data: The file's bytes.
+        lines: What it says, each with its exact bytes.
+    """
+
+    number: int
+    data: bytes
+    lines: tuple[tuple[bytes, Line], ...]
+
+    @classmethod
+    def build(cls, number: int, lines: Sequence[Line | bytes]) -> Slot:
+        """Assemble a slot from records, or from lines that are copied byte for byte."""
+        encoded = [line if isinstance(line, bytes) else line.encode() for line in lines]
+        return cls.decode(number, join_lines(encoded), where=f"slot {number}")
+
+    @classmethod
+    def decode(cls, number: int, data: bytes, *, where: str) -> Slot:
+        """Verify and parse a file."""
+        lines = split_lines(data, where=where)
+        return cls(number, data, tuple((line, decode_line(line, where=where)) for line in lines))
+
+    @property
+    def commits(self) -> tuple[tuple[bytes, Commit], ...]:
+        """The commit lines, each with its exact bytes."""
+        return tuple((raw, line) for raw, line in self.lines if isinstance(line, Commit))
+
+
+def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
+    """Return the link of a history after a number of commits, from some of its slots.
+
+    Args:
+        slots: Slots that may hold the last of these commits, or the next one.
+        commits: How many, at least 1.
+    """
+    for slot in slots:
+        for raw, commit in slot.commits:
+            if commit.n == commits - 1:
+                return line_digest(raw)
+            if commit.n == commits:
+                return commit.prev
+    return None

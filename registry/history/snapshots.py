@@ -1,0 +1,136 @@
+"""Snapshots of a run: its compact replay as a file, so that opening it need not read its whole log.
+
+Owns the format, the use of older formats, when a snapshot is due, and writing one without encoding
+unchanged records again. A snapshot is a cache: one that does not fit is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from registry.errors import IntegrityError, ObjectNotFound, RegistryError
+from registry.history.actions import line_digest
+from registry.history.replay import RunManifest, Slot
+from registry.history.replay.coherence import is_coherent
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
+from registry.storage.store import Store
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.records import Record
+
+#: One slot between snapshots for each sixteen checkpoints that the run keeps, up to a bound.
+_KEPT_PER_SLOT = 16
+_SLOTS_AT_MOST = 1024
+#: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
+REPLAY_VERSION = 4
+#: Versions of which the state is the complete one that this version would make.
+COMPLETE_VERSIONS = (3,)
+_SNAPSHOTS_TRIED = 4
+_LISTS = ("checkpoints", "places", "pins", "pool")
+
+
+class Snapshots:
+    """The snapshots of one run.
+
+    Args:
+        store: The registry's objects.
+        run_id: The run.
+        newest: Slot of the newest one, where the caller has listed them.
+
+    Attributes:
+        newest: Slot of the newest one that is known; -1 without one.
+    """
+
+    def __init__(self, store: Store, run_id: str, newest: int = -1) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._lines: dict[int, tuple[Record, bytes]] = {}
+        self.newest = newest
+
+    def listed(self) -> list[int]:
+        """Return the slots of the newest few, the newest first."""
+        prefix = snapshot_prefix(self._run_id)
+        found = []
+        for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
+            with suppress(RegistryError):
+                found.append(snapshot_slot(info.key))
+        return found
+
+    def read(self, slot: int) -> Sequence[bytes] | None:
+        """Return the header and the body of a snapshot, or `None` if it is invalid."""
+        key = snapshot_key(self._run_id, slot)
+        try:
+            lines = split_lines(self._store.backend.get(key), where=key)
+        except (IntegrityError, ObjectNotFound):
+            return None
+        return lines if len(lines) == 2 else None
+
+    def parse(self, lines: Sequence[bytes], slot: Slot) -> RunManifest | None:
+        """Return the run after a slot, or `None` if the snapshot does not fit the slot."""
+        header, body = lines
+        versions = (REPLAY_VERSION, *COMPLETE_VERSIONS)
+        if header not in [snapshot_header(slot, version) for version in versions]:
+            return None
+        try:
+            state = RunManifest.decode(body, where=snapshot_key(self._run_id, slot.number))
+        except (IntegrityError, ValueError):
+            return None
+        if (state.run_id, state.next_slot) != (self._run_id, slot.number + 1):
+            return None
+        if not is_coherent(state):
+            return None
+        if slot.commits and line_digest(slot.commits[-1][0]) != state.head:
+            return None
+        return state
+
+    def is_due(self, state: RunManifest, every: int) -> bool:
+        """Return whether the log has grown by `every` slots, or by more for a larger snapshot.
+
+        So the bytes written for each slot are bounded, however many checkpoints the run keeps, and
+        so is the number of slots that opening it reads.
+        """
+        for_size = min(len(state.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
+        return state.next_slot - 1 - self.newest >= max(every, for_size)
+
+    def encode(self, state: RunManifest, slot: Slot) -> bytes:
+        """Return the snapshot after a slot."""
+        return join_lines([snapshot_header(slot, REPLAY_VERSION), self.body(state)])
+
+    def body(self, state: RunManifest) -> bytes:
+        """Return what `state.encode()` returns; records that did not change are not encoded."""
+        before, self._lines = self._lines, {}
+        rest = state.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
+        parts = {name: canonical.encode(value) for name, value in rest.items()}
+        for name in _LISTS:
+            records: tuple[Record, ...] = getattr(state, name)
+            parts[name] = b"[" + b",".join(self._encoded(records, before)) + b"]"
+        return (
+            b"{"
+            + b",".join(b'"%b":%b' % (name.encode(), parts[name]) for name in sorted(parts))
+            + b"}"
+        )
+
+    def _encoded(
+        self, records: Sequence[Record], before: dict[int, tuple[Record, bytes]]
+    ) -> Iterator[bytes]:
+        for record in records:
+            # Keep the object: its id could be reused after it is freed.
+            known = before.get(id(record)) or (record, record.encode())
+            self._lines[id(record)] = known
+            yield known[1]
+
+
+def snapshot_header(slot: Slot, version: int) -> bytes:
+    """Return the first line of a snapshot after a slot."""
+    # The slot's own digest ties the snapshot to this log and to no other of the same name.
+    tie = Digest.of(slot.data).hex()
+    return canonical.encode(
+        {
+            "format": "holdfast.snapshot/1",
+            "replay": version,
+            "slot": slot.number,
+            "slot_digest": tie,
+        }
+    )

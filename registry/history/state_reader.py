@@ -1,0 +1,186 @@
+"""Read a stored state of a run: its manifest, digest lists and chunks, wherever a repack put them.
+
+Owns following the state from one place to the next, and the error for a state that was collected.
+Users hold a `registry.loading.stored.Stored`, which reads through this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from registry.errors import MissingObject
+from registry.history.actions import Evict, Place
+from registry.history.base import Base
+from registry.history.log import RunLog
+from registry.history.log_values import format_time
+from registry.history.replay import CheckpointRecord
+from registry.storage.manifest import Manifest, TensorEntry, parse_list
+from registry.storage.placement import Placement, Places
+from registry.storage.reading import (
+    Target,
+    check_lists,
+    index_chunks,
+    read_chunks,
+    read_lists,
+    read_tensors,
+)
+from registry.storage.store import Store
+from registry.values.digest import Digest
+
+_T = TypeVar("_T")
+
+
+class StateReader:
+    """Reads one stored state.
+
+    Args:
+        store: The registry's objects.
+        log: Of a run that holds the state, or held it.
+        digest: The state's id.
+        ref: Its name, for messages.
+
+    Attributes:
+        digest: The state's id.
+    """
+
+    def __init__(self, store: Store, log: RunLog, digest: Digest, ref: str) -> None:
+        self._store = store
+        self._log = log
+        self._ref = ref
+        self._indexed: tuple[Place, tuple[Places, dict[Digest, bytes]]] | None = None
+        self.digest = digest
+
+    @property
+    def place(self) -> Place:
+        """Where its manifest and placement are in this registry.
+
+        Raises:
+            MissingObject: The log does not say.
+        """
+        found = self._log.place_of(self.digest)
+        if found is None:
+            raise MissingObject(
+                "the log gives no place for this checkpoint",
+                where=self._ref,
+                hint="Run `holdfast verify`; a mirror can restore it.",
+            )
+        return found
+
+    @property
+    def manifest(self) -> Manifest:
+        """The state's manifest."""
+        return self._relocated(lambda place: self._store.manifest(place.manifest_key))
+
+    @property
+    def placement(self) -> Placement:
+        """Where its chunks are in this registry."""
+        return self._relocated(self._placement)
+
+    def base(self) -> Base:
+        """Return the state and its place, for another state that is stored against it.
+
+        Raises:
+            IntegrityError: Its manifest or placement is damaged or gone.
+        """
+
+        def read(place: Place) -> Base:
+            # All of it by one place: a save may only rely on what is there (W2a).
+            manifest = self._store.manifest(place.manifest_key)
+            placement = self._placement(place)
+            lists = read_lists(self._store, manifest, placement)
+            index_chunks(manifest, placement, lists)
+            return Base(place, manifest, placement, lists)
+
+        return self._relocated(read)
+
+    def read(self, manifest: Manifest, targets: list[Target]) -> None:
+        """Fill memory with tensors, every byte verified.
+
+        Raises:
+            IntegrityError: A chunk is damaged or gone.
+        """
+        self._relocated(
+            lambda place: read_tensors(self._store, manifest, self._placement(place), targets)
+        )
+
+    def read_chunks(self, wanted: Mapping[Digest, memoryview]) -> None:
+        """Fill memory with chunks, every byte verified.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+
+        Raises:
+            IntegrityError: A chunk is damaged or gone.
+        """
+        self._relocated(
+            lambda place: read_chunks(
+                self._store, self._placement(place), self._index(place)[0], wanted
+            )
+        )
+
+    def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
+        """Return the digests of a tensor's chunks, in the order of its grid."""
+        if entry.chunk_list is None:
+            return entry.chunks
+        _, lists = self._relocated(self._index)
+        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
+
+    def check_lists(self, manifest: Manifest) -> None:
+        """Check the claimed lengths of digest lists against the packs, before memory is taken."""
+        if manifest.chunk_lists:
+            self._relocated(lambda place: check_lists(manifest, self._placement(place)))
+
+    def _placement(self, place: Place) -> Placement:
+        return self._store.placement(place.placement_key)
+
+    def _index(self, place: Place) -> tuple[Places, dict[Digest, bytes]]:
+        """Return the place of each chunk, and the digest lists; kept, for thousands of slices."""
+        if self._indexed is None or self._indexed[0] != place:
+            placement = self._placement(place)
+            lists = read_lists(self._store, self.manifest, placement)
+            self._indexed = place, (index_chunks(self.manifest, placement, lists), lists)
+        return self._indexed[1]
+
+    def _relocated(self, read: Callable[[Place], _T]) -> _T:
+        """Read by way of the place that the log gives; once more each time a repack moved it."""
+        while True:
+            place = self.place
+            try:
+                return read(place)
+            except MissingObject as error:
+                state = self._log.refresh()
+                if self.place != place:
+                    continue
+                if self.digest in state.held:
+                    raise
+                evicted = (
+                    one for one in self._log.history().evicted if one.manifest == self.digest
+                )
+                last = max(evicted, key=lambda one: one.n, default=None)
+                raise MissingObject(
+                    "this state was let go, and collected since",
+                    where=self._ref,
+                    found=None if last is None else told_eviction(self._log, last),
+                    hint="A mirror that was synced before may still hold it.",
+                ) from error
+
+
+def told_eviction(log: RunLog, record: CheckpointRecord) -> str | None:
+    """Return the commit, time and reason of a checkpoint's eviction; `None` while it is kept.
+
+    This reads the log.
+    """
+    if record.evicted is None:
+        return None
+    last = None
+    for slot in log.slots():
+        for _, commit in slot.commits:
+            for action in commit.actions:
+                if isinstance(action, Evict) and any(
+                    one.checkpoint == record.n for one in action.evictions
+                ):
+                    last = commit
+    if last is None:  # copied from another registry, with its own history
+        return record.evicted
+    return f"commit {last.n} of {format_time(last.time_ms)}: {record.evicted}"

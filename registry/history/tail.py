@@ -1,0 +1,150 @@
+"""The end of a log: the slots that a handle has read last, and the head that this machine has seen.
+
+A log can lose its newest slots, be set back to an older copy or be replaced by another registry's.
+A commit after such a change would be in no log, or after a gap (W4 of docs/spec.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from registry.errors import NotFound, ObjectNotFound, RolledBack
+from registry.history.replay import RunManifest, Slot, link_after
+from registry.storage.keys import CONFIG, slot_key
+from registry.storage.store import Store, read_config
+from registry.values.digest import Digest
+
+
+@dataclass(slots=True)
+class Tail:
+    """The newest slots that were read.
+
+    Attributes:
+        newest: Digest of the newest one.
+        committed: The newest one that holds a commit.
+        link: Link of the history where it was seen before, once a slot has shown it.
+    """
+
+    newest: Digest | None = None
+    committed: int | None = None
+    link: Digest | None = None
+
+    def take(self, slot: Slot, seen_commits: int) -> None:
+        """Take a further slot; `seen_commits` says after how many commits the link is wanted."""
+        self.newest = Digest.of(slot.data)
+        if slot.commits:
+            self.committed = slot.number
+        if self.link is None and seen_commits:
+            self.link = link_after([slot], seen_commits)
+
+
+class SeenHead:
+    """The head of a run's log on this machine: checked when the log is read, then remembered.
+
+    Attributes:
+        head: The head that was seen before, if any.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._heads = store.heads
+        self._run_id = run_id
+        # As it was before anything is read: another thread may be committing meanwhile.
+        self.head = None if store.heads is None else store.heads.seen(run_id)
+        self._is_checked = self.head is None
+
+    @property
+    def commits(self) -> int:
+        """How many commits the log had; 0 if it was not seen."""
+        return 0 if self.head is None else self.head.commits
+
+    def skipped(self, snapshot: int) -> range:
+        """Return the slots that prove the head and that a snapshot skips."""
+        return range(0) if self.head is None else self.head.skipped(snapshot)
+
+    def check(self, run: RunManifest, tail: Tail, proofs: Iterable[Slot]) -> None:
+        """Check that the log continues from the head, and remember its new head.
+
+        Args:
+            run: The replay of the log.
+            tail: Its newest slots.
+            proofs: Slots before those that were read, in which the head is looked for first.
+
+        Raises:
+            RolledBack: It is shorter than it was, or another one.
+        """
+        if self._heads is not None and self.head is not None:
+            link = link_after(proofs, self.commits) or tail.link
+            if link is None and run.commits == self.commits:
+                link = run.head  # only marks and places follow the snapshot
+            self.head.require(self._heads.url, run.next_slot, run.commits, link)
+        self._is_checked = True
+        self.note(run, tail)
+
+    def note(self, run: RunManifest, tail: Tail) -> None:
+        """Remember the head of the log, if the log was checked against the old head."""
+        if self._heads is not None and run.head is not None and self._is_checked:
+            self._heads.note(self._run_id, run.next_slot, run.commits, run.head, tail.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the newest slot that was read, on its way.
+
+    Attributes:
+        next_slot: The slot after that one.
+        outcome: Done when it is there as it was read.
+    """
+
+    next_slot: int
+    outcome: Future[None]
+
+
+def check_newest(store: Store, run_id: str, number: int, newest: Digest | None) -> None:
+    """Check that the newest slot that was read is still there unchanged.
+
+    Args:
+        store: The registry's objects.
+        run_id: The run.
+        number: Number of the slot.
+        newest: Its digest; without one nothing was read, and the registry itself is looked at.
+
+    Raises:
+        RolledBack: It is not.
+    """
+    if newest is None:
+        _check_registry(store)
+        return
+    key = slot_key(run_id, number)
+    try:
+        found: Digest | None = Digest.of(store.backend.get(key))
+    except ObjectNotFound:
+        found = None
+    if found != newest:
+        raise RolledBack(
+            "the log is not the one that this handle has read",
+            where=key,
+            expected=f"the slot {newest.short}",
+            found="no slot" if found is None else f"the slot {found.short}",
+            hint="Nothing was committed. The log lost its newest slots, or another registry is "
+            "in its place: restore it, or open the run again to continue from the present log.",
+        )
+
+
+def _check_registry(store: Store) -> None:
+    """Refuse to begin a log in another registry than the handle was opened on, or in none."""
+    opened = store.config.id
+    try:
+        found = read_config(store.backend).id
+    except NotFound:
+        found = None
+    if found != opened:
+        raise RolledBack(
+            "the registry is not the one that this handle was opened on",
+            where=f"{store.backend.url}/{CONFIG}",
+            expected=f"the registry {opened}",
+            found="none" if found is None else f"the registry {found}",
+            hint="Nothing was committed. Bring the registry back from a backup, or open it "
+            "again to work with what is there.",
+        )

@@ -1,0 +1,1 @@
+"""Stored states and checkpoints as users hold them, and their way back into memory."""

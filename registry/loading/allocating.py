@@ -1,0 +1,121 @@
+"""Memory for a state that is loaded: one array for each tensor, and what goes where.
+
+Tensors that were saved with less precision can get the type that they had: they are read to the
+end of their memory then, and widened where they lie, so that no state is there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from backends.escape import quoted
+from registry import pytree
+from registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
+from registry.precision.policy import stored_view
+from registry.storage.manifest import Component, TensorEntry
+from registry.storage.reading import Target
+
+#: The element types of a loaded state: those on the store, or those that it had when it was saved.
+LoadPrecision = Literal["stored", "original"]
+
+
+#: Axes that every version of every library supports.
+_AXES_EVERYWHERE = 32
+
+
+@dataclass(slots=True)
+class Allocated:
+    """Fresh memory for components.
+
+    Attributes:
+        arrays: Their arrays by component.
+        targets: What is to be read where.
+        widenings: What is to be widened then, as `widen_all` takes it.
+    """
+
+    arrays: dict[str, list[object]] = field(default_factory=dict)
+    targets: list[Target] = field(default_factory=list)
+    widenings: list[tuple[memoryview, str, str]] = field(default_factory=list)
+
+    def add(self, name: str, tensor: TensorEntry, kind: str, precision: LoadPrecision) -> None:
+        """Make the memory of one tensor."""
+        original = tensor.original if precision == "original" else None
+        try:
+            array, memory = pytree.allocate(original or tensor.dtype, tensor.shape, kind)
+        except IncompatibleState as error:
+            if tensor.original is None:
+                raise
+            hint = f"{error.hint} Or load it with precision='original'."
+            raise IncompatibleState(error.what, where=name, found=error.found, hint=hint) from error
+        self.arrays[name].append(array)
+        if original is None:
+            self.targets.append((tensor, memory))
+            return
+        self.targets.append((tensor, stored_view(memory, tensor.dtype, original)))
+        self.widenings.append((memory, tensor.dtype, original))
+
+
+def allocate(ref: str, parts: Mapping[str, Component], precision: LoadPrecision) -> Allocated:
+    """Return fresh arrays for components, and what is to be read into them.
+
+    Args:
+        ref: The state that they are of.
+        parts: The components.
+        precision: Which element types the arrays have.
+
+    Raises:
+        Malformed: No library makes an array of such a shape.
+        IncompatibleState: They do not fit into memory, or the library here lacks an element type,
+            or takes fewer axes.
+    """
+    made = Allocated()
+    for name, part in parts.items():
+        kinds = pytree.leaf_kinds(part.skeleton)
+        made.arrays[name] = []
+        for index, tensor in enumerate(part.tensors):
+            try:
+                made.add(name, tensor, kinds[index], precision)
+            except (MemoryError, RuntimeError, ValueError, OverflowError) as error:
+                if isinstance(error, RegistryError):
+                    raise
+                raise _refusal(f"{ref}: {name}", part, tensor, error) from error
+    return made
+
+
+def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception) -> RegistryError:
+    """Return the error for a failed allocation. For a bad shape NumPy raises ValueError."""
+    if not tensor.nbytes and len(tensor.shape) <= _AXES_EVERYWHERE:
+        return Malformed(
+            "no library makes an array of this shape", where=where, found=list(tensor.shape)
+        )
+    if isinstance(error, ValueError):
+        return IncompatibleState(
+            "the library here makes no array of this shape",
+            where=where,
+            found=f"{list(tensor.shape)}: {error}",
+            hint="More than 32 axes need NumPy 2.",
+        )
+    return IncompatibleState(
+        "the component does not fit into memory",
+        where=where,
+        found=f"{part.nbytes} bytes",
+        hint="Load fewer components with only=[...].",
+    )
+
+
+def check_load_precision(precision: object) -> None:
+    """Refuse what is no `LoadPrecision`.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    known = get_args(LoadPrecision)
+    if precision not in known:
+        raise InvalidInput(
+            "no such precision to load in",
+            expected=" or ".join(map(repr, known)),
+            found=quoted(precision),
+            hint="What else a tensor is to be, it can be cast to after loading.",
+        )

@@ -1,0 +1,225 @@
+"""A checkpoint as a user holds it: a stored state with its place in the life of a run.
+
+Saving is the business of `registry.training.trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from registry.errors import NotFound
+from registry.history.actions import CommitKeys, ReportMetrics
+from registry.history.log import RunLog
+from registry.history.log_values import check_metrics, decode_plain, moment
+from registry.history.replay import CheckpointRecord, RunManifest
+from registry.history.state_reader import told_eviction
+from registry.history.tiers import tier_after_report
+from registry.loading.allocating import LoadPrecision
+from registry.loading.fit import LoadReport
+from registry.loading.stored import Stored, TensorInfo
+from registry.spec.migrations import MIGRATIONS
+from registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
+from registry.storage.store import Store
+from registry.values.suggest import near
+from registry.writing.committer import Committer
+
+__all__ = ["Checkpoint", "LoadReport", "TensorInfo", "phase_segment", "phase_value"]
+
+
+class Checkpoint(Stored):
+    """One checkpoint of a run. Cheap to hold: nothing is read before it is asked for."""
+
+    def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
+        super().__init__(store, log, record.manifest, _step_ref(record))
+        self._n = record.n
+        self._record = record
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        return self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int, bytes]:
+        return self.run_id, self._n, self.digest
+
+    @property
+    def n(self) -> int:
+        """Number of the commit that added it."""
+        return self._n
+
+    @property
+    def record(self) -> CheckpointRecord:
+        """The record in the run's log, as far as this handle has read.
+
+        For an evicted checkpoint, the log is read from its beginning, once.
+        """
+        return self._log.knowing(self._n).by_n.get(self._n, self._record)
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether it was evicted, as far as this handle has read."""
+        return self._log.state.is_evicted(self._n)
+
+    @property
+    def ref(self) -> str:
+        """A name that finds it again: run, phase and step; by id where it is superseded."""
+        if self.superseded:
+            return f"{self.run_id}/{self.digest.short}"
+        return super().ref
+
+    @property
+    def phase(self) -> int | str:
+        """The phase that it was saved in; a number where it was given as one."""
+        return phase_value(self._record.phase)
+
+    @property
+    def step(self) -> int:
+        """The training step (or update, or epoch) that it was saved at."""
+        return self._record.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The newest value of each metric."""
+        return dict(self.record.metrics)
+
+    @property
+    def meta(self) -> Any:
+        """What was kept beside the state."""
+        return decode_plain(self._record.meta)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors, however few of them this registry had to store anew."""
+        return self._record.size_bytes
+
+    @property
+    def created(self) -> datetime:
+        """When it was saved, by the trainer's clock; limited to the years 1 to 9999."""
+        return moment(self._record.time_ms)
+
+    @property
+    def superseded(self) -> bool:
+        """Whether training went back behind it; it is then never `latest` or `best`."""
+        state = self._log.state
+        known = self._n in state.by_n or state.is_evicted(self._n)
+        return state.is_superseded(self._n) if known else self._record.superseded
+
+    def eviction(self) -> str | None:
+        """Return the commit, time and reason of its eviction; `None` while it is kept.
+
+        This reads the log.
+        """
+        return told_eviction(self._log, self.record)
+
+    @property
+    def tier(self) -> str | None:
+        """Its retention class within the phase; `None` where the run has no tiers."""
+        return self.record.tier
+
+    @property
+    def nonfinite(self) -> tuple[str, ...]:
+        """Paths of weights that hold NaN or infinity, the first few; it is then not `latest`."""
+        return self._record.nonfinite
+
+    @property
+    def companions(self) -> dict[str, Stored]:
+        """The states that were saved beside it, by name."""
+        return {
+            name: Stored(self._store, self._log, digest, f"{self.digest.short}/companions/{name}")
+            for name, digest in self._record.companions.items()
+        }
+
+    def companion(self, name: str) -> Stored:
+        """Return a state that was saved beside it.
+
+        Raises:
+            NotFound: There is none of that name.
+        """
+        found = self.companions
+        if name not in found:
+            raise NotFound(
+                "no such companion",
+                where=f"{self.ref}: {name}",
+                expected=", ".join(found) or "none",
+                hint=near(name, found),
+            )
+        return found[name]
+
+    def _commit_keys(self) -> CommitKeys | None:
+        return self._record.commit_keys
+
+    def load(
+        self,
+        *,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+        version: int | str | None = None,
+    ) -> Any:
+        """Return the state, byte for byte and type for type as it was saved, every byte verified.
+
+        A whole state of a run with a specification is held against its required keys and dtypes;
+        one of an older schema version is migrated by the migrations that the program registered.
+
+        Args:
+            only: The component that is wanted, or several; all without it. Never migrated.
+            map_location: Device for the tensors, as `torch.device` or its name.
+            precision: Of tensors that the save stored with less precision: as they are stored, or
+                in the type that they had (`original`); the bits that were lost stay lost.
+            version: Schema version that is wanted; the specification's without it.
+
+        Raises:
+            NotFound: A component in `only` does not exist.
+            IncompatibleState: Keys or dtypes are not what the specification says, or nothing leads
+                from its schema version to the wanted one.
+            IntegrityError: Something is damaged or gone; nothing is returned.
+        """
+        state = super().load(only=only, map_location=map_location, precision=precision)
+        if only is not None:
+            return state
+        spec, where = self._log.state.spec, self.ref
+        found = None if spec.version_key is None else state.get(spec.version_key)
+        wanted = spec.version if version is None else version
+        if spec.version_key is not None and found is not None and found != wanted:
+            assert wanted is not None  # a specification has both or neither
+            state = MIGRATIONS.apply(state, spec.version_key, wanted)
+        if wanted == spec.version:
+            check_keys(spec, self._record.phase, state, where=where)
+        if found == spec.version:
+            check_dtypes(spec, manifest_dtypes(self.manifest), where=where)
+        return state
+
+    def report(self, metrics: Mapping[str, object]) -> None:
+        """Add metrics, or replace their values. Needs no writer token.
+
+        Raises:
+            InvalidInput: A value is not a number.
+            Conflict: The run was dropped.
+        """
+        checked = check_metrics(metrics)
+
+        def actions(run: RunManifest) -> list[ReportMetrics]:
+            tier = tier_after_report(run, self._n, checked)
+            return [ReportMetrics(checkpoint=self._n, metrics=checked, tier=tier)]
+
+        Committer(self._store, self._log).commit(actions)
+
+
+def _step_ref(record: CheckpointRecord) -> str:
+    return f"{phase_segment(record.phase)}/step{record.step:08d}"
+
+
+def phase_segment(phase: str) -> str:
+    """Return how a phase stands in a ref: `phase2` for a number, the name itself otherwise."""
+    return f"phase{phase}" if phase.isdigit() else phase
+
+
+def phase_value(phase: str) -> int | str:
+    """Return a phase as the caller gave it: a number where it was one."""
+    return int(phase) if phase.isdigit() else phase

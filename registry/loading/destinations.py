@@ -1,0 +1,218 @@
+"""Memory that a checkpoint is loaded into: the target's own where possible, staging where not.
+
+Owns where a tensor lies, too: which of them share memory, and whether they can be written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backends.escape import quoted
+from registry import pytree
+from registry.errors import IncompatibleState, InvalidInput
+from registry.precision.policy import stored_view
+from registry.values.dtypes import ITEM_SIZES
+
+#: Steps that are spent on telling whether two tensors have an element in common.
+_MAX_WORK: Any = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the elements of a tensor or array lie; equal for those that are the same view.
+
+    Attributes:
+        device: The device whose memory it is.
+        address: Of the first element.
+        dtype: Its element type.
+        axes: Length and stride in bytes of each axis; a stride that is never gone is 0.
+    """
+
+    device: str
+    address: int
+    dtype: str
+    axes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, target: Any, dtype: str, shape: tuple[int, ...]) -> Extent:
+        """Look where a tensor or array lies.
+
+        Args:
+            target: The tensor or array.
+            dtype: Its element type.
+            shape: Its axis lengths.
+        """
+        # torch tensors know `detach`, NumPy arrays do not.
+        if hasattr(target, "detach"):
+            device, address = str(target.device), target.data_ptr()
+            strides = [step * ITEM_SIZES[dtype] for step in target.stride()]
+        else:
+            device, address, strides = "cpu", target.ctypes.data, target.strides
+        axes = zip(shape, strides, strict=True)
+        return cls(device, address, dtype, tuple((n, step if n > 1 else 0) for n, step in axes))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements."""
+        return any(not length for length, _ in self.axes)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Where the first byte of the lowest element lies, and where that of the highest ends."""
+        reach = [(length - 1) * step for length, step in self.axes]
+        low = sum(step for step in reach if step < 0)
+        high = sum(step for step in reach if step > 0)
+        return self.address + low, self.address + high + ITEM_SIZES[self.dtype]
+
+    @property
+    def is_apart_in_itself(self) -> bool:
+        """Whether no two elements are known to share memory: each axis steps over those below."""
+        reach = ITEM_SIZES[self.dtype]
+        for step, length in sorted((abs(step), n) for n, step in self.axes if n > 1):
+            if step < reach:
+                return False
+            reach += (length - 1) * step
+        return True
+
+    def meets(self, other: Extent) -> bool:
+        """Return whether it has memory in common with another, or none can tell within reason."""
+        if self.device != other.device:
+            return False
+        import numpy as np
+
+        try:
+            mine, theirs = np.asarray(_Foreign(self)), np.asarray(_Foreign(other))
+            return bool(np.shares_memory(mine, theirs, max_work=_MAX_WORK))
+        except RuntimeError:  # too hard
+            return True
+
+
+class _Foreign:
+    """Memory of any device as NumPy sees it, to reckon with: it is never read."""
+
+    def __init__(self, extent: Extent) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{ITEM_SIZES[extent.dtype]}",
+            "shape": tuple(length for length, _ in extent.axes),
+            "strides": tuple(step for _, step in extent.axes),
+            "data": (extent.address, True),
+        }
+
+
+def check_writable(where: str, target: Any, extent: Extent) -> None:
+    """Refuse what could not be written to, before anything is.
+
+    Args:
+        where: What a refusal names.
+        target: The tensor or array.
+        extent: Where it lies.
+
+    Raises:
+        IncompatibleState: It is read-only, or elements of it share memory with each other.
+    """
+    flags = getattr(target, "flags", None)
+    is_read_only = flags is not None and not flags.writeable
+    if is_read_only or not (extent.is_empty or extent.is_apart_in_itself):
+        raise IncompatibleState(
+            "a tensor of the target cannot be written to",
+            where=where,
+            found="a read-only array" if is_read_only else "elements that share memory",
+            hint="Copy it first: .clone() or .copy().",
+        )
+
+
+def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of tensors that share some of their memory, the same views among them.
+
+    Of more than two that are the same view each comes once, with the first.
+
+    Args:
+        extents: Where they lie, by path.
+    """
+    first: dict[Extent, str] = {}
+    for path, extent in extents.items():
+        other = first.setdefault(extent, path)
+        if other != path and not extent.is_empty:
+            yield other, path
+    begun: list[tuple[int, str]] = []
+    last = ""
+    order = sorted(
+        ((one.device, *one.bounds, path) for one, path in first.items() if not one.is_empty)
+    )
+    for device, start, stop, path in order:
+        begun = [one for one in begun if one[0] > start] if device == last else []
+        for _, other in begun:
+            if extents[path].meets(extents[other]):
+                yield other, path
+        begun.append((stop, path))
+        last = device
+
+
+class Destination:
+    """The bytes of one existing tensor or array.
+
+    Args:
+        target: The tensor or array.
+        stored_dtype: The narrower element type that is read in place of the target's own, to be
+            widened where it lies; its own without.
+        is_aside: Whether the target is left as it is until `settle`, wherever it lies.
+
+    Attributes:
+        view: Flat writable bytes to read into.
+        widening: The target's whole memory, what is read and what it is to become; `None` where
+            nothing is widened.
+    """
+
+    def __init__(
+        self, target: Any, stored_dtype: str | None = None, *, is_aside: bool = False
+    ) -> None:
+        self._target = target
+        self._staged: Any = None
+        view = None if is_aside else pytree.view_of(target)
+        if view is None:
+            # On another device, or not contiguous.
+            dtype, shape = pytree.describe(target)
+            # torch tensors know `detach`, NumPy arrays do not.
+            kind = "torch" if hasattr(target, "detach") else "numpy"
+            self._staged, view = pytree.allocate(dtype, shape, kind)
+        self.view: memoryview = view
+        self.widening: tuple[memoryview, str, str] | None = None
+        if stored_dtype is not None:
+            dtype, _ = pytree.describe(target)
+            self.view = stored_view(view, stored_dtype, dtype)
+            self.widening = view, stored_dtype, dtype
+
+    def settle(self) -> None:
+        """Move staged bytes into the target."""
+        if self._staged is None:
+            return
+        if hasattr(self._target, "detach"):
+            self._target.detach().copy_(self._staged)
+        else:
+            self._target[...] = self._staged
+        self._staged = None
+
+
+def check_device(device: object) -> None:
+    """Refuse a device that tensors could not be moved to, before they are read.
+
+    Raises:
+        InvalidInput: There is none of this name, or not on this machine.
+    """
+    if str(device) == "cpu":
+        return
+    probe: Any = pytree.allocate("uint8", (0,), "torch")[0]
+    try:
+        probe.to(device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidInput(
+            "no device to load to", found=quoted(device), hint=str(error).partition("\n")[0]
+        ) from error
+
+
+def to_device(arrays: Sequence[object], device: object) -> list[object]:
+    """Move the tensors among `arrays` to a device; NumPy arrays and byte strings stay."""
+    return [array.to(device) if hasattr(array, "to") else array for array in arrays]

@@ -1,0 +1,231 @@
+"""Holding a stored state against what it is to fill: paths, shapes, dtypes, shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.escape import quoted
+from registry import pytree
+from registry.errors import IncompatibleState, InvalidInput
+from registry.loading.destinations import Destination, Extent, check_writable, overlaps
+from registry.precision.policy import widen_all
+from registry.storage.manifest import Component, TensorEntry
+from registry.values.canonical import Json
+
+_NAMED_AT_MOST = 8
+#: What `torch.compile` puts before the names of a module's tensors.
+_COMPILED = "_orig_mod"
+_FIT = (
+    "Make the target's tensors of the shapes and types that are stored, or name another component."
+)
+_NAMES = "Name the right component, or pass strict=False to fill what both sides have."
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did.
+
+    Attributes:
+        loaded: Paths of the tensors that were filled.
+        missing: Paths in the target that the checkpoint does not have.
+        unexpected: Paths in the checkpoint that the target does not have.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sources: Collection[str], leaves: Collection[str]) -> LoadReport:
+        """Compare the paths of a checkpoint and of a target."""
+        return cls(
+            loaded=tuple(path for path in sources if path in leaves),
+            missing=tuple(path for path in leaves if path not in sources),
+            unexpected=tuple(path for path in sources if path not in leaves),
+        )
+
+
+class _Leaf(Protocol):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
+    """Return the tensors of components by path, as they stand in the manifest."""
+    found = {}
+    for name, part in parts.items():
+        paths = pytree.leaf_paths(name, part.skeleton)
+        found.update({paths[index]: part.tensors[index] for index in arrays_in(part.skeleton)})
+    return found
+
+
+def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
+    """Return the tensors and arrays of a target by path."""
+    return {
+        part.leaves[index].path: part.leaves[index]
+        for part in pytree.flatten(target).components
+        for index in arrays_in(part.skeleton)
+    }
+
+
+def filled_once(
+    ref: str, sources: Mapping[str, TensorEntry], leaves: Mapping[str, pytree.ArrayLeaf]
+) -> list[str]:
+    """Return the paths at which a target is filled: of those that are one view only the first.
+
+    Args:
+        ref: The state.
+        sources: Its tensors.
+        leaves: Those of the target; what the state does not have is left out.
+
+    Raises:
+        IncompatibleState: A tensor cannot be written to; two share memory, and are not one view or
+            would be given different content.
+    """
+    extents = {}
+    for path in sources:
+        if path in leaves:
+            leaf = leaves[path]
+            extents[path] = Extent.of(leaf.source, leaf.dtype, leaf.shape)
+            check_writable(f"{ref}: {path}", leaf.source, extents[path])
+    again = set()
+    for first, second in overlaps(extents):
+        if extents[first] != extents[second]:
+            raise IncompatibleState(
+                "two tensors of the target share memory and are not the same",
+                where=f"{ref}: {first} and {second}",
+                hint="Give each memory of its own: .clone() or .copy().",
+            )
+        if sources[first].content != sources[second].content:
+            raise IncompatibleState(
+                "two tensors of the target share memory and differ in the checkpoint",
+                where=f"{ref}: {first} and {second}",
+                hint="Untie them, or load one of the two into its own tensor.",
+            )
+        again.add(second)
+    return [path for path in extents if path not in again]
+
+
+def widened_paths(
+    sources: Mapping[str, TensorEntry], leaves: Mapping[str, _Leaf]
+) -> dict[str, str]:
+    """Return the paths at which the target has the type that a tensor was given in at its save.
+
+    With each the type that the tensor is stored in.
+    """
+    return {
+        path: sources[path].dtype
+        for path, leaf in leaves.items()
+        if path in sources and sources[path].original == leaf.dtype
+    }
+
+
+def settle(into: Mapping[str, Destination], pool: Executor) -> None:
+    """Finish tensors that have been read: widened where they lie, moved where they were staged."""
+    widen_all((one.widening for one in into.values() if one.widening), pool)
+    for destination in into.values():
+        destination.settle()
+
+
+def arrays_in(skeleton: Json) -> list[int]:
+    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
+    kinds = pytree.leaf_kinds(skeleton)
+    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
+
+
+def check_fit(
+    ref: str,
+    report: LoadReport,
+    sources: Mapping[str, TensorEntry],
+    leaves: Mapping[str, _Leaf],
+    *,
+    strict: bool,
+    widened: Collection[str] = (),
+) -> None:
+    """Refuse a state that does not fit.
+
+    Args:
+        ref: The state.
+        report: Which paths are on which side.
+        sources: Its tensors.
+        leaves: Those of the target.
+        strict: Whether a path that only one side has is an error.
+        widened: Paths whose tensors are given back the type that they had before their save.
+
+    Raises:
+        IncompatibleState: Paths, shapes or dtypes differ.
+    """
+    wrong = []
+    for path in report.loaded:
+        have, want = sources[path], leaves[path]
+        dtype = have.original if path in widened else have.dtype
+        if (dtype, have.shape) != (want.dtype, want.shape):
+            was = "" if have.original is None else f" ({have.original} before its save)"
+            wrong.append(
+                f"{path} is {have.dtype}{list(have.shape)}, "
+                f"target {want.dtype}{list(want.shape)}{was}"
+            )
+    hint = _FIT if wrong else _NAMES
+    if strict:
+        wrong += [f"{path} is not in the checkpoint" for path in report.missing]
+        wrong += [f"{path} is not in the target" for path in report.unexpected]
+    if not wrong:
+        return
+    shown = "; ".join(wrong[:_NAMED_AT_MOST])
+    more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
+    raise IncompatibleState(
+        "the checkpoint does not fit the target",
+        where=ref,
+        found=shown + more,
+        hint="Nothing was changed. " + (_compiled(report) or hint),
+    )
+
+
+def check_any_fits(ref: str, report: LoadReport) -> None:
+    """Refuse a state that has nothing for a target.
+
+    Raises:
+        IncompatibleState: There are tensors, and no path is on both sides.
+    """
+    if report.loaded or not (report.missing or report.unexpected):
+        return
+    raise IncompatibleState(
+        "the checkpoint has no tensor of the target",
+        where=ref,
+        expected=_some(report.missing),
+        found=_some(report.unexpected),
+        hint="Nothing was changed. " + (_compiled(report) or "Name the right component."),
+    )
+
+
+def check_component(component: object) -> str | None:
+    """Return the name of a component, or `None` for all.
+
+    Raises:
+        InvalidInput: It is not a name.
+    """
+    if component is None or isinstance(component, str):
+        return component
+    raise InvalidInput(
+        "component is not the name of one",
+        where="component",
+        expected="a string, or None",
+        found=quoted(component),
+    )
+
+
+def _compiled(report: LoadReport) -> str:
+    """Return what to do where one side's paths are those of a compiled module."""
+    if any(_COMPILED in path.replace("/", ".").split(".") for path in report.missing):
+        return f"The target is compiled: give the module inside, `model.{_COMPILED}`."
+    if any(_COMPILED in path.replace("/", ".").split(".") for path in report.unexpected):
+        return f"A compiled module was saved: save the one inside, `model.{_COMPILED}`, or compile."
+    return ""
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _NAMED_AT_MOST} more" if len(paths) > _NAMED_AT_MOST else ""
+    return (", ".join(paths[:_NAMED_AT_MOST]) or "no tensor") + more

@@ -1,0 +1,343 @@
+"""A stored state as a user holds it: what it is, and its way back into memory.
+
+Checkpoints, releases, artifacts and entries of the pool are all such states. Reading names nothing
+on the store and takes no token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from backends.escape import quoted
+from registry import pytree
+from registry.errors import InvalidInput, Malformed, NotFound
+from registry.history.actions import CommitKeys
+from registry.history.log import RunLog
+from registry.history.log_values import decode_plain
+from registry.history.state_reader import StateReader
+from registry.loading.allocating import LoadPrecision, allocate, check_load_precision
+from registry.loading.destinations import Destination, check_device, to_device
+from registry.loading.fit import (
+    LoadReport,
+    check_component,
+    check_fit,
+    filled_once,
+    leaves_by_path,
+    settle,
+    tensors_by_path,
+    widened_paths,
+)
+from registry.precision.policy import widen_all
+from registry.storage.lazy import LazyTensor
+from registry.storage.manifest import Component, Manifest, TensorEntry
+from registry.storage.store import Store
+from registry.values.digest import Digest
+from registry.values.gc_pause import allocation_burst
+from registry.values.suggest import near
+from registry.zarr import open_zarr
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a checkpoint, told from its manifest alone.
+
+    Attributes:
+        path: Component and keys joined with `/`.
+        dtype: Name of its element type.
+        shape: Axis lengths.
+        nbytes: Size in bytes.
+        content: Its bytes' identity: equal for equal dtype, shape and bytes, and only then.
+        original: The wider element type that it had when it was saved, where the save stored it
+            with less precision; `None` where it is stored as it was.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    content: Digest
+    original: str | None = None
+
+
+class Stored:
+    """A state that a run keeps under some name. Nothing of it is read before it is asked for.
+
+    Attributes:
+        digest: Its id: equal for equal states, in every registry.
+    """
+
+    def __init__(self, store: Store, log: RunLog, digest: Digest, ref: str) -> None:
+        self._store = store
+        self._log = log
+        self._ref = ref
+        self.digest = digest
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.ref} {self.digest.short}>"
+
+    @cached_property
+    def _reader(self) -> StateReader:
+        return StateReader(self._store, self._log, self.digest, f"{self.run_id}/{self._ref}")
+
+    @property
+    def run_id(self) -> str:
+        """The run that keeps it."""
+        return self._log.run_id
+
+    @property
+    def ref(self) -> str:
+        """A name that finds it again."""
+        return f"{self.run_id}/{self._ref}"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors, however few of them this registry had to store anew."""
+        return self.manifest.nbytes
+
+    @property
+    def components(self) -> dict[str, Digest]:
+        """Digest of each top-level key; equal digests mean equal components, in any checkpoint."""
+        return {name: part.digest for name, part in self.manifest.components.items()}
+
+    @property
+    def manifest(self) -> Manifest:
+        """What its state is."""
+        return self._reader.manifest
+
+    def load(
+        self,
+        *,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+    ) -> Any:
+        """Return the state, byte for byte and type for type as it was saved, every byte verified.
+
+        Args:
+            only: The component that is wanted, or several; all without it.
+            map_location: Device for the tensors, as `torch.device` or its name.
+            precision: Of tensors that the save stored with less precision: as they are stored, or
+                in the type that they had (`original`); the bits that were lost stay lost.
+
+        Raises:
+            InvalidInput: There is no such precision, or no such device here.
+            NotFound: A component in `only` does not exist.
+            IntegrityError: Something is damaged or gone; nothing is returned.
+        """
+        check_load_precision(precision)
+        check_device(map_location)
+        manifest = self.manifest
+        aside = self._aside(manifest)
+        names = [only] if isinstance(only, str) else only
+        wanted = self._select(manifest, _without(names, aside))
+        self._reader.check_lists(manifest)
+        with allocation_burst():
+            made = allocate(self.ref, wanted, precision)
+        self._reader.read(manifest, made.targets)
+        widen_all(made.widenings, self._store.pools.hashing)
+        arrays = made.arrays
+        if str(map_location) != "cpu":
+            arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
+        with allocation_burst():
+            parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+            state = pytree.unflatten(manifest.kind, parts)
+        return self._with_commit_keys(state, aside, names)
+
+    def load_into(
+        self, target: object, *, component: str | None = None, strict: bool = True
+    ) -> LoadReport:
+        """Fill the tensors of a module, or of a nest of dicts and lists, in place.
+
+        Bytes go straight into the target's memory where it is contiguous and on the CPU, and
+        through one staging tensor otherwise. Plain values of the checkpoint are left alone. A
+        tensor that was saved with less precision fits a target of the type that it is stored in,
+        and of the one that it had before, where it is widened exactly. Nobody else may write to the
+        target meanwhile: the result would be a mixture.
+
+        Args:
+            target: An object with `state_dict()`, or a dict of tensors.
+            component: The component that the target stands for; without it the target's top-level
+                keys are components.
+            strict: Whether a path that only one side has is an error.
+
+        Raises:
+            InvalidInput: The component is not a name.
+            IncompatibleState: Paths, shapes or dtypes differ, or memory is read-only or shared in
+                part; nothing was read.
+            NotFound: There is no such component.
+            IntegrityError: Something is damaged; the target's tensors are then not to be used.
+        """
+        named = target if check_component(component) is None else {component: target}
+        manifest = self.manifest
+        with allocation_burst():
+            parts = self._select(manifest, None if component is None else [component])
+            sources, leaves = tensors_by_path(parts), leaves_by_path(named)
+        report = LoadReport.of(sources, leaves)
+        widened = widened_paths(sources, leaves)
+        check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
+        with allocation_burst():
+            paths = filled_once(self.ref, sources, leaves)
+            into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
+        del leaves  # a view of every tensor, which `into` has once more
+        self._reader.read(manifest, [(sources[path], one.view) for path, one in into.items()])
+        settle(into, self._store.pools.hashing)
+        return report
+
+    def lazily(self) -> LazyState:
+        """Return the state as a mapping whose components are loaded when they are asked for."""
+        return LazyState(self)
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Return every tensor by path, from the manifest alone."""
+        return {
+            path: TensorInfo(
+                path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
+            )
+            for path, entry in tensors_by_path(self.manifest.components).items()
+        }
+
+    def __getitem__(self, path: str) -> LazyTensor:
+        """Return a tensor that is read when it is indexed: only what the index touches.
+
+        Args:
+            path: Component and keys joined with `/`, as in `tensors()`.
+
+        Raises:
+            InvalidInput: It is not a string.
+            NotFound: The state holds no tensor of this path; near ones are suggested.
+        """
+        if not isinstance(path, str):
+            raise InvalidInput(
+                "a tensor is named by its path", where=self.ref, found=quoted(path)[:80]
+            )
+        if path not in self._arrays:
+            raise NotFound(
+                "no such tensor",
+                where=f"{self.ref}: {path}",
+                hint=near(path, self._arrays) or "`tensors()` lists the paths.",
+            )
+        return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self._reader)
+
+    def __contains__(self, path: object) -> bool:
+        """Return whether the state holds a tensor of this path."""
+        return path in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the paths of its tensors."""
+        return iter(self._arrays)
+
+    @cached_property
+    def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
+        """Tensors by path, with how each is rebuilt; kept: they are asked for by thousands."""
+        found = {}
+        for name, part in self.manifest.components.items():
+            paths = pytree.leaf_paths(name, part.skeleton)
+            for index, kind in pytree.leaf_kinds(part.skeleton).items():
+                if kind in ("torch", "numpy"):
+                    found[paths[index]] = part.tensors[index], kind
+        return found
+
+    def zarr(self) -> Any:
+        """Return the state as a `zarr.Group` over the same chunks, to read only.
+
+        Raises:
+            InvalidInput: zarr is not installed.
+            IncompatibleState: A tensor has a path that Zarr cannot name.
+        """
+        tensors = tensors_by_path(self.manifest.components)
+        return open_zarr(self._reader, self.ref, self.digest, tensors)
+
+    def _commit_keys(self) -> CommitKeys | None:
+        return None
+
+    def _aside(self, manifest: Manifest) -> dict[str, Any]:
+        kept = self._commit_keys()
+        if kept is None:
+            return {}
+        aside = decode_plain(kept.values)
+        keys = [*manifest.components, *(aside if isinstance(aside, dict) else ())]
+        if not isinstance(aside, dict) or Counter(kept.order) != Counter(keys):
+            raise Malformed(
+                "the keys that the commit keeps do not fit the manifest",
+                where=self.ref,
+                expected=f"each of the keys {', '.join(kept.order)} in one of the two",
+                found=", ".join(map(quoted, keys)),
+                hint="`load_into` fills tensors without them; another checkpoint may be whole.",
+            )
+        return aside
+
+    def _with_commit_keys(
+        self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
+    ) -> Any:
+        """Put the keys that the commit keeps where they stood in the state."""
+        kept = self._commit_keys()
+        if kept is None:
+            return state
+        wanted = set(kept.order if names is None else names)
+        merged = {**state, **{name: aside[name] for name in wanted if name in aside}}
+        return type(state)((name, merged[name]) for name in kept.order if name in merged)
+
+    def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
+        names = list(manifest.components) if only is None else list(only)
+        for name in names:
+            if name not in manifest.components:
+                raise NotFound(
+                    "no such component",
+                    where=f"{self.ref}: {name}",
+                    expected=", ".join(manifest.components),
+                    hint=near(name, manifest.components),
+                )
+        return {name: part for name, part in manifest.components.items() if name in names}
+
+
+class LazyState(Mapping[str, Any]):
+    """A state of which each component is loaded, verified, at its first access, and then kept.
+
+    Args:
+        stored: The state.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._loaded: dict[str, Any] = {}
+        kept = commit_keys(stored)
+        self._names = tuple(stored.manifest.components if kept is None else kept.order)
+
+    def __repr__(self) -> str:
+        loaded = ", ".join(self._loaded) or "nothing"
+        return f"<LazyState {self._stored.ref}: {loaded} loaded of {', '.join(self._names)}>"
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a component; read at the first access.
+
+        Raises:
+            NotFound: There is no such component.
+            IntegrityError: Something is damaged or gone.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._stored.load(only=name)[name]
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def reader_of(stored: Stored) -> StateReader:
+    """Return the reader of a stored state: its place, its digest lists, its chunks."""
+    return stored._reader
+
+
+def commit_keys(stored: Stored) -> CommitKeys | None:
+    """Return the keys of a state that its commit keeps instead of its manifest."""
+    return stored._commit_keys()
+
+
+def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:
+    return None if names is None else [name for name in names if name not in aside]

@@ -1,0 +1,185 @@
+"""The names of a registry's files: which there are, which are foreign, which are lost.
+
+A file that nothing in a registry is called stops collection, which must not guess what it might
+name; so does an object put under an epoch that is not there. The log of epochs is checked here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from backends.escape import quoted
+from backends.walk import TEMPORARY
+from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
+from registry.history.epochs import EpochHeader, Epochs
+from registry.maintenance.findings import Finding, Severity
+from registry.storage.keys import (
+    CONFIG,
+    EPOCHS,
+    FOLDERS,
+    KINDS,
+    RUNS,
+    ObjectKey,
+    epoch_key,
+    is_probe,
+    is_run_id,
+    parse_number,
+    snapshot_slot,
+)
+from registry.storage.store import Store, check_writer_version, gaps, read_config
+
+#: Lost epochs that are told one by one.
+_GAPS_TOLD = 16
+_FOREIGN = "Holdfast did not write it: move it away if nobody needs it."
+_BLOCKS = "Nothing is collected while it is there. " + _FOREIGN
+_STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
+_LINK = "a symbolic link, which writing and deleting do not follow"
+_LINK_STOPS = "It stops writing and collecting: replace it by the file or folder that it names."
+_LINK_LEFT = "Move it away if nobody needs it."
+_RESTORE_EPOCH = (
+    "Restore the entry from a backup of this registry; nothing can be written or collected before."
+)
+
+
+@dataclass(slots=True)
+class Names:
+    """What the names of a registry's files tell.
+
+    Attributes:
+        sizes: Every object with its size in bytes.
+        snapshots: Slots of the snapshots of each run.
+        findings: Files that are none of a registry's.
+        epoch: The highest epoch.
+    """
+
+    sizes: dict[ObjectKey, int] = field(default_factory=dict)
+    snapshots: dict[str, list[int]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    epoch: int = 0
+
+    def list_links(self, store: Store) -> None:
+        """Report symbolic links. Reading follows them, so damage behind one is found as usual."""
+        for link in store.backend.links():
+            stops = link == TEMPORARY or f"{link}/".startswith(FOLDERS)
+            advice = _LINK_STOPS if stops else _LINK_LEFT
+            severity: Severity = "error" if stops else "note"
+            self.findings.append(Finding("link", link, _LINK, (), advice, severity))
+
+    def list_runs(self, store: Store) -> None:
+        """Look at the files of runs. Before the logs are read: a snapshot follows its slot."""
+        for info in store.backend.list(RUNS):
+            parts = info.key.split("/")
+            try:
+                number = _number_in_run(info.key, parts)
+            except Malformed as error:
+                in_log = len(parts) > 3 and parts[2] == "log"
+                self._foreign(info.key, error, _STOPS if in_log else _BLOCKS)
+                continue
+            if parts[2] == "snapshots":
+                self.snapshots.setdefault(parts[1], []).append(number)
+
+    def list_objects(self, store: Store) -> None:
+        """Look at the rest. After the logs are read: what they need was there by then."""
+        for info in store.backend.list():
+            if info.key.startswith((RUNS, EPOCHS)) or info.key == CONFIG:
+                continue
+            try:
+                self.sizes[ObjectKey.parse(info.key)] = info.size_bytes
+            except Malformed as error:
+                among = info.key.startswith(tuple(f"{kind}/" for kind in KINDS))
+                probe = "Left behind by `init` or `doctor`; it may be deleted."
+                left = probe if is_probe(info.key) else _FOREIGN
+                self._foreign(info.key, error, _BLOCKS if among else left)
+
+    def _foreign(self, key: str, error: Malformed, advice: str) -> None:
+        self.findings.append(
+            Finding("unknown-file", key, error.summary, advice=advice, severity="note")
+        )
+
+    def check_epochs(self, store: Store, marked: Mapping[str, int]) -> list[Finding]:
+        """Check the log of epochs. After the objects: an epoch stands before its first object.
+
+        Args:
+            store: The registry's objects.
+            marked: The highest epoch that is marked in the log of each run.
+        """
+        findings: list[Finding] = []
+        numbers: list[int] = []
+        for info in store.backend.list(EPOCHS):
+            try:
+                numbers.append(parse_number(info.key))
+            except Malformed as error:
+                self._foreign(info.key, error, _STOPS)
+                findings.append(_epoch(EPOCHS, f"{info.key}: no epoch is called that", _STOPS))
+        highest = self.epoch = max(numbers, default=0)
+        lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_TOLD)
+        findings += [_epoch(epoch_key(epoch), "the log of epochs has a gap") for epoch in lost]
+        findings += _entry_findings(store, numbers)
+        return findings + self._beyond(highest, marked)
+
+    def _beyond(self, highest: int, marked: Mapping[str, int]) -> list[Finding]:
+        """Tell of what could only be written after an epoch that is not there any more."""
+        runs = [run for run, epoch in marked.items() if epoch > highest]
+        keys = [key for key in self.sizes if key.generation > highest]
+        if not runs and not keys:
+            return []
+        last = max([marked[run] for run in runs] + [key.generation for key in keys])
+        said = [f"{len(keys)} objects, such as {min(keys)}"] if keys else []
+        said += [f"marks in {', '.join(sorted(runs))}"] if runs else []
+        advice = (
+            f"Restore the entries up to {epoch_key(last)} from a backup of this registry. Until "
+            "then let nobody write: what those epochs condemned may be named again."
+        )
+        message = (
+            f"the log of epochs ends at {highest}, and epoch {last} has been: {'; '.join(said)}"
+        )
+        return [_epoch(epoch_key(highest + 1), message, advice)]
+
+
+def _number_in_run(key: str, parts: list[str]) -> int:
+    if len(parts) != 4 or parts[2] not in ("log", "snapshots") or not is_run_id(parts[1]):
+        raise Malformed("not a file of a run", where=quoted(key))
+    return snapshot_slot(key) if parts[2] == "snapshots" else parse_number(key)
+
+
+def _epoch(where: str, message: str, advice: str = _RESTORE_EPOCH) -> Finding:
+    return Finding("epoch", where, message, advice=advice)
+
+
+def _entry_findings(store: Store, numbers: Iterable[int]) -> list[Finding]:
+    """Read every entry; a handle of its own for each, so that none is kept in memory."""
+
+    def header(epoch: int) -> EpochHeader | RegistryError:
+        try:
+            return Epochs(store).entry(epoch)[0]
+        except (IntegrityError, UnsupportedFormat) as error:
+            return error
+
+    findings, least = [], 1
+    for epoch, found in zip(numbers, store.pools.small.map(header, numbers), strict=True):
+        where = epoch_key(epoch)
+        if isinstance(found, RegistryError):
+            findings.append(_epoch(where, found.summary))
+        elif found.min_writer < least:
+            message = f"it admits writers of version {found.min_writer}, an epoch before it not"
+            findings.append(_epoch(where, message, "Upgrade every writer; an old one may harm."))
+        else:
+            least = found.min_writer
+    try:
+        check_writer_version(least, where=EPOCHS)
+    except UnsupportedFormat as error:
+        advice = "Upgrade Holdfast before you write to this registry."
+        findings.append(Finding("epoch", EPOCHS, error.summary, advice=advice, severity="note"))
+    return findings
+
+
+def check_config(store: Store) -> list[Finding]:
+    """Check `registry.json`."""
+    try:
+        read_config(store.backend)
+    except RegistryError as error:
+        advice = "Restore registry.json from a backup; nothing else holds the registry's id."
+        return [Finding("config", CONFIG, str(error), advice=advice)]
+    return []

@@ -1,0 +1,144 @@
+"""The placement of a state whose chunks move: other packs, other encodings, other bases.
+
+What a state is does not change, so its own rows stay in their order. Behind them stand the bases
+that its deltas need from now on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from registry.errors import Malformed
+from registry.maintenance.repacking.repack_plan import RepackPlan
+from registry.maintenance.repacking.targets import Target
+from registry.storage.codecs import codec_number
+from registry.storage.pack import PackEntry, PackTable
+from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from registry.values.digest import Digest, Digests
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a chunk of the state will lie, and how.
+
+    Attributes:
+        where: Its pack; one of the plan's, or the one that it lies in.
+        entry: Its entry there.
+    """
+
+    where: Target | PackRef
+    entry: PackEntry
+
+
+class Layout:
+    """Where the chunks of one placed state will lie.
+
+    Args:
+        before: Where they lie.
+        plan: What moves.
+        table_of: Reads the table of a pack that came after the plan.
+
+    Attributes:
+        targets: The packs of the plan that it needs.
+    """
+
+    def __init__(
+        self, before: Placement, plan: RepackPlan, table_of: Callable[[PackRef], PackTable]
+    ) -> None:
+        self._before = before
+        self._plan = plan
+        self._table_of = table_of
+        self._own = len(before.rows) - len(before.extra)
+        spots = dict(self._spots())
+        own, bases = list(spots)[: self._own], list(spots)[self._own :]
+        needed = self._needed(own, spots) if self._is_changed(spots) else dict.fromkeys(bases)
+        order = [*own, *(d for d in bases if d in needed), *(d for d in needed if d not in spots)]
+        found = {digest: spots.get(digest) or self._elsewhere(digest) for digest in order}
+        self._order = {digest: spot for digest, spot in found.items() if spot is not None}
+        whole = [spot.where for spot in self._order.values()]
+        self.targets = {id(one): one for one in whole if isinstance(one, Target)}
+
+    def place(self, packs: Mapping[int, PackRef]) -> Placement:
+        """Return the placement.
+
+        Args:
+            packs: The packs of the plan, by `id`.
+        """
+        numbers = {digest: number for number, digest in enumerate(self._order)}
+        known: dict[PackRef, int] = {}
+        rows = []
+        for spot in self._order.values():
+            pack = packs[id(spot.where)] if isinstance(spot.where, Target) else spot.where
+            number, entry = known.setdefault(pack, len(known)), spot.entry
+            base = NO_BASE if entry.base is None else numbers[entry.base]
+            codec = codec_number(entry.codec, where=str(pack.key))
+            rows.append(ChunkPlace(number, entry.offset, entry.stored_bytes, codec, base))
+        extra = Digests(list(self._order)[self._own :])
+        return replace(self._before, packs=tuple(known), rows=Rows(rows), extra=extra)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every chain of deltas ends, at a chunk that is not one.
+
+        It does where one plan has moved all of it. Where others have stored chunks of it anew
+        since, the two may not fit together; then the state stays where it is.
+        """
+        for digest in self._order:
+            links, below = 0, self._order[digest].entry.base
+            while below is not None:
+                if below not in self._order or links == MAX_DEPTH:
+                    return False
+                links, below = links + 1, self._order[below].entry.base
+        return True
+
+    def _spots(self) -> Iterator[tuple[Digest, _Spot]]:
+        """Yield the chunks of all rows."""
+        before, plan = self._before, self._plan
+        moves = [plan.moves.get(pack.key, {}) for pack in before.packs]
+        for row in before.rows:
+            pack = before.packs[row.pack]
+            if row.offset in moves[row.pack]:
+                target, entry = moves[row.pack][row.offset]
+                yield entry.digest, _Spot(target, entry)
+            else:
+                entry = self._entry(pack, row.offset)
+                yield entry.digest, _Spot(pack, entry)
+
+    def _entry(self, pack: PackRef, offset: int) -> PackEntry:
+        table = self._plan.tables.get(pack.key)
+        entry = self._table_of(pack).at(offset) if table is None else table.get(offset)
+        if entry is None:
+            raise Malformed(
+                "a placement names a chunk where its pack has another",
+                where=pack.key,
+                hint="Run `holdfast verify --deep`; nothing was changed.",
+            )
+        return entry
+
+    def _is_changed(self, spots: Mapping[Digest, _Spot]) -> bool:
+        """Return whether bases that stood in the placement may be needed no more, or others be."""
+        digests = list(spots)
+        for row, spot in zip(self._before.rows, spots.values(), strict=True):
+            base = None if row.base == NO_BASE else digests[row.base]
+            if spot.entry.base != base:
+                return True
+        return False
+
+    def _needed(self, own: list[Digest], spots: Mapping[Digest, _Spot]) -> dict[Digest, None]:
+        """Return the bases that the chunks of the state stand on, and those that these do."""
+        needed: dict[Digest, None] = {}
+        named, waiting = set(own), list(own)
+        while waiting:
+            digest = waiting.pop()
+            spot = spots.get(digest) or self._elsewhere(digest)
+            base = None if spot is None else spot.entry.base
+            if base is not None and base not in needed:
+                needed[base] = None
+                waiting.append(base)
+        return {digest: None for digest in needed if digest not in named}
+
+    def _elsewhere(self, digest: Digest) -> _Spot | None:
+        """Return where a base lies that the state does not name as yet."""
+        found = self._plan.spots.get(digest)
+        return None if found is None else _Spot(*found)

@@ -1,0 +1,398 @@
+"""In which encoding a repack leaves each chunk: compressed, as a delta, or as it is.
+
+Every chunk that a repack looks at has one encoding in the end, whichever states name it. It is
+the one that it has, or, of several, the one that stands on the fewest bases; and then:
+
+- *compression*, where it was asked for: what is stored otherwise is stored in that codec, by the
+  rule of a save (`registry.writing.encoding`), or raw again;
+- *short chains*, where they were asked for: a chunk under which too many others would have to be
+  read is stored whole;
+- *bases that nothing names*: chunks that are kept for nothing but deltas on them go, and the deltas
+  are stored anew, whole or against the nearest chunk of their chain that a state names, where all
+  of it together then takes fewer bytes.
+
+The choice rests on the lengths that encoding really gives, so what is planned is what comes out,
+and a second look finds nothing to do. Reads chunks only for that; writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import TypeVar, cast
+
+from registry.errors import Malformed
+from registry.maintenance.repacking.chunks import Lying, RawChunks, Workshop, encode_chunk
+from registry.maintenance.repacking.element_types import (
+    Tensors,
+    check_bases,
+    check_sizes,
+    read_tensors,
+)
+from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
+from registry.pytree import ArrayLeaf
+from registry.storage.codecs import RAW
+from registry.storage.keys import ObjectKey
+from registry.storage.pack import PackEntry
+from registry.storage.placement import MAX_DEPTH
+from registry.storage.store import Store
+from registry.storage.threads import results
+from registry.values.digest import Digest
+from registry.writing.encoding import DELTA_WORTH, Encoding
+
+#: Portions of chunks that are tried at once.
+_BATCHES_IN_FLIGHT = 4
+#: A line in the table of a pack, about: of a raw chunk, and what a base and a stored digest add.
+_LINE_BYTES, _DIGEST_BYTES = 110, 64
+#: What a row of a placement may grow by when its chunk gets another length.
+_ROW_BYTES = 24
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True, slots=True)
+class Recoding:
+    """What becomes of encodings that do not stay.
+
+    Attributes:
+        becomes: For each of them the one that takes its place; `None` where nothing needs it then.
+        made: Those of them that have to be made, as entries at offset 0.
+        workshop: Makes them.
+    """
+
+    becomes: Mapping[Chunk, Chunk | None] = field(default_factory=dict)
+    made: Mapping[Chunk, PackEntry] = field(default_factory=dict)
+    workshop: Workshop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    """As much of a tensor as its encoding asks for."""
+
+    dtype: str
+
+
+def plan_recoding(
+    store: Store,
+    survey: Survey,
+    within: Collection[ObjectKey],
+    codec: str | None = None,
+    keyframe_every: int | None = None,
+) -> Recoding:
+    """Choose the encoding of every chunk.
+
+    Args:
+        store: The registry's objects.
+        survey: What the runs need.
+        within: The packs that may be rewritten; a chunk that lies in others as well stays as it is.
+        codec: A name of `registry.storage.codecs`, for all chunks that are worth it.
+        keyframe_every: So many versions of a chunk at most are to be read for the last of them.
+
+    Raises:
+        MissingObject: Something is gone: lost, or let go while this looked.
+        Malformed: A pack gives a chunk another length than its manifest, or than the base of a
+            delta has, or a chain is longer than a reader would follow.
+        IntegrityError: Something is damaged.
+    """
+    if codec is None and _is_plain(survey):
+        return Recoding()
+    forest = _Forest(store, survey, within)
+    if codec is not None:
+        forest.recode(codec)
+    if keyframe_every is not None:
+        forest.cut(keyframe_every)
+    if codec != RAW:
+        forest.release(codec)
+    return forest.recoding()
+
+
+class _Forest:
+    """Chunks in the one encoding that each is to have, and the bases that they stand on."""
+
+    def __init__(self, store: Store, survey: Survey, within: Collection[ObjectKey]) -> None:
+        self._store = store
+        self._survey = survey
+        self._lying: dict[Chunk, Lying] = {}
+        self._ranks: dict[Digest, int] = {}
+        self._uses: dict[Digest, int] = {}
+        self._fixed: set[Digest] = set()
+        self._note(within)
+        self._forms = self._choose()
+        self._lying_of = {d: self._lying[chunk_of(entry)] for d, entry in self._forms.items()}
+        self._known: Tensors | None = None
+        self._drop_unneeded()
+
+    def _note(self, within: Collection[ObjectKey]) -> None:
+        entries: list[tuple[ObjectKey, PackEntry]] = []
+        for key, named in self._survey.ranks.items():
+            table, pack = self._survey.tables[key], self._survey.packs[key]
+            for offset, rank in named.items():
+                entry = table[offset]
+                self._lying.setdefault(chunk_of(entry), (pack, entry))
+                entries.append((key, entry))
+                self._ranks[entry.digest] = min(rank, self._ranks.get(entry.digest, rank))
+                if key not in within:
+                    self._fixed.add(entry.digest)
+            for offset, count in self._survey.own[key].items():
+                digest = table[offset].digest
+                self._uses[digest] = self._uses.get(digest, 0) + count
+        check_bases(entries)
+
+    def _choose(self) -> dict[Digest, PackEntry]:
+        """Return of each chunk the encoding that stands on the fewest bases.
+
+        Raises:
+            Malformed: It stands on more than a reader would follow.
+        """
+        waiting: dict[Digest, list[PackEntry]] = {}
+        for _, entry in self._lying.values():
+            waiting.setdefault(entry.digest, []).append(entry)
+        forms: dict[Digest, PackEntry] = {}
+
+        def order(entry: PackEntry) -> tuple[object, ...]:
+            # A repack that broke off left deltas on chunks that states name beside those on others.
+            is_loose = entry.base is not None and entry.base not in self._uses
+            return is_loose, entry.stored_bytes, entry.codec, entry.base or b""
+
+        levels = 0
+        while waiting:
+            level = {
+                digest: min(ready, key=order)
+                for digest, entries in waiting.items()
+                if (ready := [e for e in entries if e.base is None or e.base in forms])
+            }
+            if not level:
+                break  # a base that is nowhere: whoever needs it will be told
+            if levels > MAX_DEPTH:  # each costs a look at all that wait
+                raise Malformed(
+                    "deltas on deltas without end",
+                    where=self._lying[chunk_of(next(iter(level.values())))][0].key,
+                    expected=f"at most {MAX_DEPTH}",
+                    found=f"{levels} or more",
+                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                )
+            levels += 1
+            forms |= level
+            waiting = {d: entries for d, entries in waiting.items() if d not in level}
+        self._fixed |= waiting.keys()
+        return forms
+
+    @cached_property
+    def _chunks(self) -> RawChunks:
+        return RawChunks(self._store, self._lying_of)
+
+    # What a chunk costs
+
+    def _weight(self, entry: PackEntry) -> int:
+        lines = (entry.base is not None) + (entry.stored_digest is not None)
+        return entry.stored_bytes + _LINE_BYTES + lines * _DIGEST_BYTES
+
+    def _gains(self, before: Iterable[PackEntry], after: Sequence[PackEntry]) -> bool:
+        """Return whether the store gets smaller, the lines in tables and placements included."""
+        rows = sum(self._uses.get(entry.digest, 0) for entry in after) * _ROW_BYTES
+        return sum(map(self._weight, after)) + rows < sum(map(self._weight, before))
+
+    # Compression
+
+    def recode(self, codec: str) -> None:
+        """Store in one codec what is stored in others."""
+        wanted = {d for d, e in self._forms.items() if e.codec != codec and d not in self._fixed}
+        if codec == RAW:
+            if wanted:
+                self._tensors()  # what has a wrong length is not to be made room for
+            self._forms |= {digest: _raw(self._forms[digest]) for digest in wanted}
+            self._drop_unneeded()
+            return
+        groups = [
+            [digest for digest in group if digest in wanted]
+            for group in (self._tensors().groups if wanted else ())
+        ]
+        groups = [group for group in groups if group]
+        # A tensor of which the first chunk does not shrink is given up.
+        firsts = [group[0] for group in groups]
+        shrunk = self._shrink(firsts, codec)
+        self._shrink([d for group in groups if group[0] in shrunk for d in group[1:]], codec)
+
+    def _shrink(self, digests: Sequence[Digest], codec: str) -> set[Digest]:
+        """Store chunks in a codec where that is worth it; return which."""
+
+        def attempt(batch: list[Digest]) -> list[PackEntry]:
+            bases = [base for digest in batch if (base := self._forms[digest].base) is not None]
+            raw = self._chunks.read(dict.fromkeys([*batch, *bases]))
+            return [self._encode(digest, codec, raw, self._forms[digest].base) for digest in batch]
+
+        # Neighbours together, so that they are read in one go.
+        batches = self._chunks.batches(sorted(digests, key=self._place))
+        found = [e for batch in self._in_flight(attempt, batches) for e in batch]
+        changed = {entry.digest: entry for entry in found if self._is_better(entry)}
+        self._forms |= changed
+        return set(changed)
+
+    def _is_better(self, entry: PackEntry) -> bool:
+        before = self._forms[entry.digest]
+        if entry.codec == RAW or entry.base != before.base:
+            return False
+        return before.codec != RAW or self._gains([before], [entry])
+
+    def _place(self, digest: Digest) -> tuple[ObjectKey, int]:
+        pack, entry = self._lying_of[digest]
+        return pack.key, entry.offset
+
+    # Chains
+
+    def cut(self, keyframe_every: int) -> None:
+        """Store chunks whole of which the chain is too long."""
+        links: dict[Digest, int] = {}
+        long: list[Digest] = []
+        for digest, entry in self._in_order():
+            links[digest] = 0 if entry.base is None else links[entry.base] + 1
+            if links[digest] >= keyframe_every and digest not in self._fixed:
+                links[digest] = 0
+                long.append(digest)
+
+        def whole(batch: list[Digest]) -> list[PackEntry]:
+            raw = self._chunks.read(batch)
+            return [self._encode(digest, self._forms[digest].codec, raw) for digest in batch]
+
+        if long:
+            self._tensors()
+        made = list(self._in_flight(whole, self._chunks.batches(long)))
+        self._forms |= {entry.digest: entry for batch in made for entry in batch}
+        self._drop_unneeded()
+
+    def release(self, codec: str | None) -> None:
+        """Let go of bases that no state names, where storing anew what stands on them is less."""
+        groups: dict[Digest, list[Digest]] = {}
+        tops: dict[Digest, Digest] = {}
+        for digest, entry in self._in_order():
+            if digest not in self._uses:
+                top = digest if entry.base is None else tops.get(entry.base, digest)
+                tops[digest] = top
+                groups.setdefault(top, []).append(digest)
+            elif entry.base in tops:
+                groups[tops[entry.base]].append(digest)
+        wanted = [group for group in groups.values() if self._fixed.isdisjoint(group)]
+        if wanted:
+            self._tensors()
+        found = list(self._in_flight(lambda group: self._release(group, codec), wanted))
+        for entries in found:
+            self._forms |= {entry.digest: entry for entry in entries}
+        self._drop_unneeded()
+
+    def _release(self, group: Sequence[Digest], codec: str | None) -> list[PackEntry]:
+        """Return what stands on bases that no state names as it is to be stored without them."""
+        above = sorted((d for d in group if d in self._uses), key=self._ranks.__getitem__)
+        # The first of a group is the lowest; what it stands on is named by a state.
+        anchor = self._forms[group[0]].base
+        after = []
+        for digest in above:
+            below = above[0] if anchor is None else anchor
+            raw = self._chunks.read(dict.fromkeys([digest, below]))
+            chosen = codec or self._forms[digest].codec
+            after.append(self._encode(digest, chosen, raw, None if below == digest else below))
+        return after if self._gains([self._forms[digest] for digest in group], after) else []
+
+    def _drop_unneeded(self) -> None:
+        """Forget what neither a state names nor anything stands on that is kept."""
+        needed = set(self._fixed)
+        for chunk in self._lying:
+            if chunk.digest in self._fixed and chunk.base is not None:
+                needed.add(chunk.base)
+        for digest, entry in reversed(self._in_order()):
+            if digest in self._uses or digest in needed:
+                needed.add(digest)
+                if entry.base is not None:
+                    needed.add(entry.base)
+        self._forms = {d: entry for d, entry in self._forms.items() if d in needed}
+
+    def _in_order(self) -> list[tuple[Digest, PackEntry]]:
+        """Return all chunks, each after what it stands on."""
+        links: dict[Digest, int] = {}
+        for digest in self._forms:
+            chain: list[Digest] = []
+            below: Digest | None = digest
+            while below is not None and below not in links:
+                chain.append(below)
+                below = self._forms[below].base
+            count = -1 if below is None else links[below]
+            links |= {one: n for n, one in enumerate(reversed(chain), count + 1)}
+        return sorted(self._forms.items(), key=lambda item: links[item[0]])
+
+    # Trying
+
+    def _tensors(self) -> Tensors:
+        if self._known is None:
+            self._known = read_tensors(self._store, self._survey, self._uses.keys())
+            entries = ((pack.key, entry) for pack, entry in self._lying.values())
+            check_sizes(entries, self._known.sizes, self._uses.keys())
+            # A base that no state names is of the type of what stands on it.
+            for digest, entry in reversed(self._in_order()):
+                if entry.base is not None and digest in self._known.dtypes:
+                    self._known.dtypes.setdefault(entry.base, self._known.dtypes[digest])
+        return self._known
+
+    def _encode(
+        self,
+        digest: Digest,
+        codec: str,
+        raw: Mapping[Digest, memoryview],
+        base: Digest | None = None,
+    ) -> PackEntry:
+        """Return the entry of a chunk as a save would store it."""
+        dtype, data = self._tensors().dtypes.get(digest), raw[digest]
+        leaf = None if dtype is None else cast("ArrayLeaf", _Typed(dtype))
+        # A fresh one, so that the order in which chunks are tried is all the same.
+        found = Encoding(codec).encode(data, leaf)
+        if base is not None and dtype is not None:
+            delta = encode_chunk(data, raw[base], codec, dtype)
+            if len(delta) <= DELTA_WORTH * len(found.stored):
+                stored = Digest(hashlib.sha256(delta).digest())
+                return PackEntry(digest, 0, len(delta), len(data), codec, base, stored)
+        return PackEntry(digest, 0, len(found.stored), len(data), found.codec, None, found.digest)
+
+    def _in_flight(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
+        """Yield what work gives, in order, a few at once."""
+        waiting = iter(items)
+        while batch := list(islice(waiting, _BATCHES_IN_FLIGHT)):
+            yield from results([self._store.pools.bulk.submit(work, item) for item in batch])
+
+    # What comes of it
+
+    def recoding(self) -> Recoding:
+        """Return what becomes of the encodings that do not stay."""
+        becomes: dict[Chunk, Chunk | None] = {}
+        made: dict[Chunk, PackEntry] = {}
+        for chunk in self._lying:
+            form = self._forms.get(chunk.digest)
+            if chunk.digest in self._fixed:
+                continue
+            final = None if form is None else chunk_of(form)
+            if final == chunk:
+                continue
+            becomes[chunk] = final
+            if form is not None and final is not None and final not in self._lying:
+                made[final] = form
+        dtypes = self._known.dtypes if self._known is not None else {}
+        return Recoding(becomes, made, Workshop(self._chunks, dtypes) if made else None)
+
+
+def _is_plain(survey: Survey) -> bool:
+    """Return whether nothing is a delta and no chunk is stored in two ways: the common case."""
+    codecs: dict[Digest, str] = {}
+    for key, named in survey.ranks.items():
+        for offset in named:
+            entry = survey.tables[key][offset]
+            if (
+                entry.base is not None
+                or codecs.setdefault(entry.digest, entry.codec) != entry.codec
+            ):
+                return False
+    return True
+
+
+def _raw(entry: PackEntry) -> PackEntry:
+    return PackEntry(entry.digest, 0, entry.raw_bytes, entry.raw_bytes)

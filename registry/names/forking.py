@@ -1,0 +1,245 @@
+"""Forks: a new run that goes on from a checkpoint of another one. No data is copied.
+
+Commit 0 names the parent and references nothing. The commits of slot 1 list what is inherited: each
+gate with its checkpoint, then artifacts, streams up to the checkpoint, the checkpoint itself with
+its companions, and the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from backends.escape import quoted
+from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from registry.history.actions import (
+    Action,
+    AddCheckpoint,
+    AppendStream,
+    Parent,
+    Place,
+    Promote,
+    Rewind,
+    SetPin,
+    SetStatus,
+    line_digest,
+)
+from registry.history.log import RunLog
+from registry.history.replay import CheckpointRecord, Pin, RunManifest, Slot, advance
+from registry.history.writer_token import check_not_dropped
+from registry.loading.checkpoint import Checkpoint
+from registry.storage.store import Store
+from registry.values.digest import Digest
+from registry.writing.change import NewCommits
+from registry.writing.committer import Committer
+from registry.writing.placing import Written
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a fork has from its parent.
+
+    Attributes:
+        parent: What commit 0 says of it.
+        commits: Gives the actions of the commits after it, for the run that they are said of: one
+            that was begun and holds no checkpoint yet.
+        places: Where the states that they name lie.
+    """
+
+    parent: Parent
+    commits: Callable[[RunManifest], list[tuple[Action, ...]]]
+    places: tuple[Place, ...]
+
+
+def inheritance(store: Store, source: Checkpoint) -> Inheritance:
+    """Return what a fork of a checkpoint has from its parent.
+
+    A superseded checkpoint brings no streams: what training went back behind is on no line of the
+    parent any more, so the fork's streams begin empty.
+
+    Raises:
+        InvalidInput: It is no checkpoint.
+        NotFound: This registry has no such checkpoint.
+        Conflict: The checkpoint was evicted, or its run dropped.
+    """
+    if not isinstance(source, Checkpoint):
+        raise InvalidInput("a fork goes on from a checkpoint", found=quoted(source))
+    n, log = source.n, RunLog(store, source.run_id)
+    slots = list(log.slots())
+    log.recall()  # what was evicted is asked for as well
+    now = log.fold(slots)
+    log.make_durable()  # or a loss of power could take the parent and leave the fork
+    record = _record(store, now, source)
+    check_not_dropped(now)
+    if record.evicted is not None:
+        raise Conflict(
+            "a fork goes on from a checkpoint that is kept",
+            where=source.ref,
+            found=source.eviction(),
+            hint="Bring it back with `holdfast undo` first.",
+        )
+    shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]
+    then = advance(RunManifest(run_id=source.run_id), [Slot.build(0, shared)])
+    parent = Parent(
+        run=source.run_id,
+        commit=n,
+        head=line_digest(shared[-1]),
+        checkpoint=record.manifest,
+        phase=record.phase,
+        step=record.step,
+    )
+
+    def commits(fork: RunManifest) -> list[tuple[Action, ...]]:
+        return list(_inherited(then, now, record, fork))
+
+    said = commits(RunManifest(run_id=source.run_id, commits=1))
+    manifests = dict.fromkeys(_manifests(action for actions in said for action in actions))
+    unplaced = manifests.keys() - now.by_manifest.keys()
+    if unplaced:
+        raise MissingObject(
+            "the parent gives no place for a state that it holds",
+            where=f"{source.run_id}/{min(unplaced).short}",
+            hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+        )
+    return Inheritance(parent, commits, tuple(now.by_manifest[m] for m in manifests))
+
+
+def inherit(committer: Committer, inherited: Inheritance) -> None:
+    """Commit what a fork has from its parent, in one slot, unless it has a checkpoint already.
+
+    Artifacts that were added meanwhile to a fork that broke off stand; its streams and its status
+    become what they are at the checkpoint.
+    """
+    committer.commit(_Inheriting(committer, inherited))
+
+
+class _Inheriting(NewCommits):
+    """The commits that a fork has from its parent, and the states that they name."""
+
+    def __init__(self, committer: Committer, inherited: Inheritance) -> None:
+        self._committer = committer
+        self._inherited = inherited
+
+    def write_states(self) -> Sequence[Written]:
+        return self._committer.adopt(self._committer.store, self._inherited.places)
+
+    def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
+        return None if run.has_checkpoints else self._inherited.commits(run)
+
+
+def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
+    """Return what this registry says of a checkpoint that another one may have given."""
+    record = now.by_n.get(source.n)
+    if record is None or record.manifest != source.digest:
+        run = f"a run of {now.commits} commits" if now.commits else "no such run"
+        raise NotFound(
+            "this checkpoint is not in the registry that is to hold the fork",
+            where=f"{store.backend.url}: {source.ref}",
+            expected=source.digest.short,
+            found=run if record is None else f"{record.manifest.short} in its place",
+            hint="Bring its run here with `holdfast sync` first, or fork it where it is.",
+        )
+    return record
+
+
+def _inherited(
+    then: RunManifest, now: RunManifest, record: CheckpointRecord, fork: RunManifest
+) -> Iterator[tuple[Action, ...]]:
+    """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
+    # A gate is always set after the checkpoint that it is, and belongs to it all the same.
+    pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
+    artifacts = [p for p in pins if p.kind == "artifact" and not fork.pin(p.kind, p.name)]
+    gates = [pin for pin in pins if pin.kind == "gate"]
+    line = {one.n for one in then.checkpoints if not one.superseded}
+    others = {pin.checkpoint for pin in gates if pin.checkpoint is not None} - {record.n}
+    aside = sorted(others - line)
+    rewinds = bool(aside or fork.streams)
+    for n, gated in enumerate((*aside, *sorted(others & line), record.n), start=fork.commits):
+        own = gated == record.n
+        yield (
+            # What the training that is continued went back behind is on no line of the fork.
+            *([Rewind(to=None)] if rewinds and n == fork.commits + len(aside) else []),
+            *(_streams(now, record, fork) if own else ()),
+            _added(now.by_n[gated]),
+            *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
+            *(_pinned(pin, None) for pin in artifacts if own),
+            *(_entries(then, now) if own else ()),
+            # Somebody may have opened, and left, the run before it had anything.
+            *([SetStatus(status="running")] if own and fork.status != "running" else []),
+        )
+
+
+def _added(record: CheckpointRecord) -> AddCheckpoint:
+    return AddCheckpoint(
+        manifest=record.manifest,
+        phase=record.phase,
+        step=record.step,
+        metrics=record.metrics,
+        meta=record.meta,
+        size_bytes=record.size_bytes,
+        tier=record.tier,
+        companions=record.companions or None,
+        commit_keys=record.commit_keys,
+        nonfinite=record.nonfinite or None,
+        held_back=record.held_back or None,
+    )
+
+
+def _pinned(pin: Pin, checkpoint: int | None) -> SetPin:
+    assert pin.kind in ("gate", "artifact")  # its callers choose these
+    return SetPin(
+        kind=pin.kind,
+        name=pin.name,
+        manifest=pin.manifest,
+        checkpoint=checkpoint,
+        metrics=pin.metrics,
+        card=pin.card,
+    )
+
+
+def _streams(
+    now: RunManifest, record: CheckpointRecord, fork: RunManifest
+) -> Iterator[AppendStream]:
+    for stream in now.streams:
+        # Entries of a line that training went back behind are not there any more.
+        mark = None if record.superseded else record.streams.get(stream.name)
+        for segment in stream.at(mark):
+            yield AppendStream(
+                stream=stream.name,
+                lifetime=(fork.stream(stream.name) or stream).lifetime,
+                manifest=segment.manifest,
+                start=segment.start,
+                count=segment.count,
+                first_step=segment.first_step,
+                last_step=segment.last_step,
+            )
+
+
+def _entries(then: RunManifest, now: RunManifest) -> Iterator[Promote]:
+    before = {entry.version for entry in then.roster()}
+    for entry in now.roster():
+        if entry.version in before:
+            yield Promote(
+                version=entry.version,
+                manifest=entry.manifest,
+                gate=entry.gate,
+                phase=entry.phase,
+                step=entry.step,
+                mu=entry.mu,
+                sigma=entry.sigma,
+                frozen=entry.frozen,
+            )
+
+
+def _manifests(actions: Iterable[Action]) -> Iterator[Digest]:
+    for action in actions:
+        match action:
+            case AddCheckpoint():
+                yield action.manifest
+                yield from (action.companions or {}).values()
+            case SetPin():
+                yield action.manifest
+                if action.card is not None:
+                    yield action.card
+            case Promote() | AppendStream():
+                yield action.manifest

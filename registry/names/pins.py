@@ -1,0 +1,223 @@
+"""Gates, artifacts and tags: names that keep stored states.
+
+All of them are pins. A gate is a checkpoint that a phase ended with: immutable, and replaceable
+only while it is damaged. An artifact is any state, added once. A tag moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, NotFound
+from registry.history.actions import Action, SetPin, SetTag
+from registry.history.log_values import check_name
+from registry.history.replay import CheckpointRecord, Pin, RunManifest
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
+from registry.values.digest import Digest
+from registry.values.suggest import near
+from registry.writing.change import Composed
+from registry.writing.committer import Committer
+
+
+def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
+    """Point a movable name at a checkpoint of the run; see `Run.tag`."""
+    n = own(committer, checkpoint, f"a tag ({name})")
+    check_name(name, "a tag")
+
+    def compose(state: RunManifest) -> Sequence[Action]:
+        kept(state, n, checkpoint.ref)
+        return [SetTag(name=name, checkpoint=n)]
+
+    committer.commit(compose)
+
+
+def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
+    """Make a checkpoint a gate; see `Run.set_gate`."""
+    check_name(name, "a gate")
+    state = committer.log.refresh()
+    phase = _gate_phase(state, name)
+    record = _best(state, name, phase) if checkpoint is None else checkpoint.record
+    if checkpoint is not None:
+        own(committer, checkpoint, f"a gate ({name})")
+    if phase is not None and record.phase != phase:
+        raise InvalidInput(
+            f"this gate is of phase {phase}",
+            where=f"{state.run_id}/gates/{name}",
+            found=f"a checkpoint of phase {record.phase}",
+        )
+    standing = state.pin("gate", name)
+    replaces = None
+    if standing is not None and standing.manifest != record.manifest:
+        replaces = _damaged(committer, standing)
+
+    def compose(state: RunManifest) -> Sequence[Action] | None:
+        now = state.pin("gate", name)
+        if now is not None and now.manifest == record.manifest:
+            return None
+        if (now and now.manifest) != replaces:
+            raise _taken(state, name, now)
+        sound(state, record.n, f"{state.run_id}/{record.manifest.short}")
+        return [
+            SetPin(
+                kind="gate",
+                name=name,
+                manifest=record.manifest,
+                checkpoint=record.n,
+                metrics=record.metrics,
+                replaces=replaces,
+            )
+        ]
+
+    now = committer.commit(compose)
+    gate = find_pin(now, "gate", name)
+    assert gate.checkpoint is not None  # replay has every gate name one
+    return Checkpoint(committer.store, committer.log, now.by_n[gate.checkpoint])
+
+
+def add_artifact(committer: Committer, name: str, state: object) -> Stored:
+    """Add a state under a name that is given once; see `Run.add_artifact`."""
+    check_name(name, "an artifact")
+    committer.log.refresh()
+    written = committer.write_plain(state)
+    digest = written.base.manifest.digest
+
+    def compose(state: RunManifest) -> Sequence[Action] | None:
+        standing = state.pin("artifact", name)
+        if standing is not None and standing.manifest != digest:
+            raise Conflict(
+                "an artifact of this name exists, with other content",
+                where=f"{state.run_id}/artifacts/{name}",
+                expected=standing.manifest.short,
+                found=digest.short,
+                hint="Artifacts are added once; choose another name.",
+            )
+        return None if standing else [SetPin(kind="artifact", name=name, manifest=digest)]
+
+    first = [written]
+    committer.commit(
+        Composed(compose, lambda: [first.pop() if first else committer.write_plain(state)])
+    )
+    return Stored(committer.store, committer.log, digest, f"artifacts/{name}")
+
+
+def find_pin(state: RunManifest, kind: str, name: str) -> Pin:
+    """Return a pin.
+
+    Raises:
+        NotFound: There is none of that name; near names are suggested.
+    """
+    pin = state.pin(kind, name)
+    if pin is None:
+        known = [one.name for one in state.pins_of(kind)]
+        raise NotFound(
+            f"no such {kind}", where=f"{state.run_id}/{kind}s/{name}", hint=near(name, known)
+        )
+    return pin
+
+
+def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
+    """Return the commit number of a checkpoint of this run.
+
+    Raises:
+        InvalidInput: It is another run's.
+    """
+    state = committer.log.state
+    if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == state.run_id:
+        n = checkpoint.n
+        if n not in state.by_n and not state.is_evicted(n):
+            committer.log.refresh()
+        state = committer.log.knowing(n)
+        # A run of this name may be another one in another registry.
+        if n in state.by_n and state.by_n[n].manifest == checkpoint.digest:
+            return n
+    raise InvalidInput(
+        f"{what} takes checkpoints of its own run",
+        where=state.run_id,
+        found=checkpoint.ref if isinstance(checkpoint, Stored) else repr(checkpoint),
+    )
+
+
+def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+    """Return a checkpoint that is still kept.
+
+    Raises:
+        Conflict: It was evicted meanwhile.
+    """
+    record = state.record(n)
+    if record.evicted is not None:
+        raise Conflict(
+            "this checkpoint is not kept any more",
+            where=where,
+            found=record.evicted,
+            hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
+        )
+    return record
+
+
+def sound(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+    """Return a checkpoint that is still kept and whose weights are finite.
+
+    Raises:
+        Conflict: It was evicted meanwhile.
+        InvalidInput: It is held back.
+    """
+    record = kept(state, n, where)
+    if record.held_back:
+        raise InvalidInput(
+            "its weights hold NaN or infinity",
+            where=where,
+            found=", ".join(record.nonfinite),
+            hint="Save it with allow_nonfinite=True if that is what you want.",
+        )
+    return record
+
+
+def _gate_phase(state: RunManifest, name: str) -> str | None:
+    declared = {gate.name: gate.phase for gate in state.spec.gates}
+    if declared and name not in declared:
+        raise InvalidInput(
+            "the run has no such gate",
+            where=f"{state.run_id}/gates/{name}",
+            expected=", ".join(declared),
+            hint=near(name, declared) or "Gates are declared by the run's preset.",
+        )
+    return declared.get(name)
+
+
+def _best(state: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
+    monitors = state.spec.phase(phase or state.phase or "").monitors
+    for monitor in monitors[:1]:
+        found = state.best(monitor, phase)
+        if found is not None:
+            return found
+    raise NotFound(
+        "no checkpoint is given for the gate, and its phase has no best one",
+        where=f"{state.run_id}/gates/{name}",
+        expected=f"the metric {monitors[0].metric}" if monitors else "a monitor",
+    )
+
+
+def _damaged(committer: Committer, gate: Pin) -> Digest:
+    """Return the id of a gate that fails verification.
+
+    Raises:
+        Conflict: It is sound.
+    """
+    stored = Stored(committer.store, committer.log, gate.manifest, gate.ref)
+    try:
+        stored.load()
+    except BeyondLimit:
+        raise  # it may be whole
+    except IntegrityError:
+        return gate.manifest
+    raise _taken(committer.log.state, gate.name, gate)
+
+
+def _taken(state: RunManifest, name: str, gate: Pin | None) -> Conflict:
+    return Conflict(
+        "a gate is set once",
+        where=f"{state.run_id}/gates/{name}",
+        found=f"{gate.manifest.short}, which is sound" if gate else "nothing",
+        hint="Only a gate that fails verification may be replaced.",
+    )

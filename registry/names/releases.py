@@ -1,0 +1,376 @@
+"""Releases: inference-only states under semantic versions, each with a model card, immutable.
+
+A release is a pin of its own, so the checkpoint that it was cut from may go; it holds no chunk that
+the checkpoint does not hold. The card is a stored state as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from backends.escape import quoted
+from registry import pytree
+from registry.errors import Conflict, InvalidInput, NotFound
+from registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
+from registry.history.log import RunLog
+from registry.history.log_values import check_metrics, moment
+from registry.history.replay import CheckpointRecord, Pin, RunManifest
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import Stored
+from registry.names.cards import check_card, read_card, write_card
+from registry.names.pins import find_pin, own, sound
+from registry.pytree import FlatState
+from registry.spec.requirements import inference_parts
+from registry.storage.store import Store
+from registry.values.canonical import float_to_hex
+from registry.values.digest import Digest
+from registry.values.semver import release_version
+from registry.values.suggest import near
+from registry.writing.change import NewCommit
+from registry.writing.committer import Committer
+from registry.writing.placing import Written
+
+#: A card: a mapping, or the path of a YAML file.
+Card = Mapping[str, Any] | str | os.PathLike[str]
+_CARD = "card"
+
+
+class Release(Stored):
+    """A published state."""
+
+    def __init__(self, store: Store, log: RunLog, pin: Pin) -> None:
+        super().__init__(store, log, pin.manifest, pin.ref)
+        self._pin = pin
+
+    @property
+    def record(self) -> Pin:
+        """The record in the run's log."""
+        return self._pin
+
+    @property
+    def version(self) -> str:
+        """Its semantic version."""
+        return self._pin.name
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The values that describe it."""
+        return dict(self._pin.metrics)
+
+    @property
+    def published(self) -> datetime:
+        """When it was published, by the publisher's clock; limited to the years 1 to 9999."""
+        return moment(self._pin.time_ms)
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether `releases/latest` names it, as far as this handle has read."""
+        return self._log.state.release == self.version
+
+    @property
+    def checkpoint(self) -> int | None:
+        """Commit number of the checkpoint that it comes from; the checkpoint may be gone."""
+        return self._pin.checkpoint
+
+    @property
+    def source(self) -> str | None:
+        """Ref of the checkpoint that it comes from."""
+        record = self._source()
+        return None if record is None else Checkpoint(self._store, self._log, record).ref
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Its model card, read and verified at each call; empty where it has none.
+
+        Raises:
+            IntegrityError: The card is damaged or gone.
+        """
+        if self._pin.card is None:
+            return {}
+        stored = Stored(self._store, self._log, self._pin.card, f"{self._pin.ref}/{_CARD}")
+        return dict(stored.load()[_CARD])
+
+    def card_yaml(self) -> str:
+        """Return its model card as YAML: block style, keys sorted."""
+        return write_card(self.card)
+
+    def _commit_keys(self) -> CommitKeys | None:
+        record = self._source()
+        is_whole = record is not None and record.manifest == self.digest
+        return record.commit_keys if record is not None and is_whole else None
+
+    def _source(self) -> CheckpointRecord | None:
+        n = self.checkpoint
+        return None if n is None else self._log.knowing(n).by_n.get(n)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseEvent:
+    """A step in the history of a run's releases.
+
+    Attributes:
+        n: Number of the commit.
+        event: `published`, or `pointed`: an older release was made the latest again.
+        version: The release that is the latest since.
+        author: Who, as `user@host`.
+        time: When, by the author's clock.
+        reason: Why; of `pointed` only.
+    """
+
+    n: int
+    event: Literal["published", "pointed"]
+    version: str
+    author: str
+    time: datetime
+    reason: str = ""
+
+
+class Releases:
+    """The releases of a run: publishing, finding, rolling back."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._log = committer.log
+
+    def publish(
+        self,
+        version: str,
+        checkpoint: Checkpoint,
+        *,
+        card: Card | None = None,
+        metrics: Mapping[str, object] | None = None,
+        only: str | Iterable[str] | None = None,
+        state: object = None,
+    ) -> Release:
+        """Publish a checkpoint, or what inference needs of it, under a semantic version, for good.
+
+        No chunk is stored again; needs no writer token. The release becomes `releases/latest`, also
+        where its version is lower than others: a patch of an older line is the newest release.
+        Publishing the same again changes nothing.
+
+        Args:
+            version: `MAJOR.MINOR.PATCH`, perhaps with a pre-release (`2.0.0-rc.1`), without build
+                metadata.
+            checkpoint: Of this run.
+            card: The model card: a mapping, or the path of a YAML file. It must have the fields
+                that the run's preset asks for.
+            metrics: Numbers that describe it; those of the checkpoint without them.
+            only: The components that are published; without it those that the preset names for
+                inference, and the whole state where it names none.
+            state: What is published in place of components of the checkpoint, such as converted
+                weights with a smaller configuration; the checkpoint is then its source alone.
+
+        Raises:
+            InvalidInput: The version, the card or the metrics are none, the card lacks fields, the
+                checkpoint is another run's, or `only` and `state` are both given.
+            NotFound: The checkpoint has no component of a name in `only`.
+            IncompatibleState: The checkpoint has nothing of what the preset names for inference.
+            Conflict: The version holds something else, or the checkpoint was evicted.
+        """
+        wanted = self._wanted(str(release_version(version)), checkpoint, card, metrics)
+        if state is not None and only is not None:
+            raise InvalidInput("`only` and `state` exclude each other", where=wanted.where)
+        if state is not None:
+            wanted.state = pytree.flatten(state)
+            pytree.await_devices(wanted.state)
+        else:
+            wanted.parts = _parts(checkpoint, self._log.state, only)
+        now = self._committer.commit(wanted)
+        return self._release(find_pin(now, "release", wanted.name))
+
+    def get(self, version: str) -> Release:
+        """Return a release.
+
+        Raises:
+            NotFound: There is none of this version; near ones are suggested.
+        """
+        return self._release(find_pin(self._log.refresh(), "release", version))
+
+    def latest(self) -> Release:
+        """Return the release that `releases/latest` names: the last published, or rolled back to.
+
+        Raises:
+            NotFound: None has been published.
+        """
+        state = self._log.refresh()
+        if state.release is None:
+            raise NotFound("nothing has been released yet", where=f"{state.run_id}/releases/latest")
+        return self._release(find_pin(state, "release", state.release))
+
+    def list(self) -> list[Release]:
+        """Return every release as of now, in the order of publication."""
+        return [self._release(pin) for pin in self._log.refresh().pins_of("release")]
+
+    def rollback(self, version: str, reason: str = "") -> Release:
+        """Make a published release the latest again; nothing else changes.
+
+        Args:
+            version: Of the release.
+            reason: Why, for whoever reads the history.
+
+        Raises:
+            NotFound: There is no such release.
+            InvalidInput: The reason is not text.
+            Conflict: The run was dropped.
+        """
+        if not isinstance(reason, str) or reason.encode(errors="replace").decode() != reason:
+            raise InvalidInput("a reason is not text", found=quoted(reason))
+        find_pin(self._log.refresh(), "release", version)
+
+        def compose(state: RunManifest) -> Sequence[Action] | None:
+            is_news = state.release != version
+            return [PointRelease(version=version, reason=reason)] if is_news else None
+
+        return self._release(find_pin(self._committer.commit(compose), "release", version))
+
+    def history(self) -> Iterator[ReleaseEvent]:
+        """Yield who published and rolled back what and when, oldest first, as of now."""
+        for slot in self._log.slots():
+            for _, commit in slot.commits:
+                yield from _events(commit)
+
+    def _wanted(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        card: Card | None,
+        metrics: Mapping[str, object] | None,
+    ) -> _Publication:
+        state = self._log.refresh()
+        own(self._committer, checkpoint, f"a release ({name})")
+        fields = {} if card is None else read_card(card)
+        check_card(fields, state.spec.card_fields)
+        values = None if metrics is None else check_metrics(metrics)
+        return _Publication(self._committer, name, checkpoint, fields, values)
+
+    def _release(self, pin: Pin) -> Release:
+        return Release(self._committer.store, self._log, pin)
+
+
+@dataclass(slots=True)
+class _Publication(NewCommit):
+    """A release on its way.
+
+    Attributes:
+        committer: Of the run.
+        name: The version.
+        checkpoint: Where it comes from.
+        card: The card; none where empty.
+        metrics: Values that were given.
+        parts: Components to cut out; the whole checkpoint where `None`.
+        state: What is published in their place.
+        digest: Id of what is published, once it is on the store.
+        card_digest: Id of the card.
+    """
+
+    committer: Committer
+    name: str
+    checkpoint: Checkpoint
+    card: dict[str, Any]
+    metrics: dict[str, float] | None
+    parts: list[str] | None = None
+    state: FlatState | None = None
+    digest: Digest | None = None
+    card_digest: Digest | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.checkpoint.run_id}/releases/{self.name}"
+
+    def write_states(self) -> Sequence[Written]:
+        """Put on the store what the checkpoint is not already: manifests and the card."""
+        written, of = [], self.checkpoint.digest
+        self.digest = of
+        if self.state is not None:
+            written.append(self.committer.write(self.state, self.committer.choose_bases([of])))
+        elif self.parts is not None:
+            written.append(self.committer.cut(of, self.parts))
+        if written:
+            self.digest = written[0].base.manifest.digest
+        if self.card:
+            # Sorted, so that cards which differ in nothing else have one id.
+            written.append(self.committer.write_plain({_CARD: _sorted(self.card)}))
+            self.card_digest = written[-1].base.manifest.digest
+        return written
+
+    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+        """Return the pin; nothing where the same stands already."""
+        standing = state.pin("release", self.name)
+        if standing is not None:
+            self._check_same(standing)
+            return None
+        record = sound(state, self.checkpoint.n, self.checkpoint.ref)
+        assert self.digest is not None  # the states are written
+        return [
+            SetPin(
+                kind="release",
+                name=self.name,
+                manifest=self.digest,
+                checkpoint=record.n,
+                metrics=record.metrics if self.metrics is None else self.metrics,
+                card=self.card_digest,
+            )
+        ]
+
+    def _check_same(self, standing: Pin) -> None:
+        others = {
+            "other content": standing.manifest != self.digest,
+            "another card": standing.card != self.card_digest,
+            "other metrics": self.metrics is not None
+            and _bits(self.metrics) != _bits(standing.metrics),
+        }
+        differing = [what for what, differs in others.items() if differs]
+        if differing:
+            raise Conflict(
+                "this version is published already",
+                where=self.where,
+                expected=f"{standing.manifest.short}, as it was published",
+                found=" and ".join(differing),
+                hint="A release never changes: publish another version.",
+            )
+
+
+def _parts(
+    checkpoint: Checkpoint, state: RunManifest, only: str | Iterable[str] | None
+) -> list[str] | None:
+    """Return the components that a release consists of; `None` for the whole checkpoint."""
+    known = checkpoint.manifest.components
+    if only is not None:
+        chosen = [only] if isinstance(only, str) else list(only)
+        for name in chosen:
+            if name not in known:
+                raise NotFound(
+                    "no such component",
+                    where=f"{checkpoint.ref}: {name}",
+                    expected=", ".join(known),
+                    hint=near(name, known),
+                )
+        if not chosen:
+            raise InvalidInput("a release of no components", where=checkpoint.ref)
+    else:
+        chosen = inference_parts(state.spec, known, where=checkpoint.ref)
+    return None if chosen in ([], list(known)) else chosen
+
+
+def _events(commit: Commit) -> Iterator[ReleaseEvent]:
+    time = moment(commit.time_ms)
+    for action in commit.actions:
+        match action:
+            case SetPin(kind="release", name=version):
+                yield ReleaseEvent(commit.n, "published", version, commit.author, time)
+            case PointRelease(version=version, reason=reason):
+                yield ReleaseEvent(commit.n, "pointed", version, commit.author, time, reason)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
+
+
+def _bits(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {name: float_to_hex(value) for name, value in metrics.items()}  # NaN equals NaN here

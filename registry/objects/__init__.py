@@ -1,1 +1,0 @@
-"""What lies on a store, byte for byte: keys, manifests, packs, placements."""

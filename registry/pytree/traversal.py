@@ -1,0 +1,140 @@
+"""Live values of a state: walked leaf by leaf, rebuilt without some of them, copied, held to zero.
+
+Paths are those of `ArrayLeaf.path`, for arrays and for plain values alike. Dicts, lists and tuples
+are walked into; everything else is a leaf, and so is an empty container.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from numbers import Number
+from typing import Any
+
+from registry.errors import IncompatibleState
+from registry.pytree import libraries, refusals
+from registry.pytree.arrays import describe
+from registry.pytree.encoding import Encoder, has_state_dict
+from registry.pytree.paths import OddKey, component, segment
+from registry.values.dtypes import FLOATING
+
+#: What `visit` returns for a leaf that is to go.
+DROP = object()
+
+_DICTS = (dict, OrderedDict, defaultdict)
+
+
+def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of a component with its path; objects with `state_dict()` are taken by it.
+
+    Args:
+        name: The component's key.
+        value: What it holds.
+    """
+    yield from _walk(component(name), value)
+
+
+def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
+    """Return a component with each leaf replaced by what `visit(path, leaf)` gives for it.
+
+    Containers are new and of the same types; those of which nothing is left go as well. Returns
+    `DROP` where nothing is left at all.
+
+    Raises:
+        IncompatibleState: Some items of a list are dropped and some are not: the others would
+            change their places.
+    """
+    return _rebuild(component(name), value, visit)
+
+
+def is_array(leaf: Any) -> bool:
+    """Return whether a leaf is a tensor or an array."""
+    return refusals.is_tensor_like(leaf) or _is_numpy(leaf)
+
+
+def is_zero(leaf: Any) -> bool:
+    """Return whether a leaf is a number, or an array of numbers, and zero; NaN is not."""
+    if refusals.is_tensor_like(leaf):
+        plain = leaf.detach()
+        # The smallest types know no comparison; none of them has a value that float32 rounds to 0.
+        small = plain.is_floating_point() and plain.element_size() < 4
+        return not bool(((plain.float() if small else plain) != 0).any())
+    if _is_numpy(leaf):
+        return not bool((leaf != 0).any())
+    return isinstance(leaf, Number) and not leaf  # NaN is true, -0.0 is not
+
+
+def frozen(leaf: Any, dtype: str | None = None) -> Any:
+    """Return a copy of a leaf that shares nothing with it and is part of no graph.
+
+    Args:
+        leaf: Any value.
+        dtype: Element type that floating-point tensors and arrays are cast to.
+    """
+    if not is_array(leaf):
+        return copy.deepcopy(leaf)
+    name = describe(leaf)[0]
+    wanted = dtype if dtype is not None and name in FLOATING else name
+    if refusals.is_tensor_like(leaf):
+        torch_dtype = libraries.torch_wrapper().ALL_DTYPES[wanted]
+        return leaf.detach().to(dtype=torch_dtype, copy=True)
+    if wanted == name:  # dates have a dtype of their own
+        return leaf.copy()
+    return leaf.astype(libraries.numpy_wrapper().dtype_named(wanted))
+
+
+def _is_numpy(leaf: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, numpy.ndarray)
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if has_state_dict(value):
+        value = value.state_dict()
+    children = _children(value)
+    if not children:
+        yield path, value
+    for _, step, child in children:
+        yield from _walk(f"{path}/{step}", child)
+
+
+def _rebuild(path: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
+    children = _children(value)
+    if not children:
+        return visit(path, value)
+    made = [(key, _rebuild(f"{path}/{step}", child, visit)) for key, step, child in children]
+    kept = [(key, child) for key, child in made if child is not DROP]
+    if not kept:
+        return DROP
+    if type(value) in _DICTS:
+        # A copy, for the factory of a defaultdict and the metadata of a state_dict.
+        rebuilt = copy.copy(value)
+        rebuilt.clear()
+        rebuilt.update(kept)
+        return rebuilt
+    if len(kept) < len(made):
+        raise IncompatibleState(
+            "some items of a list would go and some stay",
+            where=path,
+            expected="a pattern that takes all of them or none",
+            hint="Keep what changes apart in a dict of its own.",
+        )
+    return type(value)(child for _, child in kept)
+
+
+def _children(value: Any) -> list[tuple[Any, str, Any]]:
+    """Return what a container holds as key, step of the path, value; nothing for a leaf."""
+    if type(value) in _DICTS:
+        return [(key, _step(key), child) for key, child in value.items()]
+    if type(value) in (list, tuple):
+        return [(index, str(index), child) for index, child in enumerate(value)]
+    return []
+
+
+def _step(key: Any) -> str:
+    if type(key) is str or type(key) is int:
+        return segment(key)
+    _, step = Encoder().key(key, (None, ""), 0)
+    return step.text if type(step) is OddKey else segment(step)

@@ -1,1 +1,0 @@
-"""The way of a state off the store: fetched, decoded, verified, into whose memory."""

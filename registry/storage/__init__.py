@@ -1,0 +1,1 @@
+"""Objects on a store: keys, manifests, packs, placements; read, decoded, verified and cached."""

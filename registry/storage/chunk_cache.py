@@ -1,0 +1,265 @@
+"""Raw, verified chunks kept on a local disk, so that what was fetched once is not fetched again.
+
+Owns a folder and its bound. Nothing depends on it: whatever fails here is a miss, and the folder
+may be deleted at any moment. Any number of threads and processes of one user share it.
+
+A chunk is a file named by its digest, raw, whatever its codec on the store; so one folder serves
+all checkpoints, runs and registries. A hit is read into the memory that wants it and hashed there;
+what does not hash to its name is removed. A hit sets the time of the file, at most once a minute,
+and the file of the oldest time goes first. Small chunks have files too: left out, each would cost
+a request of its own between hits. A file counts as whole blocks, and as 32 KiB at least, which
+bounds the number of files that a scan looks at.
+
+The bound is kept by `registry.storage.cache_folder`, which explains how.
+"""
+
+# Names in an open folder, which pathlib cannot express.
+# ruff: noqa: PTH100, PTH111, PTH118
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from threading import Lock
+
+from backends.escape import quoted
+from registry.errors import InvalidInput
+from registry.storage.cache_folder import OPEN, CacheFolder, busy, open_folder
+from registry.values.digest import Digest
+
+#: A folder that holds the cache; empty for none.
+FOLDER_VARIABLE = "HOLDFAST_CACHE"
+BYTES_VARIABLE = "HOLDFAST_CACHE_BYTES"
+DEFAULT_BYTES = 10 * 2**30
+
+_FOLDER = "chunks-v1"
+_TOUCH_S = 60.0
+#: After a failure nothing is kept for so long.
+_PAUSE_S = 10.0
+#: Files made under the lock at once: others wait for it.
+_TURN_FILES = 128
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class ChunkCache:
+    """Chunks on a local disk.
+
+    Args:
+        path: The folder; `~/.cache/holdfast`, or what the platform has for it, without one. It
+            need not exist. Only a folder of our own within it is touched.
+        max_bytes: Bound on what lies there, unfinished files included; the environment variable
+            `HOLDFAST_CACHE_BYTES` without it, or 10 GiB.
+
+    Attributes:
+        path: The folder.
+        max_bytes: The bound.
+
+    Raises:
+        InvalidInput: The bound is not a positive number.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None
+    ) -> None:
+        self.path = os.path.abspath(
+            os.path.expanduser(_default_path() if path is None else os.fspath(path))
+        )
+        self.max_bytes = _bound(max_bytes)
+        self._folder = os.path.join(self.path, _FOLDER)
+        self._mutex = Lock()
+        self._pid = os.getpid()
+        self._scanned = False
+        self._said = False
+        self._paused_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ChunkCache {self.path} {self.max_bytes} bytes>"
+
+    def fill(self, wanted: Mapping[Digest, memoryview], *, verified: bool = True) -> list[Digest]:
+        """Fill memory with those chunks that are here.
+
+        Args:
+            wanted: Chunks, each with a writable flat byte view of its raw length.
+            verified: Whether each is held against its digest; else whoever asks does that with
+                what is made of it, and asks again if it was wrong.
+
+        Returns:
+            Those that are not here; their memory may have been written to.
+        """
+        try:
+            fd = open_folder(self._folder)
+        except FileNotFoundError:
+            return list(wanted)
+        except OSError as error:
+            self._say(error)
+            return list(wanted)
+        try:
+            return [
+                digest
+                for digest, view in wanted.items()
+                if not self._fill(fd, digest, view, verified=verified)
+            ]
+        finally:
+            os.close(fd)
+
+    def offer(self, chunks: Mapping[Digest, memoryview]) -> None:
+        """Keep chunks that were just verified, where there is room to be made.
+
+        Args:
+            chunks: Chunks, each with a flat byte view of it.
+        """
+        if time.monotonic() < self._paused_until:
+            return
+        try:
+            self._keep(chunks)
+        except FileNotFoundError:
+            pass  # somebody deleted the folder; the next one makes it anew
+        except OSError as error:
+            self._say(error)
+            self._pause()
+
+    def _fill(self, folder: int, digest: Digest, view: memoryview, *, verified: bool) -> bool:
+        name = digest.hex()
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=folder)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                self._discard(folder, name)
+            else:
+                self._say(error)
+            return False
+        try:
+            good = _read(fd, view) and (not verified or hashlib.sha256(view).digest() == digest)
+            if good:
+                _touch(fd)
+        except OSError as error:
+            self._say(error)
+            return False
+        finally:
+            os.close(fd)
+        if not good:
+            self._discard(folder, name)
+        return good
+
+    def _discard(self, folder: int, name: str) -> None:
+        self._say(f"{name} did not hash to its name and was removed")
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+    def _keep(self, chunks: Mapping[Digest, memoryview]) -> None:
+        fd = open_folder(self._folder, make=True)
+        try:
+            folder = CacheFolder(fd, self.max_bytes)
+            rest = iter(chunks.items())
+            while part := dict(islice(rest, _TURN_FILES)):
+                self._keep_part(folder, part)
+        finally:
+            os.close(fd)
+
+    def _keep_part(self, folder: CacheFolder, chunks: Mapping[Digest, memoryview]) -> None:
+        with self._turn(folder):
+            batch = folder.reserve(chunks, scan=not self._scanned)
+            self._scanned = True
+        if batch is None:
+            return
+        try:
+            batch.write()
+            with self._turn(folder):
+                batch.publish()
+        finally:
+            batch.close()
+
+    @contextmanager
+    def _turn(self, folder: CacheFolder) -> Iterator[None]:
+        """Hold the lock: first among the threads of this process, then among processes."""
+        if self._pid != os.getpid():
+            # A fork copies the lock as it was, and nobody would ever release it here.
+            self._pid, self._mutex = os.getpid(), Lock()
+        with self._mutex:
+            if time.monotonic() < self._paused_until:
+                raise busy()  # a thread before this one has waited in vain
+            try:
+                with folder.locked():
+                    yield
+            except TimeoutError:
+                self._pause()
+                raise
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + _PAUSE_S
+
+    def _say(self, what: object) -> None:
+        level = logging.DEBUG if self._said else logging.WARNING
+        self._said = True
+        _LOGGER.log(level, "chunk cache %s: %s; loading goes on without it", self.path, what)
+
+
+def choose_cache(
+    asked: str | os.PathLike[str] | ChunkCache | None, *, is_remote: bool
+) -> ChunkCache | None:
+    """Return the cache of a registry that is being opened.
+
+    Args:
+        asked: A cache or its folder, empty for none; without it what the environment says, for
+            registries that are not on a local disk.
+        is_remote: Whether the registry is not.
+
+    Raises:
+        InvalidInput: `HOLDFAST_CACHE_BYTES` is not a positive number.
+    """
+    if isinstance(asked, ChunkCache):
+        return asked
+    if asked is None and is_remote:
+        asked = os.environ.get(FOLDER_VARIABLE)
+    return ChunkCache(asked) if asked and os.fspath(asked) else None
+
+
+def _read(fd: int, view: memoryview) -> bool:
+    """Fill memory with a file; return whether it is one of just that length."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != len(view):
+        return False
+    done = 0
+    while done < len(view):
+        moved = os.readv(fd, [view[done:]])
+        if not moved:
+            return False
+        done += moved
+    return True
+
+
+def _touch(fd: int) -> None:
+    if abs(time.time() - os.fstat(fd).st_mtime) > _TOUCH_S:
+        with suppress(OSError):  # a folder that is read-only still has hits
+            os.utime(fd)
+
+
+def _bound(asked: int | None) -> int:
+    said: object = os.environ.get(BYTES_VARIABLE) or DEFAULT_BYTES if asked is None else asked
+    try:
+        bound = int(said) if isinstance(said, str | int) and not isinstance(said, bool) else 0
+    except ValueError:
+        bound = 0
+    if bound < 1:
+        raise InvalidInput(
+            "not a bound of the chunk cache",
+            where=BYTES_VARIABLE if asked is None else "max_bytes",
+            expected="a positive whole number of bytes",
+            found=quoted(said),
+        )
+    return bound
+
+
+def _default_path() -> str:
+    caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or caches, "holdfast")

@@ -1,0 +1,114 @@
+"""How a chunk's bytes are encoded inside a pack: a closed list, numbered for placements.
+
+A codec is chosen by number or name from this list and from nowhere else; nothing on the store can
+name code. Whether a chunk is also a difference to another one is told by its base, not its codec.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from backends import Buffer
+from backends.escape import quoted
+from registry.errors import InvalidInput, Malformed
+from registry.values.suggest import near
+
+RAW = "raw"
+#: Blosc frames, bytes shuffled by the size of an element: zstd, and lz4 for speed.
+ZSTD = "blosc-zstd"
+LZ4 = "blosc-lz4"
+
+#: Position = number in a placement's codec column. Append only.
+CODECS: tuple[str, ...] = (RAW, ZSTD, LZ4)
+
+Compression = Literal["none", "zstd", "lz4"]
+#: What users say.
+COMPRESSIONS: dict[Compression, str] = {"none": RAW, "zstd": ZSTD, "lz4": LZ4}
+
+
+def check_compression(wanted: Compression | None) -> Compression | None:
+    """Return what was asked for.
+
+    Raises:
+        InvalidInput: There is no such compression.
+    """
+    if wanted is not None and wanted not in COMPRESSIONS:
+        raise InvalidInput(
+            "no such compression",
+            expected=", ".join(COMPRESSIONS),
+            found=quoted(wanted),
+            hint=near(str(wanted), COMPRESSIONS),
+        )
+    return wanted
+
+
+def encode(data: Buffer, item_bytes: int, codec: str) -> bytes:
+    """Return the encoded form of some bytes.
+
+    Args:
+        data: The bytes.
+        item_bytes: Size of an element.
+        codec: A name of `CODECS` other than `RAW`.
+    """
+    return _blosc().encode(data, item_bytes, codec)  # type: ignore[no-any-return]
+
+
+def decode(stored: Buffer, codec: str, into: memoryview, *, where: str) -> None:
+    """Decode stored bytes into memory of exactly their raw length.
+
+    Raises:
+        IntegrityError: They are not what the codec makes, or of another length.
+    """
+    _blosc().decode(stored, codec, into, where=where)
+
+
+def join(delta: memoryview, base: Buffer) -> None:
+    """Turn a difference into what it is the difference of, or back, in place: XOR."""
+    _blosc().join(delta, base)
+
+
+def _blosc() -> Any:
+    # numcodecs takes a tenth of a second, and a registry of raw chunks never needs it.
+    from registry.storage.codecs import blosc
+
+    return blosc
+
+
+def codec_number(name: str, *, where: str) -> int:
+    """Return a codec's number.
+
+    Raises:
+        Malformed: The name is not in the list.
+    """
+    if name not in CODECS:
+        raise Malformed("codec not allowed", where=where, expected=", ".join(CODECS), found=name)
+    return CODECS.index(name)
+
+
+def codec_name(number: int, *, where: str) -> str:
+    """Return the name behind a number.
+
+    Raises:
+        Malformed: The number is not in the list.
+    """
+    if not 0 <= number < len(CODECS):
+        raise Malformed(
+            "codec not allowed", where=where, expected=f"0..{len(CODECS) - 1}", found=number
+        )
+    return CODECS[number]
+
+
+__all__ = [
+    "CODECS",
+    "COMPRESSIONS",
+    "LZ4",
+    "RAW",
+    "ZSTD",
+    "Compression",
+    "check_compression",
+    "codec_name",
+    "codec_number",
+    "decode",
+    "encode",
+    "join",
+]

@@ -1,0 +1,14 @@
+"""Heads that were seen before: how far each run's log went, and its last commit.
+
+A digest proves that bytes belong together. It does not prove that they are the newest: anybody who
+can write to a store can replace a log by an older copy. A reader can notice that only if it
+remembers heads. `record` has the record and its file, `folder` the folder of a user's files,
+`memory` the heads of an open registry.
+"""
+
+from __future__ import annotations
+
+from registry.storage.heads.memory import MEMORY, Heads, recall, trust
+from registry.storage.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
+
+__all__ = ["MAX_FILE_BYTES", "MEMORY", "Head", "HeadLines", "Heads", "HeadsFile", "recall", "trust"]

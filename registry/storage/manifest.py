@@ -1,0 +1,401 @@
+"""The manifest `holdfast.checkpoint/1`: WHAT a state is.
+
+Per component its skeleton and its tensors (dtype, shape, chunk digests). A component's digest is
+that of its canonical JSON, the checkpoint's id is that of the manifest with every component
+replaced by its digest. No location, run, step or time stands in it, so equal states have equal ids
+anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, Self
+
+from registry.errors import InvalidInput, Malformed, UnsupportedFormat
+from registry.storage.chunking import GRID, INLINE_BYTES, Grid, grid
+from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
+from registry.values import canonical
+from registry.values.digest import Digest
+from registry.values.dtypes import ITEM_SIZES
+from registry.values.gc_pause import allocation_burst
+from registry.values.parse_limits import check_json, taking_turns
+
+FORMAT = "holdfast.checkpoint/1"
+#: A tensor of more chunks names a stored list of their digests instead.
+LIST_THRESHOLD = 256
+_DIGEST_BYTES = 32
+_MAX_AXES = 64
+#: What a tensor may have been before it was stored with less precision, and what it is then.
+ORIGINAL_DTYPES = frozenset({"float32", "float64"})
+NARROW_DTYPES = frozenset({"float16", "bfloat16"})
+
+
+class NarrowedDtype(str):
+    """Name of the element type that a tensor is stored in, in place of a wider one.
+
+    Attributes:
+        original: The wider one, which the tensor's entry records.
+    """
+
+    __slots__ = ("original",)
+    original: str
+
+    def __new__(cls, dtype: str, original: str) -> Self:
+        """Return the name with what it stands for."""
+        made = super().__new__(cls, dtype)
+        made.original = original
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a component; one of `inline`, `chunks` and `chunk_list` tells its bytes.
+
+    Attributes:
+        dtype: Name in `registry.values.dtypes`; a `NarrowedDtype` says `original` too.
+        shape: Axis lengths.
+        inline: The bytes themselves, for at most `INLINE_BYTES`.
+        chunks: Digests of the chunks of `grid`, in order.
+        chunk_list: Digest of a stored chunk that holds the digests, 32 bytes each.
+        original: The wider element type that it was given in, where it is stored with less
+            precision; `None` where it is stored as it was.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    inline: bytes | None = None
+    chunks: tuple[Digest, ...] = ()
+    chunk_list: Digest | None = None
+    original: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, NarrowedDtype):
+            object.__setattr__(self, "original", self.dtype.original)
+            object.__setattr__(self, "dtype", str(self.dtype))
+
+    @property
+    def grid(self) -> Grid:
+        """How the tensor is cut."""
+        return grid(self.dtype, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
+        return prod(self.shape) * ITEM_SIZES[self.dtype]
+
+    @property
+    def content(self) -> Digest:
+        """Identity of dtype, shape and bytes together, whatever the tensor was before."""
+        entry = self.to_json()
+        entry.pop("original", None)
+        return Digest.of(canonical.encode(entry))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as it stands in the manifest."""
+        entry: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
+        if self.original is not None:
+            entry["original"] = self.original
+        if self.inline is not None:
+            entry["data"] = base64.b64encode(self.inline).decode("ascii")
+        elif self.chunk_list is not None:
+            entry["list"] = self.chunk_list.hex()
+        else:
+            entry["chunks"] = [digest.hex() for digest in self.chunks]
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A top-level key of a state.
+
+    Attributes:
+        skeleton: Every leaf in place, a tensor as an index into `tensors` (`registry.pytree`).
+        tensors: The tensors, in order of their index.
+        digest: SHA-256 of `encoded`.
+        encoded: The component's canonical JSON.
+    """
+
+    skeleton: canonical.Json
+    tensors: tuple[TensorEntry, ...]
+    digest: Digest
+    encoded: bytes
+
+    @classmethod
+    def build(
+        cls,
+        skeleton: canonical.Json,
+        tensors: Sequence[TensorEntry],
+        encoded_skeleton: bytes | None = None,
+    ) -> Component:
+        """Assemble a component and hash it.
+
+        Args:
+            skeleton: Its skeleton.
+            tensors: Its tensors.
+            encoded_skeleton: The canonical JSON of the skeleton, where the caller has it.
+        """
+        encoded = b'{"grid":%b,"skeleton":%b,"tensors":%b}' % (
+            canonical.encode(GRID),
+            encoded_skeleton or canonical.encode(skeleton),
+            canonical.encode([tensor.to_json() for tensor in tensors]),
+        )
+        return cls(skeleton, tuple(tensors), Digest.of(encoded), encoded)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a state is.
+
+    Attributes:
+        kind: `dict` or `odict`: the type of the state itself.
+        components: By name, in the order of the state's keys.
+    """
+
+    kind: str
+    components: Mapping[str, Component]
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The checkpoint's id."""
+        named = [[name, component.digest.hex()] for name, component in self.components.items()]
+        return Digest.of(
+            canonical.encode({"format": FORMAT, "kind": self.kind, "components": named})
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, equal ones counted each time."""
+        return sum(component.nbytes for component in self.components.values())
+
+    @cached_property
+    def content_bytes(self) -> int:
+        """Length of its canonical JSON, but for names and braces."""
+        return sum(len(component.encoded) for component in self.components.values())
+
+    def tensors(self) -> Iterator[TensorEntry]:
+        """Yield every tensor in manifest order."""
+        for component in self.components.values():
+            yield from component.tensors
+
+    @cached_property
+    def direct_chunks(self) -> Mapping[Digest, int]:
+        """Distinct chunks that the manifest itself names, in order, with their raw lengths.
+
+        Lists are among them; the chunks that a list names follow in `Placement` order.
+        """
+        lengths: dict[Digest, int] = {}
+        for tensor in self.tensors():
+            if tensor.chunk_list is not None:
+                lengths.setdefault(tensor.chunk_list, tensor.grid.count * _DIGEST_BYTES)
+            elif tensor.chunks:
+                for digest, length in zip(tensor.chunks, tensor.grid.sizes(), strict=True):
+                    lengths.setdefault(digest, length)
+        return lengths
+
+    @cached_property
+    def chunk_lists(self) -> Mapping[Digest, TensorEntry]:
+        """Stored digest lists by their digest, each with a tensor that names it."""
+        return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
+
+    def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
+        """Return every distinct chunk with its raw length, in the order of a placement's rows.
+
+        Args:
+            lists: The bytes of each stored digest list.
+        """
+        lengths = dict(self.direct_chunks)
+        for digest, tensor in self.chunk_lists.items():
+            members = parse_list(lists[digest], tensor.grid.count, where=digest)
+            for member, length in zip(members, tensor.grid.sizes(), strict=True):
+                lengths.setdefault(member, length)
+        return lengths
+
+    def encode(self) -> bytes:
+        """Return the file.
+
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        content = b"".join(self._content())
+        check_json(content, where=f"manifest {self.digest.short}", kind=InvalidInput)
+        return wrap_frame(content)
+
+    def _content(self) -> Iterator[bytes]:
+        """Yield the canonical JSON of the manifest in parts, with the JSON of its components."""
+        before = b'{"components":[['
+        for name, component in self.components.items():
+            yield before + canonical.encode(name) + b","
+            yield component.encoded
+            before = b"],["
+        named = canonical.encode(FORMAT), canonical.encode(self.kind)
+        yield b'%b],"format":%b,"kind":%b}' % (b"]" if self.components else before[:-1], *named)
+
+    @classmethod
+    def decode(cls, data: bytes, expected: Digest, *, where: str) -> Manifest:
+        """Verify and parse a file.
+
+        Raises:
+            Damaged: Its bytes do not match its closing digest.
+            Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
+            BeyondLimit: It would take too much memory.
+            UnsupportedFormat: It was written in a format that this version does not know.
+        """
+        with taking_turns(content_bytes(data)), allocation_burst():
+            content = unwrap_frame(data, where=where)
+            manifest = cls._parse(content, where)
+            with _rules(where):
+                _check_canonical(content, manifest._content(), where)
+        if manifest.digest != expected:
+            raise Malformed(
+                "another checkpoint's manifest",
+                where=where,
+                expected=expected,
+                found=manifest.digest,
+            )
+        return manifest
+
+    @classmethod
+    def _parse(cls, content: bytes, where: str) -> Manifest:
+        body = canonical.parse(content, where=where)
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            found = body.get("format") if isinstance(body, dict) else type(body).__name__
+            raise UnsupportedFormat(
+                "unknown manifest format", where=where, expected=FORMAT, found=found
+            )
+        with _rules(where):
+            if set(body) != {"format", "kind", "components"} or body["kind"] not in (
+                "dict",
+                "odict",
+            ):
+                raise ValueError("wrong keys")
+            components = {_name(name): _component(part) for name, part in body["components"]}
+            if len(components) != len(body["components"]):
+                raise ValueError("a component stands twice")
+            return cls(body["kind"], components)
+        raise AssertionError  # `_rules` lets no error pass
+
+
+def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None:
+    """Compare a content with its expected parts without joining them: they may be long."""
+    end = 0
+    for part in parts:
+        canonical.check(content[end : end + len(part)], part, where=where)
+        end += len(part)
+    canonical.check(content[end:], b"", where=where)
+
+
+def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
+    """Read a stored digest list of `count` chunks.
+
+    Raises:
+        Malformed: It is not `32 * count` bytes long.
+    """
+    if len(data) != count * _DIGEST_BYTES:
+        raise Malformed(
+            "digest list does not cover its tensor",
+            where=where,
+            expected=f"{count * _DIGEST_BYTES} bytes",
+            found=f"{len(data)} bytes",
+        )
+    return tuple(Digest(data[i : i + _DIGEST_BYTES]) for i in range(0, len(data), _DIGEST_BYTES))
+
+
+class _rules:  # noqa: N801 - reads as a statement
+    """Turn whatever a hostile body provokes into `Malformed`."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
+            raise Malformed("breaks the manifest format", where=self.where, found=error) from error
+
+
+def _name(name: object) -> str:
+    if type(name) is not str:
+        raise ValueError(f"a component is named {name!r}")
+    return name
+
+
+def _component(body: Any) -> Component:
+    if set(body) != {"grid", "skeleton", "tensors"}:
+        raise ValueError(f"a component has keys {sorted(body)}")
+    if body["grid"] != GRID:
+        raise ValueError(f"unknown grid {body['grid']!r}")
+    encoded = canonical.encode(body)
+    entries = body["tensors"]
+    if type(entries) is not list:
+        raise ValueError("tensors are no list")
+    for index, entry in enumerate(entries):
+        entries[index] = _tensor(entry)  # in place: the parsed entries take as much memory again
+    return Component(body["skeleton"], tuple(entries), Digest.of(encoded), encoded)
+
+
+def _tensor(entry: Any) -> TensorEntry:
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if dtype not in ITEM_SIZES:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    if len(shape) > _MAX_AXES or any(type(axis) is not int or axis < 0 for axis in shape):
+        raise ValueError(f"not a shape: {shape[:8]}")
+    dtype, shape = _one_of_equal(dtype, shape)
+    cut = grid(dtype, shape)
+    if cut.nbytes >= 2**63:
+        raise ValueError(f"shape {shape} is beyond 2^63 bytes")
+    original = _original(entry, cut.nbytes) if "original" in entry else None
+    fields = set(entry) - {"dtype", "shape", "original"}
+    if fields == {"data"}:
+        inline = _inline(entry["data"])
+        if len(inline) != cut.nbytes or len(inline) > INLINE_BYTES:
+            raise ValueError(f"{len(inline)} inline bytes for shape {shape} of {dtype}")
+        return TensorEntry(dtype, shape, inline=inline, original=original)
+    if fields == {"list"}:
+        if cut.count <= LIST_THRESHOLD:
+            raise ValueError(f"a digest list for only {cut.count} chunks")
+        listed = Digest.from_hex(entry["list"])
+        return TensorEntry(dtype, shape, chunk_list=listed, original=original)
+    if fields != {"chunks"}:
+        raise ValueError(f"a tensor has keys {sorted(entry)}")
+    if len(entry["chunks"]) != cut.count or cut.nbytes <= INLINE_BYTES:
+        raise ValueError(f"{len(entry['chunks'])} chunks do not cover shape {shape} of {dtype}")
+    chunks = tuple(Digest.from_hex(text) for text in entry["chunks"])
+    return TensorEntry(dtype, shape, chunks=chunks, original=original)
+
+
+# A model has thousands of tensors and a few dozen shapes.
+@lru_cache(maxsize=4096)
+def _one_of_equal(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Return the same objects for all tensors of one type and shape."""
+    return dtype, shape
+
+
+def _original(entry: Any, nbytes: int) -> str:
+    """Return the element type that a tensor was given in; room for it must be thinkable."""
+    original, dtype = entry["original"], entry["dtype"]
+    if original not in ORIGINAL_DTYPES or dtype not in NARROW_DTYPES:
+        raise ValueError(f"{dtype} cannot stand for {original!r}")
+    if nbytes // ITEM_SIZES[dtype] * ITEM_SIZES[original] >= 2**63:
+        raise ValueError(f"shape {entry['shape']} of {original} is beyond 2^63 bytes")
+    return str(original)
+
+
+def _inline(text: str) -> bytes:
+    try:
+        data = binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error as error:
+        raise ValueError(f"inline data is not base64: {error}") from error
+    if binascii.b2a_base64(data, newline=False).decode("ascii") != text:
+        raise ValueError("inline data has bits behind its end")
+    return data

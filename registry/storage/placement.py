@@ -1,0 +1,341 @@
+"""The placement `holdfast.placement/1`: WHERE the chunks of one manifest lie in this registry.
+
+Content of the file: a line of canonical JSON (format, manifest, packs, number of rows, extra
+digests), then columns of little-endian integers: pack (u32), offset (u64), stored length (u32),
+codec (u8), base row (u32, `NO_BASE` for none). Rows follow the manifest's distinct chunks in order;
+extra rows hold delta bases outside the manifest. Collection reads placements and nothing else, so
+every pack that decoding needs is named.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+from registry.errors import BeyondLimit, InvalidInput, Malformed, RegistryError, UnsupportedFormat
+from registry.storage.codecs import RAW, codec_name
+from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
+from registry.storage.keys import ObjectKey
+from registry.values import canonical
+from registry.values.digest import Digest, Digests
+from registry.values.gc_pause import allocation_burst
+from registry.values.parse_limits import ROW_BYTES, check_bytes, check_json, taking_turns
+
+FORMAT = "holdfast.placement/1"
+NO_BASE = 2**32 - 1
+#: Deltas on deltas, at most.
+MAX_DEPTH = 32
+_COLUMNS = "IQIBI"
+_ROW_BYTES = struct.calcsize("<" + _COLUMNS)
+#: A digest in the line of JSON.
+_EXTRA_BYTES = 67
+_IS_BIG_ENDIAN = sys.byteorder == "big"
+
+
+@dataclass(frozen=True, slots=True)
+class PackRef:
+    """A pack that a placement names.
+
+    Attributes:
+        key: Its key, generation included.
+        size_bytes: Its size; a file of another size is damaged.
+    """
+
+    key: ObjectKey
+    size_bytes: int
+
+
+class ChunkPlace(NamedTuple):
+    """Where one chunk lies.
+
+    Attributes:
+        pack: The pack's position in the placement's list.
+        offset: Where its stored bytes begin.
+        stored_bytes: Their length.
+        codec: Number in `registry.storage.codecs`.
+        base: Row of the chunk that a delta is against, or `NO_BASE`.
+    """
+
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int = 0
+    base: int = NO_BASE
+
+
+class Rows(Sequence[ChunkPlace]):
+    """Places in columns, `_ROW_BYTES` each; one is made when it is asked for.
+
+    As objects they would take six times that, and what chains of deltas stand on makes a placement
+    many times as long as its manifest.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, places: Iterable[ChunkPlace]) -> None:
+        columns = list(zip(*places, strict=True)) or [()] * len(_COLUMNS)
+        self._columns = [
+            array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
+        ]
+
+    @classmethod
+    def parse(cls, data: bytes, count: int) -> Rows:
+        """Read the columns of so many rows."""
+        rows, start = cls(()), 0
+        for column in rows._columns:
+            column.frombytes(data[start : start + count * column.itemsize])
+            start += count * column.itemsize
+            if _IS_BIG_ENDIAN:
+                column.byteswap()
+        return rows
+
+    def encode(self) -> bytes:
+        """Return the columns, little-endian, one after another."""
+        columns = [array(column.typecode, column) for column in self._columns]
+        if _IS_BIG_ENDIAN:
+            for column in columns:
+                column.byteswap()
+        return b"".join(column.tobytes() for column in columns)
+
+    @property
+    def bases(self) -> Sequence[int]:
+        """The row that each is a delta against, or `NO_BASE`."""
+        return self._columns[-1]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, number: int) -> ChunkPlace: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ChunkPlace]: ...
+    def __getitem__(self, number: int | slice) -> ChunkPlace | Sequence[ChunkPlace]:
+        if isinstance(number, slice):
+            return Rows(list(self)[number])
+        return ChunkPlace(*(column[number] for column in self._columns))
+
+    def __iter__(self) -> Iterator[ChunkPlace]:
+        return map(ChunkPlace, *self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and self._columns == other._columns
+
+    def __hash__(self) -> int:
+        return hash(self.encode())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the chunks of one manifest lie.
+
+    Attributes:
+        manifest: The checkpoint's id.
+        packs: Packs with their keys and sizes.
+        rows: A place for each distinct chunk of the manifest, in order, then the extra rows.
+        extra: Digests of the extra rows.
+    """
+
+    manifest: Digest
+    packs: tuple[PackRef, ...]
+    rows: Rows
+    extra: Digests = field(default_factory=lambda: Digests(()))
+
+    @cached_property
+    def content(self) -> bytes:
+        """The content of the file; the placement is named by its digest."""
+        return self._content()
+
+    def _content(self) -> bytes:
+        header = canonical.encode(
+            {
+                "format": FORMAT,
+                "manifest": self.manifest.hex(),
+                "packs": [[p.key.digest.hex(), p.key.generation, p.size_bytes] for p in self.packs],
+                "rows": len(self.rows),
+                "extra": [digest.hex() for digest in self.extra],
+            }
+        )
+        return b"".join([header, b"\n", self.rows.encode()])
+
+    @cached_property
+    def digest(self) -> Digest:
+        """What the file is named by."""
+        return Digest.of(self.content)
+
+    @cached_property
+    def content_bytes(self) -> int:
+        """About the length of `content`, which takes as much memory if it is asked for."""
+        return len(self.rows) * _ROW_BYTES + len(self.extra) * _EXTRA_BYTES
+
+    def encode(self) -> bytes:
+        """Return the file.
+
+        Raises:
+            InvalidInput: Reading it would take more memory than allowed.
+        """
+        _check_memory(self.content, f"placement {self.digest.short}", InvalidInput)
+        return wrap_frame(self.content)
+
+    @cached_property
+    def links(self) -> Sequence[int]:
+        """How many deltas have to be added to what each row stands on.
+
+        Raises:
+            Malformed: More than `MAX_DEPTH`, or they go round in a circle.
+        """
+        bases = self.rows.bases
+        depths = bytearray(len(bases))  # 0: is none, or not known yet
+        for start in range(len(bases)):
+            chain: list[int] = []
+            number = start
+            while not depths[number] and bases[number] != NO_BASE and len(chain) <= MAX_DEPTH:
+                chain.append(number)
+                number = bases[number]
+            depth = depths[number]
+            if depth + len(chain) > MAX_DEPTH:
+                raise Malformed(
+                    "deltas on deltas without end",
+                    where=f"placement {self.digest.short} of {self.manifest.short}, row {start}",
+                    expected=f"at most {MAX_DEPTH}",
+                    hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+                )
+            for above in reversed(chain):
+                depth += 1
+                depths[above] = depth
+        return depths
+
+    def index(self, chunks: Mapping[Digest, int]) -> Places:
+        """Return which chunk lies in which row, given the manifest's distinct chunks in order.
+
+        Raises:
+            Malformed: There are fewer or more rows than chunks, or deltas without end.
+        """
+        count = len(chunks) + len(self.extra)
+        if count != len(self.rows):
+            raise Malformed(
+                "placement does not cover its manifest",
+                where=self.digest,
+                expected=f"{count} rows",
+                found=len(self.rows),
+            )
+        _ = self.links  # checked before anything is read by it, or built on it
+        return Places(self, chunks)
+
+    @classmethod
+    def decode(cls, data: bytes, expected: Digest, *, where: str) -> Placement:
+        """Verify and parse a file.
+
+        Raises:
+            Damaged: Its bytes do not match its closing digest.
+            Malformed: A rule of the format is broken, or it is another placement.
+            BeyondLimit: It would take too much memory.
+            UnsupportedFormat: It was written in a format that this version does not know.
+        """
+        with taking_turns(content_bytes(data)), allocation_burst():
+            return cls._decode(unwrap_frame(data, where=where), expected, where)
+
+    @classmethod
+    def _decode(cls, content: bytes, expected: Digest, where: str) -> Placement:
+        _check_memory(content, where, BeyondLimit)
+        if (found := Digest.of(content)) != expected:
+            raise Malformed("another placement", where=where, expected=expected, found=found)
+        line, _, columns = content.partition(b"\n")
+        header = canonical.parse(line, where=where)
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            kind = header.get("format") if isinstance(header, dict) else type(header).__name__
+            raise UnsupportedFormat(
+                "unknown placement format", where=where, expected=FORMAT, found=kind
+            )
+        try:
+            placement = _parse(header, columns, where)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Malformed("breaks the placement format", where=where, found=error) from error
+        del header, line, columns  # long where there are many extra rows
+        canonical.check(content, placement._content(), where=where)
+        return placement
+
+
+class Places:
+    """Which chunk lies in which row of a placement, both ways.
+
+    Args:
+        placement: The placement.
+        chunks: The chunks of its first rows, in order; those of its extra rows it knows itself.
+    """
+
+    __slots__ = ("_chunks", "_placement", "_rows")
+
+    def __init__(self, placement: Placement, chunks: Iterable[Digest]) -> None:
+        self._placement = placement
+        self._rows = {digest: row for row, digest in enumerate(chunks)}
+        self._chunks = list(self._rows)
+
+    def row(self, digest: Digest) -> int:
+        """Return the row of a chunk that is not in an extra row."""
+        return self._rows[digest]
+
+    def digest(self, row: int) -> Digest:
+        """Return the chunk of any row.
+
+        Raises:
+            Malformed: It is a row that nothing should stand on: its chunk is not known.
+        """
+        if row < len(self._chunks):
+            return self._chunks[row]
+        extra = self._placement.extra
+        number = row - len(self._placement.rows) + len(extra)
+        if number < 0:
+            raise Malformed(
+                "a delta to a chunk that is not known",
+                where=f"placement {self._placement.digest.short}, row {row}",
+                expected=f"one of the first {len(self._chunks)} rows, or an extra one",
+                hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
+            )
+        return extra[number]
+
+
+def _check_memory(content: bytes, where: str, kind: type[RegistryError]) -> None:
+    """Check that a content may be read: its line as JSON, its columns by their rows."""
+    line = content.find(b"\n") + 1
+    check_json(content[:line], where=where, kind=kind)
+    rows = (len(content) - line) // _ROW_BYTES
+    check_bytes(rows * (_ROW_BYTES + ROW_BYTES), f"reading {rows} rows", where=where, kind=kind)
+
+
+def _parse(header: dict[str, Any], columns: bytes, where: str) -> Placement:
+    if set(header) != {"format", "manifest", "packs", "rows", "extra"}:
+        raise ValueError(f"keys {sorted(header)}")
+    packs = tuple(_pack(*row) for row in header["packs"])
+    count = header["rows"]
+    if type(count) is not int or len(columns) != count * _ROW_BYTES:
+        raise ValueError(f"{len(columns)} bytes of columns for {count} rows")
+    rows = Rows.parse(columns, count)
+    for row in rows:
+        if codec_name(row.codec, where=where) == RAW and row.base != NO_BASE:
+            raise ValueError(f"a raw chunk with a base: {row}")
+        if not row.stored_bytes:
+            raise ValueError(f"a chunk of no bytes: {row}")
+        if row.offset + row.stored_bytes > packs[_within(row.pack, len(packs))].size_bytes:
+            raise ValueError(f"a chunk ends beyond its pack: {row}")
+        if row.base != NO_BASE:
+            _within(row.base, count)
+    extra = Digests(Digest.from_hex(text) for text in header["extra"])
+    return Placement(Digest.from_hex(header["manifest"]), packs, rows, extra)
+
+
+def _pack(digest: object, generation: Any, size_bytes: Any) -> PackRef:
+    for number in (generation, size_bytes):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"generation {generation!r}, size {size_bytes!r}")
+    return PackRef(ObjectKey("packs", Digest.from_hex(digest), generation), size_bytes)
+
+
+def _within(index: int, count: int) -> int:
+    if index >= count:
+        raise ValueError(f"index {index} of {count}")
+    return index

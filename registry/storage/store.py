@@ -1,0 +1,391 @@
+"""The immutable objects of a registry, read and parsed by their typed keys.
+
+Owns reading of manifests, placements and the configuration, and the thread pools of a handle. Which
+key a new object gets is the business of `registry.writing.object_writer`, the logs that of
+`registry.history.log`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from threading import Lock
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field
+
+from backends import Backend, ByteRange, refuse_links
+from registry import pytree
+from registry.errors import (
+    Conflict,
+    Damaged,
+    Malformed,
+    MissingObject,
+    NotFound,
+    ObjectNotFound,
+    ObjectTruncated,
+    StoreFull,
+    UnsupportedFormat,
+)
+from registry.storage.blocks import Blocks
+from registry.storage.chunk_cache import ChunkCache
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.heads import Heads
+from registry.storage.keys import CONFIG, FOLDERS, RUNS, ObjectKey
+from registry.storage.manifest import Manifest
+from registry.storage.pack import PackTable, read_table
+from registry.storage.placement import PackRef, Placement
+from registry.storage.threads import Pools
+from registry.values.records import Record
+
+REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
+#: What this Holdfast writes; an entry of `epochs/` may demand a higher one.
+WRITER_VERSION = 1
+#: Manifests and placements kept parsed in a handle, each.
+_KEPT = 32
+#: Bytes of content that are kept besides the newest; as objects they take more memory.
+_KEPT_BYTES = 32 * 2**20
+#: Tables of packs, of which one state with deltas can need many.
+_KEPT_TABLES = 256
+
+#: Files of the reserve that are freed first: for a slot, and folders for it.
+_LEAST_GIVEN = 4
+
+_T = TypeVar("_T")
+
+
+class RegistryConfig(Record):
+    """`registry.json`: written once, by put-if-absent.
+
+    Attributes:
+        id: Random; the same registry wherever it is mounted.
+        created_ms: Milliseconds since the epoch by the creator's clock.
+        race_probe: Whether `init` raced the store's put-if-absent, or was told to skip that.
+        min_writer: Least writer version.
+        compression: How chunks are stored unless a save says otherwise; raw without it.
+        keyframe_every: How often a chunk that goes on changing is stored whole, unless a save says
+            otherwise; always without it.
+    """
+
+    format: Literal["holdfast.registry/1"] = REGISTRY_FORMAT
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    created_ms: int
+    race_probe: Literal["passed", "skipped"]
+    min_writer: Annotated[int, Field(ge=1)] = 1
+    compression: Literal["zstd", "lz4"] | None = None
+    keyframe_every: Annotated[int, Field(ge=2, le=32)] | None = None
+
+
+class Store:
+    """The objects of one registry behind a backend.
+
+    Attributes:
+        backend: Where the bytes live.
+        config: What `registry.json` says.
+        pools: The handle's threads.
+        blocks: The memory for the copies of saves.
+        cache: Chunks on a local disk, if they are kept.
+        heads: The heads of its logs that were seen before, if they are remembered.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: RegistryConfig,
+        cache: ChunkCache | None = None,
+        heads: Heads | None = None,
+    ) -> None:
+        self.backend = backend
+        self.config = config
+        self.pools = Pools(backend.concurrency)
+        self.blocks = Blocks()
+        self.cache = cache
+        self.heads = heads
+        self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
+        self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
+        self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
+        self._lock = Lock()
+        self._is_prepared = False
+
+    def prepare_writing(self) -> None:
+        """Prepare the first write of a handle, once.
+
+        Check the folders that all runs share for symbolic links, only the names directly in them;
+        a write checks its own path. Then fill the reserve.
+
+        Raises:
+            StoreUnsuitable: There is a link; nothing was written.
+        """
+        if not self._is_prepared:
+            for folder in FOLDERS:
+                refuse_links(self.backend, folder, delimiter=True)
+            self.backend.keep_reserve(RUNS)
+            self._is_prepared = True
+
+    def with_reserve(self, write: Callable[[], _T]) -> _T:
+        """Run a write that helps to free space; on a full store free the reserve for it.
+
+        First a little, then more each time: a collection after an eviction needs the rest.
+        """
+        most = _LEAST_GIVEN
+        while True:
+            try:
+                return write()
+            except StoreFull:
+                if not self.backend.give_up_reserve(most):
+                    raise
+                most *= 2
+
+    def manifest(self, key: ObjectKey) -> Manifest:
+        """Return a verified manifest.
+
+        Raises:
+            MissingObject: It is gone.
+            IntegrityError: It is damaged.
+        """
+        kept = self._recall(self._manifests, key)
+        if kept is None:
+            kept = decode_manifest(self.read(key), key)
+            self.remember(key, kept)
+        return kept
+
+    def placement(self, key: ObjectKey) -> Placement:
+        """Return a verified placement.
+
+        Raises:
+            MissingObject: It is gone.
+            IntegrityError: It is damaged.
+        """
+        kept = self._recall(self._placements, key)
+        if kept is None:
+            kept = Placement.decode(self.read(key), key.digest, where=str(key))
+            self.remember(key, kept)
+        return kept
+
+    def table(self, pack: PackRef, after: int = 0) -> PackTable:
+        """Return a pack's verified table of contents; kept, since chunks come by many.
+
+        Args:
+            pack: The pack.
+            after: Where the last of its chunks that is known of ends.
+
+        Raises:
+            MissingObject: The pack is gone.
+            IntegrityError: The table is damaged.
+        """
+        kept = self._recall(self._tables, pack.key)
+        if kept is None:
+            kept = self.read_table(pack, after)
+            self._keep(self._tables, pack.key, kept, _KEPT_TABLES)
+        return kept
+
+    def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
+        """Read and verify a pack's table of contents, from its end alone.
+
+        Args:
+            pack: The pack.
+            after: Where the last of its chunks that is known of ends.
+
+        Raises:
+            MissingObject: The pack is gone.
+            IntegrityError: The table is damaged.
+        """
+        where = str(pack.key)
+
+        def read(start: int, stop: int) -> bytes:
+            return self.backend.get(where, ByteRange(start, stop))
+
+        try:
+            return read_table(read, pack.size_bytes, pack.key.digest, where=where, after=after)
+        except ObjectNotFound as error:
+            raise missing(pack.key) from error
+        except ObjectTruncated as error:
+            raise Damaged(
+                "damaged pack: it ends too early",
+                where=where,
+                expected=f"{pack.size_bytes} bytes",
+                found=error.found,
+            ) from error
+
+    def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
+        """Keep an object that was just read or written, so that it need not be read again."""
+        if isinstance(value, Manifest):
+            self._keep(self._manifests, key, value)
+            self._lighten(self._manifests)
+        else:
+            self._keep(self._placements, key, value)
+            self._lighten(self._placements)
+
+    def read(self, key: ObjectKey) -> bytes:
+        """Return the bytes of an object that something live names.
+
+        Raises:
+            MissingObject: It is gone.
+        """
+        try:
+            return self.backend.get(str(key))
+        except ObjectNotFound as error:
+            raise missing(key) from error
+
+    def close(self) -> None:
+        """Stop the threads and close the backend."""
+        if self.heads is not None:
+            self.heads.write()
+        self.pools.close()
+        self.backend.close()
+
+    def _recall(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey) -> _T | None:
+        with self._lock:
+            if key in kept:
+                kept.move_to_end(key)
+            return kept.get(key)
+
+    def _keep(
+        self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey, value: _T, most: int = _KEPT
+    ) -> None:
+        with self._lock:
+            kept[key] = value
+            if len(kept) > most:
+                kept.popitem(last=False)
+
+    def _lighten(
+        self, kept: OrderedDict[ObjectKey, Manifest] | OrderedDict[ObjectKey, Placement]
+    ) -> None:
+        """Drop the oldest until the others are short enough; the newest stays."""
+        with self._lock:
+            held = sum(value.content_bytes for value in kept.values())
+            while held > _KEPT_BYTES and len(kept) > 1:
+                held -= kept.popitem(last=False)[1].content_bytes
+
+
+def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
+    """Verify and parse a manifest, and check its skeletons against its tensors.
+
+    Raises:
+        IntegrityError: It is damaged, or another one, or a skeleton does not fit.
+        UnsupportedFormat: It was written in a format that this version does not know.
+    """
+    manifest = Manifest.decode(data, key.digest, where=str(key))
+    for name, part in manifest.components.items():
+        try:
+            pytree.check_arrays(name, part.skeleton, part.tensors)
+        except Malformed as error:
+            raise Malformed(
+                error.what,
+                where=f"{key}: {error.where}",
+                expected=error.expected,
+                found=error.found,
+                hint="It cannot be loaded: continue from another checkpoint.",
+            ) from error
+    return manifest
+
+
+def gaps(
+    backend: Backend, listed: Iterable[int], key_of: Callable[[int], str], start: int = 0
+) -> Iterator[int]:
+    """Yield the numbers of a dense series that are not there.
+
+    A listing that others overtake may show what they put last and leave out what they put just
+    before. So what it leaves out is looked for by its name.
+
+    Args:
+        backend: Where the series lies.
+        listed: Its numbers as they were listed, ascending.
+        key_of: The key of a number.
+        start: The number that the series begins with.
+    """
+    expected = start
+    for number in listed:
+        for between in range(expected, number):
+            try:
+                backend.stat(key_of(between))
+            except ObjectNotFound:
+                yield between
+        expected = number + 1
+
+
+def missing(key: ObjectKey) -> MissingObject:
+    """Say that an object which something live needs is not there."""
+    return MissingObject(
+        "an object that a checkpoint needs is gone",
+        where=key,
+        hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
+    )
+
+
+def create_config(
+    backend: Backend,
+    race_probe: Literal["passed", "skipped"],
+    compression: Literal["zstd", "lz4"] | None = None,
+    keyframe_every: int | None = None,
+) -> RegistryConfig:
+    """Write `registry.json`; return the one that stands there afterwards.
+
+    Raises:
+        Conflict: The place holds a registry already.
+    """
+    config = RegistryConfig(
+        id=secrets.token_hex(16),
+        created_ms=int(time.time() * 1000),
+        race_probe=race_probe,
+        compression=compression,
+        keyframe_every=keyframe_every,
+    )
+    data = join_lines([config.encode()])
+    if not backend.put_if_absent(CONFIG, data) and backend.get(CONFIG) != data:
+        raise Conflict(
+            "a registry exists here already",
+            where=backend.url,
+            hint="Open it, or use another folder or prefix.",
+        )
+    return config
+
+
+def read_config(backend: Backend) -> RegistryConfig:
+    """Read and check `registry.json`.
+
+    Raises:
+        NotFound: There is no registry.
+        IntegrityError: The file is damaged.
+        UnsupportedFormat: The registry is of another format or demands a newer writer.
+    """
+    where = f"{backend.url}/{CONFIG}"
+    try:
+        data = backend.get(CONFIG)
+    except ObjectNotFound as error:
+        raise NotFound(
+            "not a registry",
+            where=backend.url,
+            expected=CONFIG,
+            hint=f"Create one with `holdfast init {backend.url}`.",
+        ) from error
+    (line, *_) = split_lines(data, where=where)
+    if b'"format":"holdfast.registry/1"' not in line:
+        raise UnsupportedFormat(
+            "unknown registry format",
+            where=where,
+            expected=REGISTRY_FORMAT,
+            found=line[:80].decode("utf-8", "replace"),
+            hint="It was made by another version of Holdfast: upgrade this one.",
+        )
+    config = RegistryConfig.decode(line, where=where)
+    check_writer_version(config.min_writer, where=where)
+    return config
+
+
+def check_writer_version(min_writer: int, *, where: str) -> None:
+    """Refuse to work on a registry that demands a newer writer.
+
+    Raises:
+        UnsupportedFormat: It does.
+    """
+    if min_writer > WRITER_VERSION:
+        raise UnsupportedFormat(
+            "the registry demands a newer Holdfast",
+            where=where,
+            expected=f"writer version {min_writer}",
+            found=f"writer version {WRITER_VERSION}",
+            hint="Upgrade with `pip install -U holdfast`.",
+        )

@@ -1,0 +1,215 @@
+"""Wait for saves in the background, and finish them when the program ends.
+
+Python joins its threads before it runs `atexit` callbacks, and before that it closes every thread
+pool, so a save that still needs a pool would fail silently. So this module is called before the
+pools are closed, waits for the running saves, and reports each save that was lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import IO, Any, NoReturn
+
+from registry.errors import InvalidInput
+from registry.loading.checkpoint import Checkpoint
+
+#: How many seconds the end of a program waits for its running saves.
+EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
+DEFAULT_EXIT_WAIT_S = 600.0
+#: Exit status of a program whose last save was lost: Python's own for an error in its cleanup.
+LOST_STATUS = 120
+_INTERRUPTED_STATUS = 130
+#: The wait is logged after this time, and then every minute.
+_SILENT_S = 1.0
+_REMINDER_S = 60.0
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class PendingSave:
+    """A running save. The state may change meanwhile.
+
+    Args:
+        future: The save.
+        name: Run and step, for messages.
+        exit_wait_s: How long the end of the program waits for it.
+    """
+
+    def __init__(
+        self, future: Future[Checkpoint], name: str, exit_wait_s: float = DEFAULT_EXIT_WAIT_S
+    ) -> None:
+        self._future = future
+        self._told = False
+        self._pid = os.getpid()
+        self.name = name
+        self.exit_wait_s = exit_wait_s
+        _untold.add(self)
+        future.add_done_callback(self._forget_if_saved)
+
+    def done(self) -> bool:
+        """Return whether it is finished, also if it failed."""
+        return self._future.done()
+
+    def wait(self, timeout_s: float | None = None) -> Checkpoint:
+        """Return the checkpoint once its commit is durable.
+
+        Raises:
+            RegistryError: The save failed; nothing of it is visible, except that StoreUnavailable
+                leaves that open.
+            TimeoutError: It is not finished in time.
+        """
+        try:
+            return self._future.result(timeout_s)
+        except BaseException as error:
+            # Not if the wait was interrupted, or took too long.
+            if self._future.done() and self._future.exception() is error:
+                self._be_told()
+            raise
+
+    def settle(self) -> None:
+        """Wait; raise the error of the save unless `wait` has raised it already."""
+        if self._future.exception() is not None and not self._told:
+            self.wait()
+
+    def _be_told(self) -> None:
+        self._told = True
+        _untold.discard(self)
+
+    def _forget_if_saved(self, done: Future[Checkpoint]) -> None:
+        if done.exception() is None:
+            _untold.discard(self)
+
+
+#: Running saves, and failed ones whose error nobody has seen yet.
+_untold: set[PendingSave] = set()
+
+
+def exit_wait_s() -> float:
+    """Return how many seconds the end of the program waits for a save, as the environment says.
+
+    Raises:
+        InvalidInput: It is not a number of seconds.
+    """
+    said = os.environ.get(EXIT_WAIT, "")
+    try:
+        limit_s = float(said) if said else DEFAULT_EXIT_WAIT_S
+    except ValueError:
+        limit_s = -1.0
+    if not 0 <= limit_s < math.inf:
+        raise InvalidInput(
+            "not a time to wait for saves at the end of the program",
+            where=EXIT_WAIT,
+            expected="a number of seconds from 0",
+            found=repr(said),
+        )
+    return limit_s
+
+
+def _here() -> list[PendingSave]:
+    """Return the saves that this process began; a forked child also has copies of its parent's."""
+    return [pending for pending in list(_untold) if pending._pid == os.getpid()]
+
+
+def _finish() -> None:
+    """Wait for the running saves; end the program if they take too long."""
+    under_way = [pending for pending in _here() if not pending.done()]
+    status = LOST_STATUS
+    try:
+        late = _wait_for(under_way)
+        why = "the time to wait for it was over"
+    except KeyboardInterrupt:
+        late = [pending for pending in under_way if not pending.done()]
+        why, status = "the wait was interrupted", _INTERRUPTED_STATUS
+    _tell_failures()
+    for pending in late:
+        _LOGGER.error(
+            "%s: the save was not finished: it was running when the program ended, and %s "
+            "(%s is %g)",
+            pending.name,
+            why,
+            EXIT_WAIT,
+            pending.exit_wait_s,
+        )
+    if late:
+        _end_at_once(status)
+
+
+def _wait_for(under_way: Sequence[PendingSave]) -> list[PendingSave]:
+    """Wait for saves; return those that are not done in time."""
+    limit_s = max((pending.exit_wait_s for pending in under_way), default=0.0)
+    began, pause_s = time.monotonic(), _SILENT_S
+    while True:
+        left_s = began + limit_s - time.monotonic()
+        wait([pending._future for pending in under_way], timeout=max(0.0, min(pause_s, left_s)))
+        late = [pending for pending in under_way if not pending.done()]
+        left_s = began + limit_s - time.monotonic()
+        if not late or left_s <= 0:
+            return late
+        _LOGGER.warning(
+            "%s: still being saved; the program ends afterwards, or in %.0f s (%s). "
+            "Ctrl-C ends it at once",
+            ", ".join(pending.name for pending in late),
+            left_s,
+            EXIT_WAIT,
+        )
+        pause_s = _REMINDER_S
+
+
+def _tell_failures() -> None:
+    """Report saves that failed and that nobody has waited for."""
+    for pending in _here():
+        error = pending._future.exception() if pending.done() else None
+        if error is not None:
+            pending._be_told()
+            _LOGGER.error("%s: the save failed: %s: %s", pending.name, type(error).__name__, error)
+            _fail_at_the_end()
+
+
+class _FailsAtTheEnd:
+    """A stream whose last flush fails: Python then ends with status 120, after all its cleanup.
+
+    `os._exit` would set a status too, but skip `atexit` callbacks and lose unwritten files.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def flush(self) -> None:
+        self._stream.flush()
+        if sys.is_finalizing():
+            raise OSError("a save was lost")
+
+
+def _fail_at_the_end() -> None:
+    if sys.stderr is not None and not isinstance(sys.stderr, _FailsAtTheEnd):
+        sys.stderr = _FailsAtTheEnd(sys.stderr)
+
+
+def _end_at_once(status: int) -> NoReturn:
+    """End the process at once: Python would wait for its threads, which may never end."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+# `concurrent.futures` closes its pools in the same way; the last callback is called first. A Python
+# without it runs `_finish` after its threads end: then the saves have no time limit. A program that
+# is ending already saves in the foreground: `registry.storage.threads.Threads`.
+with suppress(RuntimeError):
+    getattr(threading, "_register_atexit", atexit.register)(_finish)
+# For saves that threads began after the main thread had ended; all are done by then.
+atexit.register(_tell_failures)

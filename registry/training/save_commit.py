@@ -1,0 +1,298 @@
+"""One save as a commit: what it writes, what must hold, and everything that it says in one slot.
+
+The checkpoint, what retention lets go for it, its entry in the pool and its entries in streams
+become visible together or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from registry.errors import Conflict, IncompatibleState
+from registry.history.actions import (
+    Action,
+    AddCheckpoint,
+    ReportMetrics,
+)
+from registry.history.base import Base
+from registry.history.log_values import format_time
+from registry.history.replay import CheckpointRecord, Forgotten, RunManifest
+from registry.history.retention import has_policies, plan_retention
+from registry.history.tiers import choose_tier
+from registry.history.writer_token import Charge
+from registry.pool.promotion import candidate_of, find_entry, pool_rules, promotion, rating_of
+from registry.pytree import FlatState
+from registry.spec.requirements import inference_parts
+from registry.streams.appends import PlannedAppend, plan_append
+from registry.training.save_request import PreparedSave, SaveRequest
+from registry.values.canonical import float_to_hex
+from registry.values.digest import Digest
+from registry.writing.change import NewCommit, Stale, preview
+from registry.writing.committer import Committer
+from registry.writing.placing import Written, cut_state
+
+
+class SaveCommit(NewCommit):
+    """A save under way.
+
+    Attributes:
+        outcome: Commit number of the checkpoint, once the commit has landed.
+        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few, once the state
+            is stored.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        charge: Charge,
+        save: PreparedSave,
+        watched: Sequence[str],
+    ) -> None:
+        self._committer = committer
+        self._charge = charge
+        self._save = save
+        self._request = save.request
+        self._watched = watched
+        self._state: Written
+        self._companions: dict[str, Written] = {}
+        self._model: Written | None = None
+        self._appends: list[PlannedAppend] = []
+        self._replanned = False
+        self._repeats = False
+        self.outcome = -1
+        self.nonfinite: tuple[str, ...] = ()
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse a save into a run that is over, or that another trainer has taken over."""
+        self._charge.recognize(run)
+        self._charge.check_allowed(run, takes_over=self._request.takes_over)
+
+    def write_states(self) -> Sequence[Written]:
+        """Put everything that the commit names on the store."""
+        committer, run = self._committer, self._committer.log.state
+        bases = committer.choose_bases(self._charge.base_order(run))
+        self._state = self._write(self._save.state, bases, self._watched)
+        self.nonfinite = self._state.nonfinite
+        if self._same_step(run) is not None:
+            # What seems to be there may have been let go since this handle last looked.
+            run = committer.log.refresh()
+            super().check(run)
+        known = self._same_step(run)
+        self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
+        self._companions = {
+            name: self._write(flat, committer.choose_bases(_companions(run, name)))
+            for name, flat in self._save.companions.items()
+        }
+        if self._repeats:
+            return [self._state]  # what stands beside it was said with it
+        self._model = self._cut_model(run)
+        claimed = self._claimed(run)
+        # Overtaken once, a segment is not merged again: then nothing can make it stale.
+        self._appends = [
+            plan_append(committer, claimed, name, entries, merge=not self._replanned)
+            for name, entries in self._request.streams.items()
+            if entries
+        ]
+        self._replanned = True
+        return [
+            self._state,
+            *self._companions.values(),
+            *([self._model] if self._model else []),
+            *(append.written for append in self._appends),
+        ]
+
+    def _write(
+        self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()
+    ) -> Written:
+        request = self._request
+        return self._committer.write(
+            state, bases, request.compression, request.keyframe_every, watched
+        )
+
+    def actions(self, state: RunManifest) -> Sequence[Action]:
+        """Return what the commit says, for the run as it stands."""
+        claims = self._claim(state)
+        known = self._same_step(state)
+        digest = self._state.base.manifest.digest
+        if known is not None:
+            if known.manifest != digest:
+                raise self._step_taken(known, digest)
+            self._check_companions(known)
+            self.outcome = known.n
+            return [*claims, *_news(known, self._request)]
+        if self._repeats:
+            raise Stale  # the checkpoint that it repeated has gone meanwhile
+        self._check_continues(state)
+        claimed = preview(state, claims)
+        self._check_phase(claimed)
+        self.outcome = state.commits
+        if self._request.takes_over:
+            self._charge.attempt(state.commits, digest)
+        actions = [*claims, *(append.action(claimed) for append in self._appends)]
+        actions.append(self._addition(claimed))
+        saved = preview(state, actions)
+        actions += self._promotion(saved)
+        if has_policies(state.spec):
+            actions += plan_retention(saved, int(time.time() * 1000)).actions()
+        return actions
+
+    def _claim(self, state: RunManifest) -> list[Action]:
+        return self._charge.claim(state) if self._request.takes_over else []
+
+    def _claimed(self, run: RunManifest) -> RunManifest:
+        """Return the run as the save finds it, once it is in charge; no commit is planned yet."""
+        try:
+            return preview(run, self._claim(run))
+        except Forgotten:
+            # Not by having the run complete: whoever reads on, in `plan` too, compacts it again.
+            run = self._committer.log.history()
+            return preview(run, self._claim(run))
+
+    def _same_step(self, state: RunManifest) -> CheckpointRecord | None:
+        """Return the checkpoint that holds this step on the line of training that is continued."""
+        for checkpoint in state.at_step(self._save.phase, self._request.step):
+            if not (self._request.takes_over and self._charge.is_behind(checkpoint)):
+                return checkpoint
+        return None
+
+    def _check_companions(self, known: CheckpointRecord) -> None:
+        """Refuse a repeated save that has other states beside it than the first."""
+        for name, digest in self._given.items():
+            if known.companions.get(name) != digest:
+                before = known.companions.get(name)
+                raise Conflict(
+                    "the step was saved with another companion",
+                    where=f"{self._where}, companion {name}",
+                    expected=before.short if before else "none",
+                    found=digest.short,
+                    hint="A companion is given with the first save of a step.",
+                )
+
+    def _check_continues(self, state: RunManifest) -> None:
+        """Refuse a training that restored nothing in a run that is further on."""
+        newest = state.latest(self._save.phase)
+        begins = self._request.takes_over and self._charge.begins
+        if begins and newest is not None and self._request.step < newest.step:
+            raise Conflict(
+                "the run is further on than this training, which restored nothing",
+                where=self._where,
+                expected=f"a step after {newest.step}",
+                hint="Call `run.restore()` first, or train in a run of its own.",
+            )
+
+    def _check_phase(self, state: RunManifest) -> None:
+        """Refuse to go back to a phase, or into one by another way than the declared one."""
+        phase, before = self._save.phase, state.phase
+        order = [one.name for one in state.spec.phases]
+        if before == phase or phase not in order:
+            return
+        if before is None and not self._request.takes_over:
+            return  # what another program made may begin anywhere
+        if before in order and order.index(phase) < order.index(before):
+            raise Conflict(
+                "this phase is over",
+                where=self._where,
+                expected=f"phase {before} or a later one",
+                hint="To go back call `run.restore(at=...)` with a checkpoint of that phase.",
+            )
+        ways = [one for one in state.spec.transitions if one.to_phase == phase]
+        if ways and state.entered(phase) is None:
+            raise Conflict(
+                "the run's preset leads into this phase by a transition",
+                where=self._where,
+                expected=f"run.transition({phase!r}) first: it checks and records the change",
+            )
+
+    def _addition(self, state: RunManifest) -> AddCheckpoint:
+        save, request = self._save, self._request
+        phase = state.spec.phase(save.phase)
+        tier = request.tier or choose_tier(state, phase, request.metrics, save.counters)
+        manifest = self._state.base.manifest
+        held_back = bool(self.nonfinite) and not request.allow_nonfinite
+        return AddCheckpoint(
+            manifest=manifest.digest,
+            phase=save.phase,
+            step=request.step,
+            metrics=request.metrics,
+            meta=request.meta,
+            size_bytes=manifest.nbytes,
+            tier=tier,
+            companions=self._beside(state) or None,
+            commit_keys=save.commit_keys,
+            nonfinite=self.nonfinite or None,
+            held_back=held_back or None,
+        )
+
+    @property
+    def _given(self) -> dict[str, Digest]:
+        return {name: one.base.manifest.digest for name, one in self._companions.items()}
+
+    def _beside(self, state: RunManifest) -> dict[str, Digest]:
+        """Return the companions: those given, those of the phase's beginning, those of before."""
+        beside = self._given
+        entered = state.entered(self._save.phase)
+        for name in state.spec.phase(self._save.phase).companions:
+            if name in beside:
+                continue
+            known = next(_companions(state, name, self._save.phase), None)
+            if known is None and entered is not None:
+                known = entered.companions.get(name)
+            if known is None:
+                raise IncompatibleState(
+                    "a checkpoint of this phase has a companion, and none is known",
+                    where=self._where,
+                    expected=name,
+                    hint=f"Pass companions={{{name!r}: state}} once; it is kept from then on.",
+                )
+            beside[name] = known
+        return beside
+
+    def _cut_model(self, run: RunManifest) -> Written | None:
+        """Cut what enters the pool with this save, where the phase promotes on save."""
+        rules, spec = pool_rules(run), run.spec
+        if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
+            return None
+        committer, base = self._committer, self._state.base
+        names = inference_parts(spec, base.manifest.components, where=self._where)
+        return cut_state(committer.store, committer.writer, base, names)
+
+    def _promotion(self, state: RunManifest) -> list[Action]:
+        if self._model is None:
+            return []
+        candidate = candidate_of(state.record(self.outcome), self._model.base.manifest.digest)
+        if find_entry(state, candidate) is not None:
+            return []
+        return promotion(state, candidate, rating_of(state, self._request.metrics))
+
+    @property
+    def _where(self) -> str:
+        run_id = self._committer.log.run_id
+        return f"{run_id}: phase {self._save.phase}, step {self._request.step}"
+
+    def _step_taken(self, known: CheckpointRecord, digest: Digest) -> Conflict:
+        return Conflict(
+            "the step holds another state already",
+            where=self._where,
+            expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
+            found=digest.short,
+            hint="To train on from an earlier checkpoint call `run.restore()` first; it supersedes "
+            "the later ones. Anything else needs another step, phase or run.",
+        )
+
+
+def _companions(state: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
+    """Yield the companions of this name of kept checkpoints, the newest first."""
+    found = (record.companions.get(name) for record in state.newest_first(phase))
+    return (digest for digest in found if digest is not None)
+
+
+def _news(known: CheckpointRecord, request: SaveRequest) -> list[Action]:
+    """Return what a repeated save says that its checkpoint does not say yet: metrics alone."""
+    news = {
+        name: value
+        for name, value in request.metrics.items()
+        if name not in known.metrics
+        or float_to_hex(known.metrics[name]) != float_to_hex(value)  # NaN equals NaN here
+    }
+    return [ReportMetrics(checkpoint=known.n, metrics=news)] if news else []

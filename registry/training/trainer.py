@@ -1,0 +1,176 @@
+"""The one trainer of a run: saves, one after another or one in the background.
+
+What a save is made of is the business of `registry.training.save_request`, what it says that of
+`registry.training.save_commit`, who may say it that of `registry.history.writer_token`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import RLock
+
+from backends.escape import printable
+from registry.errors import IntegrityError
+from registry.history.actions import Action, RunStatus, SetStatus
+from registry.history.replay import RunManifest
+from registry.history.writer_token import Charge
+from registry.loading.checkpoint import Checkpoint
+from registry.loading.stored import reader_of
+from registry.pytree import FlatState
+from registry.storage.threads import Threads
+from registry.training.pending import PendingSave, exit_wait_s
+from registry.training.save_commit import SaveCommit
+from registry.training.save_request import PreparedSave, SaveRequest, prepare_save
+from registry.writing.change import Composed, NewCommit, preview
+from registry.writing.committer import Committer
+from registry.writing.object_writer import placed_keys
+from registry.writing.placing import Written
+from registry.writing.staging import Staging
+
+_LOGGER = logging.getLogger("holdfast")
+
+
+class Trainer:
+    """The saving side of a run's handle. It is in charge from its first save on."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._log = committer.log
+        self._charge = Charge(committer.log.run_id)
+        self._lock = RLock()
+        self._handing_over = RLock()
+        self._pid = os.getpid()
+        self._stagings: dict[str, Staging] = {}
+        self._background: Threads | None = None
+        self._pending: PendingSave | None = None
+
+    def save(self, state: object, request: SaveRequest) -> Checkpoint:
+        """Store and commit a state."""
+        self.settle()
+        return self._store_and_commit(prepare_save(state, request, self._log.state))
+
+    def save_async(self, state: object, request: SaveRequest) -> PendingSave:
+        """Copy a state, then store and commit it in the background."""
+        limit_s = exit_wait_s()
+        with self._handing_over:  # or another thread's copy would land on the one being saved
+            self.settle()
+            prepared = prepare_save(state, request, self._log.state).copied(self._stage)
+            if self._background is None:
+                self._background = Threads(1, "holdfast-save")
+            saving = self._background.submit(self._store_and_commit, prepared)
+            name = f"{self._log.run_id}: step {request.step}"
+            self._pending = PendingSave(saving, name, limit_s)
+            return self._pending
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit something that only the trainer of a run may, and take the run over by it."""
+        self.settle()
+        with self._lock:
+            claimed = _Claimed(self._charge, change)
+            run = self._committer.commit(claimed)
+            if claimed.says_something:
+                self._charge.committed()
+            return run
+
+    def settle(self) -> None:
+        """Wait for the save under way; raise what it failed with, unless its caller knows."""
+        self._start_anew_after_fork()
+        pending = self._pending
+        if pending is None:
+            return
+        try:
+            pending.settle()
+        finally:
+            # An interrupted wait must not forget it: its copy may not be overwritten yet.
+            if pending.done():
+                self._pending = None
+
+    def close(self) -> None:
+        """Finish the save under way and stop the thread."""
+        try:
+            self.settle()
+        finally:
+            if self._background is not None:
+                self._background.shutdown()
+                self._background = None
+
+    def leave(self, status: RunStatus) -> None:
+        """Set the run's status, unless somebody else trains it."""
+
+        def actions(run: RunManifest) -> Sequence[Action] | None:
+            others = run.writer is not None and self._charge.is_fenced(run)
+            return None if others or run.dropped is not None else [SetStatus(status=status)]
+
+        self._committer.commit(Composed(actions, on_dropped=True))
+
+    def resume_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint: the next save supersedes whatever came after it."""
+        self._charge.resume_at(checkpoint.n, self._log.state)
+
+    def distrust(self, checkpoint: Checkpoint) -> None:
+        """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
+        with suppress(IntegrityError):
+            reader = reader_of(checkpoint)
+            keys = placed_keys(reader.place, reader.placement)
+            self._committer.writer.distrusted |= keys
+
+    def _stage(self, name: str, state: FlatState) -> FlatState:
+        staging = self._stagings.setdefault(name, Staging())
+        return staging.copy(state, self._committer.store.pools.hashing)
+
+    def _start_anew_after_fork(self) -> None:
+        """In a forked child be another trainer: the thread stayed behind, the token is taken."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._charge.reset()
+            self._background, self._pending, self._stagings = None, None, {}
+            self._lock, self._handing_over = RLock(), RLock()
+
+    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
+        with self._lock:
+            takes_over = save.request.takes_over
+            run, store = self._log.state, self._committer.store
+            commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
+            self._committer.commit(commit)
+            if commit.nonfinite and not save.request.allow_nonfinite:
+                _LOGGER.warning(
+                    "%s: step %d is recorded and held back: NaN or infinity in %s",
+                    run.run_id,
+                    save.request.step,
+                    printable(", ".join(commit.nonfinite)),
+                )
+            if takes_over:
+                self._charge.committed()
+            record = self._log.knowing(commit.outcome).by_n[commit.outcome]
+            return Checkpoint(store, self._log, record)
+
+
+class _Claimed(NewCommit):
+    """A commit that takes the run over first.
+
+    Attributes:
+        says_something: Whether the run did not say all of it before.
+    """
+
+    def __init__(self, charge: Charge, change: NewCommit) -> None:
+        self._charge = charge
+        self._change = change
+        self.says_something = False
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse what a save would be refused for."""
+        self._charge.check_allowed(run, takes_over=True)
+
+    def write_states(self) -> Sequence[Written]:
+        """Write what the commit names."""
+        return self._change.write_states()
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the claims, and what the commit says for the run after them."""
+        claims = self._charge.claim(run)
+        actions = self._change.actions(preview(run, claims))
+        self.says_something = actions is not None
+        return None if actions is None else [*claims, *actions]

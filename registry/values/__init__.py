@@ -1,0 +1,1 @@
+"""Values that everything else is built from: digests, canonical JSON, records, element types."""

@@ -1,0 +1,122 @@
+"""Canonical JSON: one byte string for each value, and no other accepted.
+
+Rules (docs/spec.md, Canonical JSON): UTF-8; keys are strings, sorted by code point, none twice; no
+white space; no floats (a float is stored as 16 hexadecimal digits of its bits, see `float_to_hex`);
+integers within 2^53; no lone surrogates. `decode` refuses any other spelling, so that equal values
+have equal digests. Keeping floats and other keys out of what is encoded is the work of the record
+types above this module; walking every value here once more would cost a save several per cent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from typing import Any, NoReturn
+
+from registry.errors import InvalidInput, Malformed
+from registry.values.gc_pause import allocation_burst
+from registry.values.parse_limits import check_json
+
+Json = None | bool | int | str | list[Any] | dict[str, Any]
+
+#: Beyond this, other readers' doubles round an integer.
+MAX_INTEGER = 2**53
+#: Text without 16 digits in a row has no integer beyond 2^53; Python's own parser is enough then.
+_LONG = re.compile(rb"[0-9]{16}")
+_DOUBLE = re.compile(r"[0-9a-f]{16}")
+
+
+def encode(value: Json) -> bytes:
+    """Return the canonical bytes of a value.
+
+    Raises:
+        InvalidInput: The value holds a lone surrogate or NaN, nests too deeply, or is not JSON.
+    """
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        return text.encode("utf-8")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInput("not expressible as canonical JSON", found=error) from error
+
+
+def decode(data: bytes, *, where: str) -> Any:
+    """Parse canonical bytes.
+
+    Args:
+        data: The bytes.
+        where: Key or file that they come from, for messages.
+
+    Raises:
+        Malformed: They are not the canonical bytes of any value.
+        BeyondLimit: Their value would take too much memory; nothing was parsed.
+    """
+    value = parse(data, where=where)
+    try:
+        check(data, encode(value), where=where)
+    except InvalidInput as error:
+        raise Malformed("not canonical JSON", where=where, found=error) from error
+    return value
+
+
+def parse(data: bytes, *, where: str) -> Any:
+    """Parse bytes that are held against their canonical form later, by `check`.
+
+    Raises:
+        Malformed: They are not JSON, or hold a float or an integer beyond 2^53.
+        BeyondLimit: Their value would take too much memory; nothing was parsed.
+    """
+    check_json(data, where=where)
+    try:
+        with allocation_burst():
+            return json.loads(
+                data.decode("utf-8"),
+                parse_float=_no_float,
+                parse_constant=_no_float,
+                parse_int=_integer if _LONG.search(data) else None,
+            )
+    except (ValueError, RecursionError) as error:
+        raise Malformed("not canonical JSON", where=where, found=error) from error
+
+
+def check(data: bytes, encoded: bytes, *, where: str) -> None:
+    """Hold bytes against what their value is encoded to.
+
+    Raises:
+        Malformed: They differ.
+    """
+    # One comparison covers duplicate keys, key order, white space and alternative escapes.
+    if encoded != data:
+        raise Malformed(
+            "not canonical JSON", where=where, expected="sorted unique keys without white space"
+        )
+
+
+def float_to_hex(value: float) -> str:
+    """Return the 16 hexadecimal digits of a double's bits, most significant first."""
+    return struct.pack(">d", value).hex()
+
+
+def float_from_hex(text: str) -> float:
+    """Undo `float_to_hex`.
+
+    Raises:
+        ValueError: Not 16 lower-case hexadecimal digits.
+    """
+    if not _DOUBLE.fullmatch(text):
+        raise ValueError(f"not the 16 hexadecimal digits of a double: {text!r}")
+    value: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return value
+
+
+def _no_float(text: str) -> NoReturn:
+    raise ValueError(f"{text} is a float; floats are stored as 16 hexadecimal digits")
+
+
+def _integer(text: str) -> int:
+    # Long digit strings are refused by length first: int() of them is quadratic.
+    if len(text) > 17 or abs(value := int(text)) > MAX_INTEGER:
+        raise ValueError(f"{text[:20]} is beyond 2^53")
+    return value

@@ -1,0 +1,185 @@
+"""A change of one run: what it puts on the store, and which lines it then adds to the run's log.
+
+A change knows nothing of races, sweeps or slots. `registry.writing.committer` carries it through.
+It asks for the objects once, and again if a sweep condemned one of them. It asks for the lines each
+time that it has read the run, so a change answers for the run that it is given and remembers no
+other.
+
+A subclass of `Change` names stored states or lines that are there already: a sync, a repack. A
+subclass of `NewCommit` says something new: a save, a promotion, a release. A function is enough for
+a commit that writes no state, such as a tag.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import ClassVar
+
+from registry.history.actions import Action, Line
+from registry.history.base import Base
+from registry.history.log import commit_line
+from registry.history.replay import RunManifest, foresee
+from registry.history.writer_token import check_not_dropped
+from registry.writing.object_writer import Choice
+from registry.writing.placing import Written
+
+#: Gives the actions of a commit for the run as it is, or `None` if there is nothing to say.
+Actions = Callable[[RunManifest], Sequence[Action] | None]
+
+
+class Stale(Exception):
+    """What was written for a change does not fit the run any more: write it again."""
+
+
+class Change(ABC):
+    """A change of one run.
+
+    Attributes:
+        noun: What a message calls it.
+        given_up: What a message says of the run after the change was given up.
+        writes: Whether it puts objects on the store. A change that does not never waits for a save.
+    """
+
+    noun: ClassVar[str] = "commit"
+    given_up: ClassVar[str] = "Nothing was committed"
+    writes: bool = True
+
+    @abstractmethod
+    def check(self, run: RunManifest) -> None:
+        """Raise if the run does not allow the change.
+
+        It is called before anything is written, and each time before the lines are asked for.
+        """
+
+    def write(self) -> Choice:
+        """Put the objects on the store that the lines name; return all of them.
+
+        Raises:
+            MissingObject: Something that the change is made from is gone.
+            Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
+        """
+        return Choice()
+
+    @abstractmethod
+    def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
+        """Return the lines of the next slot for the run as it is; `None` if there are none.
+
+        Raises:
+            Stale: What was written does not fit the run; `write` is called again.
+            Forgotten: As for `write`.
+        """
+
+    def read_again(self) -> bool:
+        """Read again what the change is made from, if that is not the run itself.
+
+        It is called when an object was missing.
+
+        Returns:
+            Whether it is different now, so that writing again can succeed.
+        """
+        return False
+
+    def bases(self) -> Sequence[Base]:
+        """Return the states that it wrote, so that later ones can be stored against them."""
+        return ()
+
+
+class NewCommits(Change):
+    """A change that adds commits: the states that they name, and the actions of each."""
+
+    _written: Sequence[Written] = ()
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse to add to a run that was dropped."""
+        check_not_dropped(run)
+
+    def write_states(self) -> Sequence[Written]:
+        """Put the states on the store that the actions name; otherwise as `write`."""
+        return ()
+
+    @abstractmethod
+    def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
+        """Return the actions of each commit; otherwise as `lines`.
+
+        Without actions a slot holds only the places that have changed; `None` means no slot.
+        """
+
+    def write(self) -> Choice:
+        """Put the states on the store."""
+        self._written = self.write_states()
+        return reduce(Choice.__or__, [one.choice for one in self._written], Choice())
+
+    def lines(self, run: RunManifest) -> Sequence[Line] | None:
+        """Return the places that the run does not give yet, then the commits."""
+        commits = self.commits(run)
+        if commits is None:
+            return None
+        places = dict.fromkeys(one.base.place for one in self._written)
+        lines: list[Line] = [p for p in places if run.by_manifest.get(p.manifest) != p]
+        for number, actions in enumerate(commits):
+            if not actions:
+                continue
+            commit = commit_line(run, actions)
+            lines.append(commit)
+            if number + 1 < len(commits):
+                run = foresee(run, [commit])
+        return lines or None
+
+    def bases(self) -> Sequence[Base]:
+        """Return the states that were written."""
+        return [one.base for one in self._written]
+
+
+class NewCommit(NewCommits):
+    """A change that adds one commit."""
+
+    @abstractmethod
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return what the commit says; otherwise as `commits`."""
+
+    def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
+        """Return the one commit."""
+        actions = self.actions(run)
+        return None if actions is None else [actions]
+
+
+class Composed(NewCommit):
+    """A commit whose parts are functions.
+
+    Args:
+        actions: As `NewCommit.actions`.
+        states: As `NewCommit.write_states`; without it nothing is written.
+        on_dropped: Whether the actions also answer for a run that was dropped.
+    """
+
+    def __init__(
+        self,
+        actions: Actions,
+        states: Callable[[], Sequence[Written]] | None = None,
+        *,
+        on_dropped: bool = False,
+    ) -> None:
+        self._actions = actions
+        self._states = states
+        self._on_dropped = on_dropped
+        self.writes = states is not None
+
+    def check(self, run: RunManifest) -> None:
+        """Refuse to add to a run that was dropped, unless the actions answer for it."""
+        if not self._on_dropped:
+            super().check(run)
+
+    def write_states(self) -> Sequence[Written]:
+        """Put the states on the store."""
+        return () if self._states is None else self._states()
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return what the commit says."""
+        return self._actions(run)
+
+
+def preview(run: RunManifest, actions: Sequence[Action]) -> RunManifest:
+    """Return the run as it is after a commit of these actions."""
+    return foresee(run, [commit_line(run, actions)]) if actions else run

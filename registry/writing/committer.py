@@ -1,0 +1,260 @@
+"""The one loop that carries a change of a run through, and the states that changes write.
+
+One `Committer` belongs to one handle of a run. It looks at the log, has the change write its
+objects, and puts its lines into the next slot. It starts again if a sweep condemned an object or
+the run has moved on. `registry.writing.change` defines a change; `registry.writing.object_writer`
+keeps the rules for the objects, `registry.history.log` those for the slot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from threading import RLock
+from typing import TypeVar
+
+from registry import pytree
+from registry.errors import Conflict, IntegrityError, MissingObject
+from registry.history.actions import Line, Place
+from registry.history.base import Base
+from registry.history.log import RunLog
+from registry.history.replay import Forgotten, RunManifest
+from registry.history.state_reader import StateReader
+from registry.pytree import FlatState
+from registry.storage.codecs import COMPRESSIONS, Compression
+from registry.storage.reading import read_lists
+from registry.storage.store import Store
+from registry.values.digest import Digest
+from registry.values.gc_pause import allocation_burst
+from registry.writing.adopting import adopt
+from registry.writing.change import Actions, Change, Composed, Stale
+from registry.writing.deltas import Trials
+from registry.writing.free_space import check_state_fits
+from registry.writing.object_writer import Choice, Condemned, Writer
+from registry.writing.placing import Written, cut_state
+from registry.writing.saving import write_state
+
+#: Checkpoints whose chunks a save looks through before it stores any.
+MAX_BASES = 8
+#: States that a handle remembers, so that they need not be read again: bases of its states and of
+#: what it saves beside them.
+_KEPT_BASES = 3 * MAX_BASES
+_PLANS = 5
+
+_T = TypeVar("_T")
+
+
+class Committer:
+    """Writes states of one run, and commits what names them.
+
+    Attributes:
+        store: The registry's objects.
+        log: The run's log.
+        writer: Chooses the keys.
+    """
+
+    def __init__(self, store: Store, log: RunLog) -> None:
+        self.store = store
+        self.log = log
+        self.writer = Writer(store, log)
+        self._bases: dict[Digest, Base] = {}
+        self._trials = Trials()
+        self._pid, self._made_lock = os.getpid(), RLock()
+
+    @property
+    def _lock(self) -> RLock:
+        if self._pid != os.getpid():
+            # A fork copies the lock as it was: a save that the parent has under way holds it.
+            self._pid, self._made_lock = os.getpid(), RLock()
+        return self._made_lock
+
+    def commit(self, change: Change | Actions) -> RunManifest:
+        """Carry a change through: its objects first, then its lines in one slot.
+
+        Args:
+            change: The change, or what gives the actions of one that writes no state.
+
+        Returns:
+            The run at the slot, or at the head if there was nothing to say.
+
+        Raises:
+            Conflict: Sweeps, or other writers, came between too often.
+        """
+        if not isinstance(change, Change):
+            change = Composed(change)
+        # A change that writes no objects need not wait for a save that does.
+        with self._lock if change.writes else nullcontext():
+            for _ in range(_PLANS):
+                run = self._attempt(change)
+                if run is None:
+                    continue
+                for base in change.bases():
+                    if run.is_placed(base.place):
+                        self._keep(base)
+                return run
+        raise Conflict(
+            f"sweeps or other writers overtook this {change.noun} {_PLANS} times in a row",
+            where=self.log.run_id,
+            hint=f"{change.given_up}; try again, and let collectors run less often.",
+        )
+
+    def _attempt(self, change: Change) -> RunManifest | None:
+        """Write what a change names and put its slot; return `None` if it has to be written again.
+
+        Races for the slot are not counted here: `RunLog.append` asks for the lines again.
+        """
+        if change.writes:
+            self._recalling(lambda: change.check(self.log.state))
+        read = self.log.state.next_slot
+        look = self.log.look()  # beside what is sent
+        try:
+            choice = self._recalling(change.write) if change.writes else Choice()
+        except MissingObject:
+            look.outcome.result()
+            if not self._has_moved(change, read):
+                raise
+            return None
+        try:
+            return self.writer.commit(partial(_lines, change), choice, look)
+        except Condemned:
+            # A sweep passed between choosing and committing, and bases may be condemned as well.
+            self._bases.clear()
+        except Stale:
+            pass
+        return None
+
+    def _recalling(self, act: Callable[[], _T]) -> _T:
+        """Do what may need the records of evicted checkpoints."""
+        for _ in range(_PLANS):
+            with suppress(Forgotten):
+                return act()
+            # Once is enough, unless another thread reads on and makes the run compact again.
+            self.log.recall()
+        return act()
+
+    def _has_moved(self, change: Change, read: int) -> bool:
+        """Return whether the run, or what a change is made from, is different by now.
+
+        Args:
+            change: One that missed an object.
+            read: The slot after those that were read when it was written.
+        """
+        is_different = change.read_again()
+        run = self.log.refresh()
+        if run.next_slot == read:
+            return is_different
+        # Evicted and collected meanwhile? Then the change says so better.
+        with suppress(Stale):
+            try:
+                _lines(change, run)
+            except Forgotten:
+                _lines(change, self.log.history())
+        return True
+
+    def write(
+        self,
+        state: FlatState,
+        bases: Sequence[Base],
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        watched: Sequence[str] = (),
+    ) -> Written:
+        """Put a state on the store.
+
+        Args:
+            state: The state.
+            bases: States that hold chunks of it already.
+            compression: `none`, `zstd` or `lz4`; the registry's own without it.
+            keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
+                has it without it. Deltas are compressed, by `zstd` where nothing else is said.
+            watched: Patterns of the paths of tensors that are checked for NaN and infinity.
+
+        Raises:
+            StoreFull: It cannot fit.
+        """
+        config = self.store.config
+        every = keyframe_every or config.keyframe_every or 1
+        codec = compression or config.compression or ("none" if every == 1 else "zstd")
+        check_state_fits(self.store, self.writer, state, bases, COMPRESSIONS[codec])
+        return write_state(
+            self.store,
+            self.writer,
+            state,
+            bases,
+            COMPRESSIONS[codec],
+            every,
+            self._trials,
+            watched,
+        )
+
+    def write_plain(self, state: object) -> Written:
+        """Put a state on the store that is like none of the checkpoints."""
+        with allocation_burst():
+            flat = state if isinstance(state, FlatState) else pytree.flatten(state)
+        pytree.await_devices(flat)
+        return self.write(flat, ())
+
+    def adopt(self, source: Store, places: Sequence[Place]) -> list[Written]:
+        """Take over states that another run, another registry or an eviction left behind.
+
+        Raises:
+            IntegrityError: Something of them is damaged or gone.
+        """
+        adopted, choice = adopt(source, self.store, self.writer, places)
+        return [Written(self._placed(place), choice, 0) for place in adopted]
+
+    def _placed(self, place: Place) -> Base:
+        manifest = self.store.manifest(place.manifest_key)
+        placement = self.store.placement(place.placement_key)
+        return Base(place, manifest, placement, read_lists(self.store, manifest, placement))
+
+    def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
+        """Make a state of some components of one that the run holds; no chunk is stored again.
+
+        Raises:
+            IntegrityError: Its manifest or placement is damaged or gone.
+        """
+        base = self.base(manifest)
+        return cut_state(self.store, self.writer, base, names)
+
+    def base(self, manifest: Digest) -> Base:
+        """Return what a state of the run is and where.
+
+        Raises:
+            IntegrityError: Its manifest or placement is damaged or gone.
+        """
+        reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
+        kept = self._bases.get(manifest)
+        if kept is None or kept.place != reader.place:
+            kept = reader.base()
+        self._keep(kept)
+        return kept
+
+    def _keep(self, base: Base) -> None:
+        self._bases.pop(base.manifest.digest, None)
+        self._bases[base.manifest.digest] = base
+        while len(self._bases) > _KEPT_BASES:
+            del self._bases[next(iter(self._bases))]
+
+    def choose_bases(self, wanted: Iterable[Digest]) -> list[Base]:
+        """Return the first `MAX_BASES` states that another one can be stored against."""
+        held = self.log.state.held
+        bases: dict[Digest, Base] = {}
+        for manifest in wanted:
+            if len(bases) == MAX_BASES:
+                break
+            if manifest in bases or manifest not in held:
+                continue
+            try:
+                bases[manifest] = self.base(manifest)
+            except IntegrityError:
+                # A damaged state saves nothing; what it held is stored again.
+                continue
+        return list(bases.values())
+
+
+def _lines(change: Change, run: RunManifest) -> Sequence[Line | bytes] | None:
+    change.check(run)
+    return change.lines(run)

@@ -1,0 +1,234 @@
+"""The writer's side of collection: the one place where a key is chosen for an object.
+
+Rules W1 to W5 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
+an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
+met while committing moves the epoch and asks for every choice to be made again; what a manifest
+live in this run's own replay uses needs no check while the commit lands right after that replay.
+Objects of other writers are made durable before a commit uses them. Saving, syncing and everything
+later that names an object goes through `Writer`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from backends import Backend, Body, Buffer, refuse_links
+from registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
+from registry.history.actions import Line, Place
+from registry.history.epochs import Epochs
+from registry.history.log import RunLog
+from registry.history.replay import RunManifest
+from registry.history.tail import Look
+from registry.storage.keys import Kind, ObjectKey, stem
+from registry.storage.placement import Placement
+from registry.storage.store import Store
+from registry.values.digest import Digest
+
+_FREED_WITHIN_S = 0.1
+
+
+class Condemned(Exception):
+    """Objects that were chosen may not be named any more; choose again.
+
+    Attributes:
+        keys: Which.
+    """
+
+    def __init__(self, keys: Collection[ObjectKey]) -> None:
+        super().__init__(f"{len(keys)} objects were condemned meanwhile")
+        self.keys = frozenset(keys)
+
+
+class _Decodable(Protocol):
+    def decode(self, data: bytes, expected: Digest, *, where: str) -> object: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The objects that a commit is about to name.
+
+    Attributes:
+        keys: Each of them.
+        covered_by: For a key that manifests of this run used when it was chosen: their places.
+            While one of them still stands, the key needs no check (W2a).
+    """
+
+    keys: frozenset[ObjectKey] = frozenset()
+    covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
+
+    def unproven(self, state: RunManifest) -> set[ObjectKey]:
+        """Return the keys that no manifest live in `state` uses."""
+        return {
+            key
+            for key in self.keys
+            if not any(state.is_placed(place) for place in self.covered_by.get(key, ()))
+        }
+
+    def __or__(self, other: Choice) -> Choice:
+        """Return both together."""
+        covered = {key: [*places] for key, places in self.covered_by.items()}
+        for key, places in other.covered_by.items():
+            covered.setdefault(key, []).extend(places)
+        return Choice(self.keys | other.keys, covered)
+
+
+class Writer:
+    """Puts objects for one run, and commits what names them.
+
+    Attributes:
+        log: The run's log; its slot 0 must exist (W1).
+        distrusted: Objects that were found damaged: never reused, and replaced when their content
+            is written again.
+    """
+
+    def __init__(self, store: Store, log: RunLog) -> None:
+        self._store = store
+        self._epochs = Epochs.of(store)
+        self._observed: int | None = None
+        # Chosen for the next commit, and put by this writer or made durable since it saw them.
+        self._durable: set[ObjectKey] = set()
+        self.log = log
+        self.distrusted: set[ObjectKey] = set()
+
+    @property
+    def epoch(self) -> int:
+        """The observed epoch; observed at first use (W1)."""
+        if self._observed is None:
+            self.log.prepare_writing()
+            observed = self._epochs.observe()
+            self._epochs.make_durable(observed)
+            self._observed = observed
+        return self._observed
+
+    def usable(self, kind: Kind, digest: Digest, size_bytes: int) -> ObjectKey | None:
+        """Return an existing object of the right size that may be named (W2), or `None`."""
+        for info in self._store.backend.list(stem(kind, digest)):
+            try:
+                key = ObjectKey.parse(info.key)
+            except Malformed:
+                continue  # a foreign file; `verify` tells of it
+            sound = info.size_bytes == size_bytes and key not in self.distrusted
+            if sound and not self._epochs.condemned([key], self.epoch):
+                refuse_links(self._store.backend, info.key)
+                return key
+        return None
+
+    def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
+        """Make sure that a pack is there; return its key."""
+        key = self.usable("packs", digest, size_bytes)
+        if key is not None:
+            return key
+        key = ObjectKey("packs", digest, self.epoch)
+        check_room(self._store.backend, size_bytes)
+        if key not in self.distrusted and self._store.backend.put_if_absent(str(key), body):
+            self._durable.add(key)
+        # Another writer's, or one that is not what it should be?
+        elif key in self.distrusted or not self._has_size(key, size_bytes):
+            self._replace(key, body)
+            self.distrusted.discard(key)
+        return key
+
+    def _replace(self, key: ObjectKey, body: Body) -> None:
+        # Content decides the name, so these bytes are the only ones that belong here.
+        self._store.backend.put(str(key), body)
+        self._durable.add(key)
+
+    def _has_size(self, key: ObjectKey, size_bytes: int) -> bool:
+        try:
+            return self._store.backend.stat(str(key)).size_bytes == size_bytes
+        except ObjectNotFound:
+            return False
+
+    def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
+        """Make sure that a manifest or placement is there; return its key.
+
+        Two versions of zstd may write different bytes for one content, so an existing file is
+        decoded rather than compared.
+        """
+        key = ObjectKey(kind, digest, self.epoch)
+        if self._store.backend.put_if_absent(str(key), data):
+            self._durable.add(key)
+            return key
+        try:
+            form.decode(self._store.backend.get(str(key)), digest, where=str(key))
+        except (IntegrityError, ObjectNotFound):
+            self._replace(key, data)
+        return key
+
+    def commit(
+        self,
+        compose: Callable[[RunManifest], Sequence[Line | bytes] | None],
+        choice: Choice,
+        look: Look | None = None,
+    ) -> RunManifest:
+        """Put the next slot with lines that name the chosen objects (W3 to W5).
+
+        Args:
+            compose: As for `RunLog.append`.
+            choice: The objects.
+            look: As for `RunLog.append`.
+
+        Raises:
+            Condemned: Some of them were condemned meanwhile; nothing was committed.
+        """
+
+        def guarded(state: RunManifest) -> Sequence[Line | bytes] | None:
+            lines = compose(state)
+            if lines is not None:
+                self._recheck(state, choice)
+                self._make_durable(state, choice)
+            return lines
+
+        committed = self.log.append(guarded, look=look)
+        self._durable.difference_update(choice.keys)
+        return committed
+
+    def _recheck(self, state: RunManifest, choice: Choice) -> None:
+        if not choice.keys:
+            return
+        if state.epoch > self.epoch:
+            self._epochs.require(state.epoch)
+            self._observed = state.epoch
+        refused = self._epochs.condemned(choice.unproven(state), self.epoch)
+        if refused:
+            raise Condemned(refused)
+
+    def _make_durable(self, state: RunManifest, choice: Choice) -> None:
+        """Make chosen objects of other writers durable that no place covers (W5).
+
+        Their writer may have died before its sync. The author of a place made its objects durable.
+        """
+        seen = choice.unproven(state) - self._durable
+        if seen:
+            self._store.backend.make_durable(map(str, sorted(seen)))
+            self._durable |= seen
+
+
+def check_room(backend: Backend, needed_bytes: int) -> None:
+    """Raise if some bytes cannot fit, before any of them are written.
+
+    Raises:
+        StoreFull: The store reports less space.
+    """
+    free_bytes = backend.free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        # Some file systems free what was just deleted a moment later.
+        time.sleep(_FREED_WITHIN_S)
+        free_bytes = backend.free_bytes()
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise StoreFull(
+            "not enough free space",
+            where=backend.url,
+            expected=f"{needed_bytes} bytes free",
+            found=f"{free_bytes} bytes free",
+            hint="Evict checkpoints (`holdfast prune`) and collect unneeded objects (`holdfast "
+            "gc --grace 0`), or free space in another way. Nothing was committed.",
+        )
+
+
+def placed_keys(place: Place, placement: Placement) -> frozenset[ObjectKey]:
+    """Return every object that a placed manifest needs: itself, its placement and its packs."""
+    return frozenset({place.manifest_key, place.placement_key, *(p.key for p in placement.packs)})

@@ -1,0 +1,66 @@
+"""Stored states under the interfaces of other libraries, each imported at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from registry.errors import InvalidInput
+from registry.storage.lazy import Source
+from registry.storage.manifest import TensorEntry
+from registry.values.digest import Digest
+from registry.zarr.nodes import ArrayNode
+
+__all__ = ["open_zarr", "read_zarr_array"]
+
+
+def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> Any:
+    """Return a state as a `zarr.Group` that can only be read.
+
+    Args:
+        source: Where its chunks come from.
+        ref: A name that finds the state again.
+        digest: Its id.
+        tensors: Its tensors by path.
+
+    Raises:
+        InvalidInput: zarr is not installed.
+        IncompatibleState: A tensor has a path that Zarr cannot name.
+    """
+    try:
+        from registry.zarr.group import open_group
+    except ImportError as error:
+        raise _not_installed(error) from error
+    return open_group(source, ref, digest, tensors)
+
+
+def read_zarr_array(
+    node: ArrayNode,
+    read: Callable[[str, slice], bytes | None],
+    there: Sequence[tuple[int, ...]],
+    into: memoryview,
+) -> None:
+    """Fill memory with a foreign array of Zarr.
+
+    Args:
+        node: Its metadata, checked.
+        read: Returns a part of one of its chunks by key, or None where there is no such chunk.
+        there: Positions in the grid of the chunks that are there.
+        into: Flat writable bytes of its size; C order, little-endian.
+
+    Raises:
+        InvalidInput: zarr is not installed, or cannot decode a chunk.
+    """
+    try:
+        from registry.zarr.group import read_array
+    except ImportError as error:
+        raise _not_installed(error) from error
+    read_array(node, read, there, into)
+
+
+def _not_installed(error: ImportError) -> InvalidInput:
+    return InvalidInput(
+        "zarr cannot be imported",
+        found=error,
+        hint="Install the extra: pip install 'holdfast[zarr]'.",
+    )

@@ -1,0 +1,437 @@
+"""Metadata of foreign Zarr arrays, checked before zarr sees it: element types, shapes, codecs.
+
+Owns which arrays can become tensors, and what zarr may be asked to decode. Codecs are a closed
+list: those of zarr and numcodecs that turn numbers into numbers. Without it, metadata could name a
+codec that unpickles (`pickle` of version 2), or any that an installed package announces. Nothing
+here reads a file or needs zarr; section 31 of the specification has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from registry.errors import InvalidInput
+from registry.storage.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
+from registry.values.dtypes import ITEM_SIZES
+from registry.zarr.layout import (
+    BITS,
+    DOCUMENT,
+    DTYPE_ATTRIBUTE,
+    ORIGINAL_ATTRIBUTE,
+    is_position,
+)
+
+#: Chunks of an array, those within shards counted too, at most: zarr lists them all at once.
+MAX_CHUNKS = 2**20
+#: Axes of an array, at most: what NumPy has.
+_MAX_AXES = 64
+_SHARDING = "sharding_indexed"
+#: Shards within shards, at most.
+_MAX_SHARDS = 4
+#: Codecs of version 3 itself.
+_CODECS = frozenset({"bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", _SHARDING})
+#: Codecs of numcodecs: by these ids in version 2, as `numcodecs.ID` in version 3.
+_NUMCODECS = frozenset(
+    {
+        *("blosc", "bz2", "gzip", "lz4", "zlib", "zstd"),
+        *("astype", "bitround", "delta", "fixedscaleoffset", "packbits", "quantize", "shuffle"),
+        *("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"),
+    }
+)
+#: Those that can make much of little: no more than one for a chunk, and nothing but checksums
+#: around it, so that `zarr_expansion` can look at it first.
+_COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "zlib", "zstd"})
+_CRC_BYTES = 4
+#: Fields of codecs that name an element type; none may be one of objects.
+_DTYPE_FIELDS = ("dtype", "astype", "encode_dtype", "decode_dtype")
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[biufc][0-9]{1,2}|u?int[0-9]{1,2}|float[0-9]{2}|bool")
+#: Element types that zarr reads, under the same names.
+_NATIVE = frozenset(ITEM_SIZES) - frozenset(BITS)
+#: NumPy's letters of version 2 -> our names.
+_LETTERS = {
+    "b1": "bool",
+    **{f"{kind[0]}{n}": f"{kind}{8 * n}" for kind in ("int", "uint") for n in (1, 2, 4, 8)},
+    **{f"f{n}": f"float{8 * n}" for n in (2, 4, 8)},
+    **{f"c{n}": f"complex{8 * n}" for n in (8, 16)},
+}
+_V2_DTYPE = re.compile(r"[<>|]([biufc][0-9]{1,2})")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]{1,16}")
+_HINT = "Nothing was stored. Convert the array, or leave it out of the folder."
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How chunks are encoded: those of an array, or those within a shard.
+
+    Attributes:
+        shape: Axis lengths; every one at least 1.
+        compressor: The codec of a chunk, if its output can be longer than its input.
+        trailer_bytes: Length of the checksums after the compressed bytes, or after the shard.
+        shard: How a chunk is divided, if it is a shard.
+    """
+
+    shape: tuple[int, ...]
+    compressor: str | None
+    trailer_bytes: int
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A chunk that is divided into smaller ones, with an index of their places.
+
+    Attributes:
+        count: The number of inner chunks.
+        inner: How they are encoded.
+        is_index_last: Whether the index is after the chunks, and not before.
+        byte_order: Byte order of the index, as `struct` spells it.
+        index_trailer_bytes: Length of the checksums after the index.
+    """
+
+    count: int
+    inner: Chunks
+    is_index_last: bool
+    byte_order: str
+    index_trailer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayNode:
+    """A foreign array.
+
+    Attributes:
+        where: The folder and the path in it, for messages.
+        version: Of the format: 2 or 3.
+        documents: Its metadata by the name of the file, as zarr is to see it.
+        dtype: What its elements are.
+        shown: What zarr takes them for: unsigned integers where it has no name for them.
+        shape: Axis lengths.
+        chunks: How its chunks are encoded, and their shape.
+        naming: What keys of chunks begin with, `c` or nothing, and what stands between positions.
+        original: The wider element type that it was saved from with less precision, or None.
+    """
+
+    where: str
+    version: Literal[2, 3]
+    documents: Mapping[str, bytes]
+    dtype: str
+    shown: str
+    shape: tuple[int, ...]
+    chunks: Chunks
+    naming: tuple[str, str]
+    original: str | None
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Axis lengths of a chunk, or of a shard; every one at least 1."""
+        return self.chunks.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the array in bytes."""
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of a whole chunk in bytes, those at the edges too."""
+        return math.prod(self.chunk_shape) * ITEM_SIZES[self.dtype]
+
+    def chunk_key(self, position: tuple[int, ...]) -> str:
+        """Return the key of the chunk at a position of the grid."""
+        first, separator = self.naming
+        return separator.join([first] * bool(first) + [str(n) for n in position]) or "0"
+
+    def position(self, key: str) -> tuple[int, ...] | None:
+        """Return the position of a chunk in the grid by its key; None if it is no chunk's key."""
+        first, separator = self.naming
+        steps = key.split(separator)
+        if first and steps.pop(0) != first:
+            return None
+        if not self.shape:
+            return () if steps == ([] if first else ["0"]) else None
+        if len(steps) != len(self.shape) or not all(map(is_position, steps)):
+            return None
+        found = tuple(map(int, steps))
+        grid = zip(found, self.shape, self.chunk_shape, strict=True)
+        return found if all(at * size < length for at, length, size in grid) else None
+
+
+def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
+    """Check the metadata of an array of version 3.
+
+    Args:
+        where: The folder and the path in it, for messages.
+        document: Its `zarr.json`.
+
+    Raises:
+        InvalidInput: It has no place in a state, or zarr is not to decode it.
+    """
+    shape = _lengths(where, "shape", document.get("shape"), least=0)
+    chunk = _lengths(where, "chunk_shape", _chunk_shape(where, document), least=1)
+    naming = _naming(where, document.get("chunk_key_encoding"))
+    name = document.get("data_type")
+    if not isinstance(name, str) or name not in ITEM_SIZES:
+        _refuse_dtype(where, name)
+    shown = BITS.get(name, name)
+    codecs: Any = document.get("codecs")
+    chunks = _chunks(where, codecs, chunk)
+    _check_count(where, shape, chunks)
+    fill = document.get("fill_value")
+    if shown != name:
+        fill = _fill_bits(where, name, fill)
+    seen = {**document, "data_type": shown, "fill_value": fill, "attributes": {}}
+    seen.pop("dimension_names", None)
+    documents = {DOCUMENT: json.dumps(seen).encode()}
+    attributes = document.get("attributes")
+    dtype = _true_dtype(where, name, shown, attributes)
+    original = _original(where, dtype, attributes)
+    return ArrayNode(where, 3, documents, dtype, shown, shape, chunks, naming, original)
+
+
+def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> ArrayNode:
+    """Check the metadata of an array of version 2.
+
+    Args:
+        where: The folder and the path in it, for messages.
+        document: Its `.zarray`.
+        attributes: Its `.zattrs`, or None.
+
+    Raises:
+        InvalidInput: It has no place in a state, or zarr is not to decode it.
+    """
+    shape = _lengths(where, "shape", document.get("shape"), least=0)
+    naming = "", _separator(where, document.get("dimension_separator"), ".")
+    chunk = _lengths(where, "chunks", document.get("chunks"), least=1)
+    letters = document.get("dtype")
+    found = _V2_DTYPE.fullmatch(letters) if isinstance(letters, str) else None
+    if found is None or found[1] not in _LETTERS:
+        _refuse_dtype(where, letters)
+    name = _LETTERS[found[1]]
+    if document.get("order") not in ("C", "F"):
+        _broken(where, "another order of the elements", "C or F", document.get("order"))
+    filters = document.get("filters") or []
+    if not isinstance(filters, list):
+        _broken(where, "filters are no list", "a list or null", filters)
+    codecs = [codec for codec in (*filters, document.get("compressor")) if codec is not None]
+    for codec in codecs:
+        _check_codec(where, codec, "id", _NUMCODECS)
+    chunks = Chunks(chunk, *_compressor(where, [codec["id"] for codec in codecs]))
+    _check_count(where, shape, chunks)
+    documents = {".zarray": json.dumps(document).encode(), ".zattrs": b"{}"}
+    dtype = _true_dtype(where, name, name, attributes)
+    original = _original(where, dtype, attributes)
+    return ArrayNode(where, 2, documents, dtype, name, shape, chunks, naming, original)
+
+
+def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
+    if document.get("node_type") != "array":
+        _broken(where, "a node is neither array nor group", "array", document.get("node_type"))
+    match document.get("chunk_grid"):
+        case {"name": "regular", "configuration": {"chunk_shape": shape}}:
+            return shape
+        case other:
+            return _broken(where, "another grid of chunks", "regular", other)
+
+
+def check_version(where: str, document: Mapping[str, Any], version: int) -> None:
+    """Check that a document is of the version that its name says.
+
+    Raises:
+        InvalidInput: It is of another one.
+    """
+    if document.get("zarr_format") != version:
+        raise InvalidInput(
+            "metadata of another version of Zarr than its file's name says",
+            where=where,
+            expected=f"zarr_format {version}",
+            found=shorten(document.get("zarr_format")),
+            hint=_HINT,
+        )
+
+
+def _naming(where: str, encoding: object) -> tuple[str, str]:
+    """Return what keys of chunks begin with, and what stands between positions."""
+    match encoding:
+        case {"name": "default" | "v2" as name, **rest}:
+            configuration = rest.get("configuration") or {}
+        case other:
+            _broken(where, "another naming of chunks", "default or v2", other)
+    if not isinstance(configuration, dict):
+        _broken(where, "another naming of chunks", "an object", configuration)
+    separator = configuration.get("separator")
+    if name == "default":
+        return "c", _separator(where, separator, "/")
+    return "", _separator(where, separator, ".")
+
+
+def _separator(where: str, given: object, default: str) -> str:
+    if given is None:
+        return default
+    if not isinstance(given, str) or given not in ("/", "."):
+        _broken(where, "another separator in names of chunks", "'/' or '.'", given)
+    return given
+
+
+def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, ...]:
+    if (
+        not isinstance(value, list)
+        or len(value) > _MAX_AXES
+        or any(type(n) is not int or not least <= n < 2**63 for n in value)
+    ):
+        _broken(where, f"a bad {what}", f"whole numbers from {least} to 2^63", value)
+    return tuple(value)
+
+
+def _chunks(where: str, codecs: object, shape: tuple[int, ...], depth: int = 0) -> Chunks:
+    """Check a chain of codecs; return how it encodes chunks of a shape."""
+    if not isinstance(codecs, list) or depth > _MAX_SHARDS:
+        _broken(where, "codecs are no list, or nest too deeply", "a list", codecs)
+    checked = [_check_codec(where, codec, "name", _CODECS) for codec in codecs]
+    names = [name for name, _ in checked]
+    shards = [_shard(where, found, shape, depth) for name, found in checked if name == _SHARDING]
+    if not shards:
+        return Chunks(shape, *_compressor(where, names))
+    if names[0] != _SHARDING or any(name != "crc32c" for name in names[1:]):
+        _broken(where, "codecs around shards", "crc32c or none", ", ".join(names))
+    return Chunks(shape, None, _CRC_BYTES * (len(names) - 1), shards[0])
+
+
+def _shard(
+    where: str, configuration: Mapping[str, Any], shape: tuple[int, ...], depth: int
+) -> Shard:
+    """Check how shards of a shape are divided."""
+    part = _lengths(where, "shape within a shard", configuration.get("chunk_shape"), least=1)
+    if len(part) != len(shape):
+        _broken(where, "another number of axes within a shard", len(shape), len(part))
+    index = configuration.get("index_codecs", [{"name": "bytes"}, {"name": "crc32c"}])
+    _chunks(where, index, (), depth + 1)
+    inner = _chunks(where, configuration.get("codecs"), part, depth + 1)
+    if any(whole % size for whole, size in zip(shape, part, strict=True)):
+        _broken(where, "a shard that is no whole number of chunks", list(shape), list(part))
+    names = [codec["name"] for codec in index]
+    if names.count("bytes") > 1 or not {*names} <= {"bytes", "crc32c"}:
+        # Other codecs could expand a few bytes to many, or make no sense for an index.
+        _broken(where, "another encoding of a shard's index", "bytes, crc32c", ", ".join(names))
+    endian = [codec.get("configuration") or {} for codec in index if codec["name"] == "bytes"]
+    return Shard(
+        count=math.prod(whole // size for whole, size in zip(shape, part, strict=True)),
+        inner=inner,
+        is_index_last=configuration.get("index_location") != "start",
+        byte_order=">" if endian and endian[0].get("endian") == "big" else "<",
+        index_trailer_bytes=_CRC_BYTES * names.count("crc32c"),
+    )
+
+
+def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
+    """Return the compressor of a chain of codecs, if any, and the bytes of checksums behind it."""
+    plain = [name.removeprefix("numcodecs.") for name in names]
+    found = [number for number, name in enumerate(plain) if name in _COMPRESSORS]
+    if not found:
+        return None, 0
+    around = names[found[0] + 1 :]
+    if any(name != "crc32c" for name in around):
+        _broken(where, "codecs around a compressor", "crc32c or none", ", ".join(names))
+    return plain[found[0]], _CRC_BYTES * len(around)
+
+
+def _check_codec(
+    where: str, codec: object, key: str, known: frozenset[str]
+) -> tuple[str, Mapping[str, Any]]:
+    """Check that a codec is of the closed list; return its name and configuration."""
+    if not isinstance(codec, dict) or not isinstance(codec.get(key), str):
+        _broken(where, "a codec without a name", f"an object with {key!r}", codec)
+    name = codec[key]
+    configuration = codec.get("configuration") or {} if key == "name" else codec
+    is_known = name in known or (key == "name" and name.removeprefix("numcodecs.") in _NUMCODECS)
+    if not is_known or not isinstance(configuration, dict):
+        raise InvalidInput(
+            "an array is encoded in a way that is not decoded here",
+            where=where,
+            expected=", ".join(sorted(known)),
+            found=shorten(codec),
+            hint=_HINT,
+        )
+    for field in _DTYPE_FIELDS:
+        value = configuration.get(field)
+        if value is not None and not (isinstance(value, str) and _PLAIN_DTYPE.fullmatch(value)):
+            _broken(where, f"codec {name!r} works on other things than numbers", "numbers", value)
+    return name, configuration
+
+
+def _check_count(where: str, shape: tuple[int, ...], chunks: Chunks) -> None:
+    if len(shape) != len(chunks.shape):
+        _broken(where, "chunks have another number of axes", len(shape), len(chunks.shape))
+    count = math.prod(-(-n // m) for n, m in zip(shape, chunks.shape, strict=True))
+    shard = chunks.shard
+    while shard is not None:
+        count *= shard.count
+        shard = shard.inner.shard
+    if count > MAX_CHUNKS:
+        _broken(where, "too many chunks in one array", f"at most {MAX_CHUNKS}", count)
+
+
+def _true_dtype(where: str, name: str, shown: str, attributes: object) -> str:
+    """Return what the attribute names, which must be as zarr shows the array, or what it is."""
+    named = attributes.get(DTYPE_ATTRIBUTE) if isinstance(attributes, dict) else None
+    if named is None:
+        return name
+    if not isinstance(named, str) or BITS.get(named, named) != shown or name not in (named, shown):
+        _broken(where, f"attribute {DTYPE_ATTRIBUTE!r} does not fit the array", name, named)
+    return named
+
+
+def _original(where: str, dtype: str, attributes: object) -> str | None:
+    """Return the wider type that an array was saved from, as its attribute says."""
+    named = attributes.get(ORIGINAL_ATTRIBUTE) if isinstance(attributes, dict) else None
+    if named is None:
+        return None
+    if not isinstance(named, str) or named not in ORIGINAL_DTYPES or dtype not in NARROW_DTYPES:
+        _broken(
+            where,
+            f"attribute {ORIGINAL_ATTRIBUTE!r} does not fit the array",
+            f"{' or '.join(sorted(ORIGINAL_DTYPES))}, of {' or '.join(sorted(NARROW_DTYPES))}",
+            f"{named}, of {dtype}",
+        )
+    return named
+
+
+def _fill_bits(where: str, name: str, fill: object) -> int:
+    """Return the bits of a fill value of a type that is read as unsigned integers."""
+    if fill in (None, 0):
+        return 0
+    if isinstance(fill, str) and _HEXADECIMAL.fullmatch(fill):
+        bits = int(fill, 16)
+        if bits < 256 ** ITEM_SIZES[name]:
+            return bits
+    return _broken(where, f"a fill value of {name} that is not read here", "0 or 0x...", fill)
+
+
+def _refuse_dtype(where: str, found: object) -> NoReturn:
+    raise InvalidInput(
+        "an array has an element type that cannot be stored",
+        where=where,
+        expected=", ".join(ITEM_SIZES),
+        found=shorten(found),
+        hint=_HINT,
+    )
+
+
+def _broken(where: str, what: str, expected: object, found: object) -> NoReturn:
+    raise InvalidInput(
+        f"not a Zarr array that can be read: {what}",
+        where=where,
+        expected=expected,
+        found=shorten(found),
+        hint=_HINT,
+    )
+
+
+def shorten(found: object) -> str:
+    """Return foreign text as a message may hold it."""
+    text = str(found) or type(found).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,499 @@
+"""The log: appends that lose answers and races, openings through snapshots good and bad."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import ObjectInfo, StoreUnavailable
+from backends.errors import AccessDenied
+from backends.wrappers import Fault, Faulty, Metered, Wrapper
+from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
+from registry.history import log, slots
+from registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
+from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
+from registry.history.replay import RunManifest, advance
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.keys import slot_key, snapshot_key, snapshot_prefix
+from registry.storage.store import Store, read_config
+from registry.values import canonical
+from registry.values.digest import Digest
+from tests.support.faults import Forgetful, Hooked, Liar, Once, Silent, flip
+from tests.support.stores import contents, new_backend
+
+CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def store_on():
+    stores = []
+
+    def make(backend) -> Store:
+        stores.append(Store(backend, read_config(backend)))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def status(i: int):
+    return SetStatus(status="running" if i % 2 else "interrupted")
+
+
+def grow(run_log: RunLog, commits: int) -> None:
+    for i in range(commits):
+        begin = run_log.state.commits == 0
+        action = CREATE if begin else TakeOver(token=f"t{i}", host="h")
+        run_log.append(lambda state, action=action: [commit_line(state, [action])])
+
+
+@pytest.fixture
+def run_log(backend, store_on):
+    found = RunLog(store_on(backend), "r")
+    grow(found, 1)
+    return found
+
+
+def reopened(store_on, backend) -> RunLog:
+    found = RunLog(store_on(backend), "r")
+    found.open()
+    return found
+
+
+# Appending
+
+
+def test_an_append_puts_exactly_one_slot_and_moves_the_state(run_log, backend):
+    before = contents(backend)
+    state = run_log.append(lambda state: [commit_line(state, [status(0)])])
+    assert state is run_log.state
+    assert (state.status, state.next_slot, state.commits) == ("interrupted", 2, 2)
+    assert contents(backend).keys() - before.keys() == {slot_key("r", 1)}
+
+
+def test_nothing_to_do_puts_nothing(run_log, backend):
+    before = contents(backend)
+    assert run_log.append(lambda state: None) is run_log.state
+    assert contents(backend) == before
+
+
+def test_a_failed_precondition_leaves_everything_as_it_was(run_log, backend):
+    before, state = contents(backend), run_log.state
+
+    def refuse(state):
+        raise Conflict("no")
+
+    with pytest.raises(Conflict):
+        run_log.append(refuse)
+    assert contents(backend) == before
+    assert run_log.state is state
+
+
+def test_an_illegal_slot_is_never_put(run_log, backend):
+    before = contents(backend)
+    with pytest.raises(Malformed, match="not legal"):
+        run_log.append(lambda state: [commit_line(RunManifest(run_id="other"), [status(0)])])
+    assert contents(backend) == before
+
+
+def test_each_commit_has_a_write_id_of_its_own(run_log):
+    first, second = (commit_line(run_log.state, [status(0)]) for _ in range(2))
+    assert first.write != second.write
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_an_append_whose_answer_is_lost_is_made_once(run_log, backend, store_on, after):
+    lost = Faulty(backend, [Fault(1, after=after, error=StoreUnavailable("timeout"))])
+    mine = reopened(store_on, lost)
+    mine.append(lambda state: [commit_line(state, [status(0)])])
+    assert mine.state.commits == 2
+    assert reopened(store_on, backend).state.encode() == mine.state.encode()
+
+
+def test_exists_with_our_own_bytes_is_our_write(run_log, backend, store_on):
+    mine = reopened(store_on, Forgetful(backend))
+    calls = []
+
+    def compose(state):
+        calls.append(state.commits)
+        return [commit_line(state, [status(0)])]
+
+    mine.append(compose)
+    assert calls == [1]
+    assert mine.state.commits == 2
+
+
+def test_a_lost_race_is_composed_anew_against_the_winners_state(run_log, backend, store_on):
+    hooked = Hooked(backend)
+    mine = reopened(store_on, hooked)
+    hooked.before = Once(
+        "runs/r/log/",
+        lambda: run_log.append(lambda state: [commit_line(state, [TakeOver(token="w", host="h")])]),
+        "put_if_absent",
+    )
+    seen = []
+
+    def compose(state):
+        seen.append(state.writer.token if state.writer else None)
+        return [commit_line(state, [status(0)])]
+
+    state = mine.append(compose)
+    assert seen == [None, "w"]
+    assert (state.next_slot, state.commits, state.writer.token) == (3, 3, "w")
+    assert reopened(store_on, backend).state.encode() == state.encode()
+
+
+def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, store_on):
+    hooked = Hooked(backend)
+    mine = reopened(store_on, hooked)
+    hooked.before = Once(
+        "runs/r/log/",
+        lambda: run_log.append(lambda state: [commit_line(state, [TakeOver(token="w", host="h")])]),
+        "put_if_absent",
+    )
+
+    def compose(state):
+        if state.writer:
+            raise Conflict("taken")
+        return [commit_line(state, [status(0)])]
+
+    with pytest.raises(Conflict, match="taken"):
+        mine.append(compose)
+    assert reopened(store_on, backend).state.commits == 2
+
+
+def test_twenty_lost_races_are_a_conflict_that_names_the_winner(
+    run_log, backend, store_on, monkeypatch
+):
+    monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
+    hooked = Hooked(backend)
+    mine = reopened(store_on, hooked)
+    races = []
+
+    def win(method, key):
+        if method == "put_if_absent" and key.startswith("runs/r/log/"):
+            races.append(key)
+            run_log.append(lambda state: [commit_line(state, [status(0)])])
+
+    hooked.before = win
+    with pytest.raises(Conflict, match=r"r: lost 20 races.*winner@gpu7.*Nothing was committed"):
+        mine.append(lambda state: [commit_line(state, [status(1)])])
+    assert len(races) == log.MAX_LOST_RACES == 20
+    assert reopened(store_on, backend).state.commits == 21
+
+
+def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):
+    hooked = Hooked(backend)
+    mine = reopened(store_on, hooked)
+
+    def win(method, key):
+        if method == "put_if_absent" and key.startswith("runs/r/log/"):
+            run_log.append(lambda state: [Mark(epoch=1)])
+
+    hooked.before = win
+    with pytest.raises(Conflict, match="a collector or a repack"):
+        mine.append(lambda state: [commit_line(state, [status(1)])])
+
+
+def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
+    run_log, backend, store_on
+):
+    silent = Silent(backend)
+    mine = reopened(store_on, silent)
+    before, state = contents(backend), mine.state
+    with pytest.raises(StoreUnavailable):
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+    assert len(silent.asked) > 1
+    assert set(silent.asked) == {slot_key("r", 1)}
+    assert contents(backend) == before
+    assert mine.state is state
+
+
+def test_a_store_that_was_patient_long_enough_is_not_asked_again(
+    run_log, backend, store_on, monkeypatch
+):
+    silent = Silent(backend)
+    monkeypatch.setattr(slots, "_UNKNOWN_S", -1.0)
+    with pytest.raises(StoreUnavailable):
+        mine = reopened(store_on, silent)
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+    assert silent.asked == [slot_key("r", 1)]
+
+
+def test_after_an_unknown_outcome_the_next_append_finds_what_landed(run_log, backend, store_on):
+    class LandsSilently(Wrapper):
+        deaf = True
+
+        def put_if_absent(self, key, body):
+            created = super().put_if_absent(key, body)
+            if self.deaf:
+                raise StoreUnavailable("timeout")
+            return created
+
+        def get(self, key, byte_range=None, *, into=None):
+            if self.deaf and key == slot_key("r", 1):
+                raise StoreUnavailable("timeout")
+            return super().get(key, byte_range, into=into)
+
+    deaf = LandsSilently(backend)
+    mine = reopened(store_on, deaf)
+    with pytest.raises(StoreUnavailable):
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+    deaf.deaf = False
+    state = mine.append(lambda state: [commit_line(state, [status(1)])])
+    assert state.commits == 3
+
+
+def test_a_store_that_says_exists_and_gives_nothing_is_not_believed(run_log, backend, store_on):
+    mine = reopened(store_on, Liar(backend))
+    with pytest.raises((StoreUnavailable, Malformed), match=r"unknown whether|does not give it"):
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+
+
+def test_other_errors_of_the_store_come_through_at_once(run_log, backend, store_on):
+    mine = reopened(store_on, Faulty(backend, [Fault(1, error=AccessDenied("no"))]))
+    with pytest.raises(AccessDenied):
+        mine.append(lambda state: [commit_line(state, [status(0)])])
+    assert reopened(store_on, backend).state.commits == 1
+
+
+# Reading
+
+
+def test_refreshing_when_nothing_is_new_costs_one_request(run_log, backend, store_on):
+    metered = Metered(backend)
+    mine = reopened(store_on, metered)
+    with metered.measure() as usage:
+        assert mine.refresh() is mine.state
+    assert usage.requests == 1
+
+
+def test_refreshing_reads_to_the_head(run_log, backend, store_on):
+    mine = reopened(store_on, backend)
+    grow(run_log, 5)
+    assert mine.refresh().encode() == run_log.state.encode()
+
+
+def test_a_run_without_slots_is_empty(backend, store_on):
+    assert RunLog(store_on(backend), "none").open().commits == 0
+
+
+def test_a_gap_is_malformed_and_names_the_slot(run_log, backend, store_on):
+    grow(run_log, 4)
+    backend.delete(slot_key("r", 2))
+    with pytest.raises(Malformed, match="r: the log has a gap; expected slot 2; found slot 3"):
+        reopened(store_on, backend)
+
+
+def test_a_listing_that_appends_overtake_is_no_gap(run_log, backend, store_on):
+    """A folder that grows while it is read may show a file and not the one put before it."""
+    grow(run_log, 5)
+
+    class Overtaken(Wrapper):
+        def list(self, prefix="", **more):
+            left_out = {slot_key("r", 1), slot_key("r", 3)}
+            yield from (info for info in super().list(prefix, **more) if info.key not in left_out)
+
+    mine = reopened(store_on, Overtaken(backend))
+    assert mine.state.encode() == run_log.state.encode()
+
+
+def test_a_log_without_its_beginning_is_a_gap(run_log, backend, store_on):
+    grow(run_log, 1)
+    backend.delete(slot_key("r", 0))
+    with pytest.raises(Malformed, match="expected slot 0; found slot 1"):
+        reopened(store_on, backend)
+
+
+def test_a_listed_slot_that_is_absent_is_malformed(run_log, backend, store_on):
+    class Ghosts(Wrapper):
+        def list(self, prefix="", **more):
+            yield from super().list(prefix, **more)
+            if prefix == "runs/r/log/":
+                yield ObjectInfo(slot_key("r", 1), 10, 0.0)
+
+    with pytest.raises(Malformed, match=f"{slot_key('r', 1)}: a listed slot is absent"):
+        reopened(store_on, Ghosts(backend))
+
+
+def test_every_flipped_bit_of_a_slot_is_noticed(run_log, backend, store_on):
+    grow(run_log, 2)
+    key = slot_key("r", 1)
+    original = backend.get(key)
+    for bit in range(0, len(original) * 8, 7):
+        flip(backend, key, bit)
+        with pytest.raises((Damaged, Malformed, UnsupportedFormat), match=key):
+            reopened(store_on, backend)
+        backend.put(key, original)
+
+
+def test_slots_are_given_from_any_place(run_log):
+    grow(run_log, 4)
+    assert [slot.number for slot in run_log.slots()] == [0, 1, 2, 3, 4]
+    assert [slot.number for slot in run_log.slots(3)] == [3, 4]
+    assert [slot.number for slot in run_log.slots(5)] == []
+
+
+def test_runs_are_sorted_by_name(backend, store_on):
+    store = store_on(backend)
+    for name in ("b", "a", "a.b", "a-c"):
+        grow(RunLog(store, name), 1)
+    assert list_runs(store) == ["a", "a-c", "a.b", "b"]
+
+
+def test_runs_are_listed_by_their_folders(backend, store_on):
+    store = store_on(backend)
+    assert list_runs(store) == []
+    grow(RunLog(store, "r"), 2)
+    assert list_runs(store) == ["r"]
+
+
+# Snapshots
+
+
+def snapshots(backend) -> list[str]:
+    return [info.key for info in backend.list(snapshot_prefix("r"))]
+
+
+@pytest.fixture
+def long_log(run_log):
+    grow(run_log, 2 * SNAPSHOT_EVERY + 5)
+    return run_log
+
+
+def full_replay(store_on, backend) -> RunManifest:
+    return advance(RunManifest(run_id="r"), RunLog(store_on(backend), "r").slots())
+
+
+def test_a_snapshot_is_written_every_64_slots(backend, store_on, long_log):
+    assert SNAPSHOT_EVERY == 64
+    assert snapshots(backend) == [snapshot_key("r", 127), snapshot_key("r", 63)]
+
+
+def test_opening_through_a_snapshot_is_a_full_replay(backend, store_on, long_log):
+    grow(long_log, 80)
+    mine = reopened(store_on, backend)
+    assert mine.state.commits > 200
+    assert mine.state.encode() == full_replay(store_on, backend).compact().encode()
+    assert mine.state.encode() == long_log.state.encode()
+
+
+def test_opening_reads_no_slot_before_the_newest_snapshot(backend, store_on, long_log):
+    calls = []
+    reopened(store_on, Metered(backend, calls))
+    got = sorted(call.key for call in calls if call.method == "get" and "/log/" in call.key)
+    assert got == [slot_key("r", slot) for slot in range(127, long_log.state.next_slot)]
+    assert sum(call.method == "list" for call in calls) == 2
+
+
+def test_snapshots_may_be_deleted_at_any_time(backend, store_on, long_log):
+    mine = reopened(store_on, backend)
+    for key in snapshots(backend):
+        backend.delete(key)
+    assert reopened(store_on, backend).state.encode() == mine.state.encode()
+
+
+def test_a_run_that_is_only_marked_gets_snapshots_too(run_log, backend, store_on):
+    """A finished run is marked by every sweep, for ever; opening it must not get dearer."""
+    for _ in range(SNAPSHOT_EVERY):
+        run_log.append(lambda state: [Mark(epoch=1)])
+    assert len(snapshots(backend)) == 1
+    run_log.append(lambda state: [Mark(epoch=2)])
+    calls = []
+    assert reopened(store_on, Metered(backend, calls)).state.epoch == 2
+    assert len([call for call in calls if "/log/" in call.key and call.method == "get"]) < 10
+
+
+def test_a_snapshot_that_cannot_be_written_costs_nothing(run_log, backend, store_on):
+    class NoSnapshots(Wrapper):
+        def put(self, key, body):
+            raise StoreUnavailable("no", where=key)
+
+    mine = reopened(store_on, NoSnapshots(backend))
+    grow(mine, 70)
+    assert mine.state.commits == 71
+    assert snapshots(backend) == []
+
+
+def _header(data: bytes, **changes):
+    header, _ = split_lines(data, where="x")
+    return canonical.encode({**canonical.decode(header, where="x"), **changes})
+
+
+def _body(data: bytes, **changes) -> bytes:
+    _, body = split_lines(data, where="x")
+    return canonical.encode({**canonical.decode(body, where="x"), **changes})
+
+
+NEWEST = snapshot_key("r", 127)
+MANGLED = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:-1],
+    "noise": lambda data: b"noise" * 50,
+    "other format": lambda data: join_lines(
+        [_header(data, format="x/1"), _body(data, status="failed")]
+    ),
+    "older replay version": lambda data: join_lines(
+        [_header(data, replay=0), _body(data, status="failed")]
+    ),
+    "newer replay version": lambda data: join_lines(
+        [_header(data, replay=99), _body(data, status="failed")]
+    ),
+    "another slot's header": lambda data: join_lines(
+        [_header(data, slot=126), _body(data, status="failed")]
+    ),
+    "another log's slot": lambda data: join_lines(
+        [_header(data, slot_digest="0" * 64), _body(data, status="failed")]
+    ),
+    "another slot's body": lambda data: join_lines([_header(data), _body(data, next_slot=127)]),
+    "another run's": lambda data: join_lines([_header(data), _body(data, run_id="other")]),
+    "another head": lambda data: join_lines([_header(data), _body(data, head="0" * 64)]),
+    "unknown field": lambda data: join_lines([_header(data), _body(data, more=1)]),
+    "one line": lambda data: join_lines([_header(data)]),
+    "three lines": lambda data: join_lines([_header(data), _body(data), _body(data)]),
+    "not canonical": lambda data: join_lines([_header(data), b" " + _body(data)]),
+}
+
+
+@pytest.mark.parametrize("mangle", MANGLED.values(), ids=MANGLED.keys())
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_snapshot_that_cannot_be_trusted_is_ignored(
+    backend, store_on, long_log, mangle, all_of_them
+):
+    mangled = mangle(backend.get(NEWEST))
+    for key in snapshots(backend) if all_of_them else [NEWEST]:
+        backend.put(key, mangled)
+    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+
+
+def test_every_flipped_bit_of_a_snapshot_is_harmless(backend, store_on, long_log):
+    original = backend.get(NEWEST)
+    for bit in range(0, len(original) * 8, len(original) // 3):
+        flip(backend, NEWEST, bit)
+        assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+        backend.put(NEWEST, original)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "0", snapshot_key("r", 10**6).split("/")[-1]])
+def test_other_files_among_the_snapshots_are_ignored(backend, store_on, long_log, name):
+    backend.put(f"runs/r/snapshots/{name}", backend.get(NEWEST))
+    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+
+
+def test_a_snapshot_of_another_history_of_the_run_is_ignored(backend, store_on, long_log):
+    other = new_backend()
+    grow(RunLog(store_on(other), "r"), 130)
+    backend.put(NEWEST, other.get(NEWEST))
+    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+
+
+def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on, long_log):
+    mine = reopened(store_on, backend)
+    grow(mine, 70)
+    assert len(snapshots(backend)) == 3
+    assert mine.state.encode() == full_replay(store_on, backend).compact().encode()

@@ -1,0 +1,328 @@
+"""What was evicted leaves the newest snapshot, and everything that asks for it still finds it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from backends.wrappers import Metered
+from backends.wrappers.metered import Call
+from registry import Monitor
+from registry.errors import Conflict, NotFound, RolledBack
+from registry.history.actions import AddCheckpoint, Evict, SetPin
+from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from registry.history.replay import CheckpointRecord, RunManifest, advance
+from registry.history.snapshots import REPLAY_VERSION, Snapshots
+from registry.maintenance.histories import read_history
+from registry.registry import open_on
+from registry.spec import Retention
+from registry.storage.framing import join_lines, split_lines
+from registry.storage.keys import slot_key, snapshot_key, snapshot_slot
+from registry.values import canonical
+from tests.support.states import same, small_state
+from tests.support.stores import contents, new_backend
+
+LOSS = Monitor(metric="loss", mode="min")
+
+
+@pytest.fixture
+def trained(reg, monkeypatch):
+    """A run that has saved, reported, tagged, gone back and promoted, and kept little of it."""
+    monkeypatch.setattr("registry.history.log.SNAPSHOT_EVERY", 5)
+    run = reg.create_run("run", seed=1, retention=Retention(last=3), monitor=LOSS)
+    for step in range(1, 13):
+        metrics = {"loss": 1 / step, "mu": 20.0 + step, "sigma": 2.0}
+        checkpoint = run.save(small_state(step), step=step, metrics=metrics)
+        if step % 4 == 0:
+            run.tag("fourth", checkpoint)
+            run.releases.publish(f"1.{step}.0", checkpoint)
+            run.pool.promote(checkpoint)
+    run.restore(at=run.checkpoints()[-2])
+    for step in range(12, 16):
+        run.save(small_state(step + 100), step=step, metrics={"loss": 1 / step})
+    return run
+
+
+@pytest.fixture
+def reopened(trained, backend, open_registry):
+    """The same run by a handle that was opened by way of a snapshot."""
+    newest = next(backend.list("runs/run/snapshots/"))
+    assert snapshot_slot(newest.key) > 15
+    return open_registry(backend).run("run")
+
+
+def replayed(backend) -> RunManifest:
+    with open_on(backend) as reg:
+        return advance(RunManifest(run_id="run"), RunLog(reg.store, "run").slots())
+
+
+def test_what_was_evicted_is_not_in_the_snapshot(trained, backend):
+    newest = next(backend.list("runs/run/snapshots/")).key
+    header, body = split_lines(backend.get(newest), where=newest)
+    assert canonical.decode(header, where=newest)["replay"] == REPLAY_VERSION == 4
+    said = RunManifest.decode(body, where=newest)
+    assert said.gone.count > 8
+    assert len(said.checkpoints) <= 6
+    assert {place.manifest for place in said.places} == set(said.held)
+    evicted = [one for one in replayed(backend).evicted if one.n < said.commits]
+    assert all(one.manifest.hex().encode() not in body for one in evicted[:2])
+
+
+def test_a_handle_that_reads_a_snapshot_is_one_that_replays_the_log(reopened, trained, backend):
+    whole = replayed(backend)
+    assert reopened.manifest.encode() == trained.manifest.encode() == whole.compact().encode()
+    assert reopened.full_manifest() == trained.full_manifest() == whole
+    assert [one.record for one in reopened.evicted()] == whole.evicted
+    for n, record in whole.by_n.items():
+        found = reopened.find(n)
+        assert (found.record, found.is_evicted) == (record, record.evicted is not None)
+        assert (found.superseded, found.metrics) == (record.superseded, record.metrics)
+        assert found._reader.place == whole.by_manifest[record.manifest]
+        assert same(found.load(), trained.find(n).load())
+
+
+@pytest.mark.parametrize("n", [-1, 0, 10**30, "1", None])
+def test_numbers_that_added_no_checkpoint_are_not_found(reopened, n):
+    with pytest.raises(NotFound, match="this commit added no checkpoint"):
+        reopened.find(n)
+
+
+def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
+    gone = replayed(backend).evicted[0]
+    for name in (gone.manifest.hex(), f"main/step{gone.step:08d}"):
+        with pytest.raises(NotFound, match="evicted"):
+            reg.checkpoint(f"run/{name}")
+    with pytest.raises(Conflict, match="this checkpoint is not kept any more"):
+        reopened.tag("late", reopened.find(gone.n))
+    with pytest.raises(Conflict, match="this checkpoint is not kept any more") as refused:
+        reopened.restore(at=reopened.find(gone.n))
+    assert gone.evicted in str(refused.value)
+    sources = {one.version: one.source for one in reopened.releases.list()}
+    assert sources["1.4.0"] == "run/main/step00000004"
+
+
+def test_reports_on_what_was_evicted_are_kept_in_the_log(reopened, trained, backend):
+    gone = replayed(backend).evicted[0]
+    reopened.find(gone.n).report({"eval": 7.0})
+    assert reopened.find(gone.n).metrics["eval"] == 7.0
+    trained.refresh()
+    assert trained.manifest.encode() == reopened.manifest.encode()
+    assert trained.find(gone.n).metrics == {**gone.metrics, "eval": 7.0}
+
+
+def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, backend):
+    commits = [action for commit in reopened.history() for action in commit.actions]
+    last = [action for action in commits if isinstance(action, Evict)][-1]
+    back = reopened.undo()
+    assert {one.n for one in back} == {one.checkpoint for one in last.evictions}
+    (named,) = reopened.undo(reopened.evicted()[0])
+    assert named.record.recovered
+    assert same(named.load(), small_state(named.step))
+    assert trained.refresh().manifest.encode() == reopened.manifest.encode()
+    assert reopened.manifest.encode() == replayed(backend).compact().encode()
+    assert reg.verify(deep=True).findings == ()
+    # Nothing of it is remembered: the state is compact again.
+    trained.save(small_state(500), step=500, metrics={"loss": 9.0})
+    assert trained.manifest.gone is not None
+
+
+def test_an_undo_is_followed_by_a_snapshot(reg, backend, open_registry):
+    """Or each opening after it would read the whole log, for up to 64 slots."""
+    run = reg.create_run("run", seed=1, retention=Retention(last=1))
+    for step in range(1, 6):
+        run.save(small_state(step), step=step)
+    assert not list(backend.list("runs/run/snapshots/"))
+    run.undo()
+    (only,) = backend.list("runs/run/snapshots/")
+    assert snapshot_slot(only.key) == run.manifest.next_slot - 1
+    run.save(small_state(6), step=6)
+    calls: list[Call] = []
+    fresh = open_registry(Metered(backend, calls)).run("run")
+    assert [call.key for call in calls if "/log/" in call.key and call.method == "get"] == [
+        slot_key("run", snapshot_slot(only.key) + more) for more in (0, 1)
+    ]
+    assert fresh.manifest.encode() == run.manifest.encode()
+
+
+def test_a_save_goes_on_from_what_another_one_evicted(reg, backend, open_registry):
+    """The way back leads to a checkpoint whose record only the log has."""
+    run = reg.create_run("run", seed=1)
+    for step in range(1, 5):
+        run.save(small_state(step), step=step)
+    run.restore(at=run.checkpoints()[1])
+    open_registry(backend).run("run").prune(Retention(last=1))
+    run.save(small_state(3), step=3)
+    assert [one.step for one in run.checkpoints()] == [3]
+    assert run.manifest.encode() == replayed(backend).compact().encode()
+    assert reg.verify().ok
+
+
+def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, open_registry):
+    run = reg.create_run("gated", seed=1)
+    first = run.save(small_state(1), step=1)
+    run.save(small_state(2), step=2)
+    run.prune(Retention(last=1))
+    log = run._committer.log
+    # Not by `set_gate`, which refuses it; a log in which it stands is legal.
+    gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
+    log.append(lambda state: [commit_line(state, [gate])])
+    snapshots = Snapshots(reg.store, "gated")
+    (newest, *_) = snapshots.listed()
+    (slot, *_) = log.slots(newest)
+    assert snapshots.parse(snapshots.read(newest), slot) == log.state
+    reopened = open_registry(backend).run("gated")
+    assert reopened.gate("g").digest == first.digest
+    with pytest.raises(Conflict, match="not kept any more"):
+        reopened.pool.promote_gate("g")
+
+
+def test_the_pool_rates_by_what_was_evicted(reg, backend, open_registry):
+    run = reg.create_run("run", seed=1, retention=Retention(last=1))
+    first = run.save(small_state(1), step=1, metrics={"mu": 31.0, "sigma": 1.5})
+    run.pool.promote(first)
+    for step in range(2, 6):
+        run.save(small_state(step), step=step)
+    assert run.manifest.gone.rating.n == first.n
+    fresh = open_registry(backend).run("run")
+    entry = fresh.pool.promote(fresh.latest())
+    assert entry.mu == 31.0
+    assert fresh.pool.record_match([None, 1], [1, 2])[0].games == 1
+
+
+def test_entries_that_left_the_pool_are_told_of(reg, backend, open_registry):
+    run = reg.create_run("run", seed=1)
+    for step in range(1, 24):
+        run.pool.promote(run.save(small_state(step), step=step))
+    fresh = open_registry(backend).run("run")
+    assert [one.version for one in fresh.pool.roster()] == list(range(4, 24))
+    assert [one.version for one in fresh.pool.entries()] == list(range(1, 24))
+    with pytest.raises(NotFound, match="this version left the pool"):
+        fresh.pool.entry(2)
+    assert [event.event for event in fresh.pool.history(2)] == ["promoted", "evicted"]
+    ((left, _),) = [fresh.pool.record_match([2, 23], [1, 2])]
+    assert (left.version, left.games) == (2, 1)
+    assert left.evicted
+    assert fresh.manifest.encode() == replayed(backend).compact().encode()
+
+
+def test_the_same_state_saved_again_by_a_version_that_knew_its_place(reg, backend):
+    """Its commit gives no place, for the old one stands: only the log knows it."""
+    run = reg.create_run("run", seed=1, retention=Retention(last=1))
+    checkpoint = run.save(small_state(1), step=1)
+    place, digest = checkpoint._reader.place, checkpoint.digest
+    run.save(small_state(2), step=2)
+    assert digest not in run.manifest.by_manifest
+    log = RunLog(reg.store, "run")
+    log.open()
+    again = AddCheckpoint(manifest=digest, phase="main", step=3, size_bytes=1)
+    log.append(lambda state: [commit_line(state, [again])])
+    assert run.refresh().latest()._reader.place == place
+    assert run.manifest.encode() == replayed(backend).compact().encode()
+
+
+# The file
+
+
+def _complete(backend, key: str) -> bytes:
+    """Return a snapshot as the version before has it."""
+    slot = snapshot_slot(key)
+    with open_on(backend) as reg:
+        slots = list(RunLog(reg.store, "run").slots())
+    state = advance(RunManifest(run_id="run"), slots[: slot + 1])
+    header, _ = split_lines(backend.get(key), where=key)
+    older = canonical.encode({**canonical.decode(header, where=key), "replay": 3})
+    return join_lines([older, state.encode()])
+
+
+def test_a_complete_snapshot_of_the_version_before_is_read(
+    trained, backend, open_registry, monkeypatch
+):
+    newest, *others = [info.key for info in backend.list("runs/run/snapshots/")]
+    for key in others:
+        backend.delete(key)
+    backend.put(newest, _complete(backend, newest))
+    got = []
+    monkeypatch.setattr(
+        Snapshots, "parse", lambda *args, of=Snapshots.parse: got.append(of(*args)) or got[-1]
+    )
+    fresh = open_registry(backend).run("run")
+    assert [one is not None for one in got] == [True]
+    assert fresh.manifest.encode() == trained.manifest.encode()
+    assert open_registry(backend).verify().findings == ()
+
+
+def test_a_log_that_does_not_lead_to_what_was_read_is_told_of(reopened, backend):
+    """A snapshot is believed; what the log says of evicted checkpoints is not mixed with it."""
+    other = new_backend()
+    with open_on(other) as elsewhere:
+        run = elsewhere.create_run("run", seed=2, retention=Retention(last=1))
+        for step in range(1, 60):
+            run.save(small_state(step), step=step)
+    for number in range(reopened.manifest.next_slot):
+        key = slot_key("run", number)
+        backend.put(key, other.get(key))
+    with pytest.raises(RolledBack, match="the log is not the one that this handle has read"):
+        reopened.evicted()
+
+
+def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
+    for make in (lambda key: backend.get(key), lambda key: _complete(backend, key)):
+        for key in [info.key for info in backend.list("runs/run/snapshots/")]:
+            before = backend.get(key)
+            header, body = split_lines(make(key), where=key)
+            body = body.replace(b'"status":"running"', b'"status":"failed"')
+            backend.put(key, join_lines([header, body]))
+            (finding,) = reg.verify().findings
+            assert "says something else than the log" in finding.message
+            backend.put(key, before)
+    assert reg.verify().findings == ()
+
+
+def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
+    """Many runs are replayed at once: each takes what it keeps, unless an undo asks for more."""
+    run = reg.create_run("run", seed=1, retention=Retention(last=2))
+    for step in range(1, 20):
+        run.save(small_state(step), step=step)
+    state = read_history(reg.store, "run").state
+    assert (len(state.checkpoints), len(state.places), state.evicted_count) == (2, 2, 17)
+    run.undo()
+    state = read_history(reg.store, "run").state
+    assert state.compact().encode() == run.manifest.encode()
+    assert reg.verify().ok
+
+
+def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
+    run = reg.create_run("run", seed=1, retention=Retention(last=8), monitor=LOSS)
+    draw, snapshots = random.Random(0), Snapshots(reg.store, "run")
+    encoded: list[int] = []
+    for step in range(1, 60):
+        checkpoint = run.save(small_state(step), step=step, metrics={"loss": draw.random()})
+        if step % 3 == 0:
+            draw.choice(run.checkpoints()).report({"late": draw.random()})
+        if step % 7 == 0:
+            run.tag(f"t{step % 2}", checkpoint)
+        if step % 5 == 0:
+            known = {id(one) for one, _ in snapshots._lines.values()}
+            assert snapshots.body(run.manifest) == run.manifest.encode()
+            encoded.append(sum(id(one) not in known for one in run.manifest.checkpoints))
+    assert max(encoded) <= 8
+    assert sum(encoded) < 11 * 8
+
+
+def test_a_run_of_many_checkpoints_has_its_snapshots_further_apart(reg):
+    def state(kept: int, slots: int) -> RunManifest:
+        one = CheckpointRecord.model_construct(n=1)
+        return RunManifest.model_construct(
+            run_id="r", next_slot=slots, checkpoints=(one,) * kept, gone=None
+        )
+
+    snapshots = Snapshots(reg.store, "r", newest=99)
+    for kept, apart in ((0, 64), (1024, 64), (4096, 256), (10**5, 1024)):
+        assert not snapshots.is_due(state(kept, 99 + apart), SNAPSHOT_EVERY)
+        assert snapshots.is_due(state(kept, 100 + apart), SNAPSHOT_EVERY)
+
+
+def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):
+    keys = [key for key in contents(backend) if "/snapshots/" in key]
+    assert snapshot_key("run", trained._log._snapshots.newest) in keys

@@ -1,0 +1,55 @@
+"""Threads: none waits for its own pool, or for one that may be waiting for it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from registry.storage.threads import Pools, results
+
+
+@pytest.fixture
+def pools():
+    made = Pools(1)
+    made._sizes = dict.fromkeys(made._sizes, 1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("outer", ["bulk", "small", "hashing"])
+@pytest.mark.parametrize("inner", ["bulk", "small", "hashing"])
+def test_work_within_work_is_done_however_few_threads_there_are(pools, outer, inner):
+    def work(depth: int) -> int:
+        if not depth:
+            return 1
+        futures = [getattr(pools, inner).submit(work, depth - 1) for _ in range(3)]
+        return sum(results(futures)) + sum(getattr(pools, inner).map(work, [0, 0]))
+
+    futures = [getattr(pools, outer).submit(work, 2) for _ in range(4)]
+    assert [future.result(timeout=30) for future in futures] == [17] * 4
+
+
+def test_from_outside_work_is_done_by_threads_of_the_pool(pools):
+    names = {
+        pool: getattr(pools, pool).submit(threading.current_thread).result().name
+        for pool in ("bulk", "small")
+    }
+    assert {pool: name.startswith(f"holdfast-{pool}") for pool, name in names.items()} == {
+        "bulk": True,
+        "small": True,
+    }
+
+
+def test_bulk_threads_have_help_for_small_work(pools):
+    def inside() -> str:
+        return pools.small.submit(threading.current_thread).result().name
+
+    assert pools.bulk.submit(inside).result().startswith("holdfast-small")
+
+
+def test_an_error_in_work_that_is_done_here_is_the_futures(pools):
+    def outer() -> object:
+        return pools.small.submit(lambda: 1 / 0).exception()
+
+    assert isinstance(pools.small.submit(outer).result(), ZeroDivisionError)
