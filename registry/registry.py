@@ -320,11 +320,11 @@ class Registry:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = self._open_log(name, must_exist=not create)
         options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        if log.state.commits == 0 and not begin(log, creation(options)):
+        if log.run.commits == 0 and not begin(log, creation(options)):
             log.refresh()
         if create:
             log.make_durable()  # the caller is told that the run is there
-        check_same(log.state, options)
+        check_same(log.run, options)
         return self._hold(Run(self._store, log))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
@@ -333,7 +333,7 @@ class Registry:
             if self._store.heads is not None and self._store.heads.seen(name) is not None:
                 log.open()  # it is there, or it was
             if begin(log, action):
-                if log.state.spec == RunSpec(monitors=action.monitors):
+                if log.run.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
                 return self._hold(Run(self._store, log))
         raise Conflict(
@@ -598,7 +598,7 @@ class Registry:
     def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
         log = RunLog(self._store, check_run_id(name))
         log.open(check_head=not by_id)  # an id names the same bytes, however old the log is
-        if must_exist and log.state.commits == 0:
+        if must_exist and log.run.commits == 0:
             raise NotFound(
                 "no such run",
                 where=f"{self.url}: {name}",

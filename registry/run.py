@@ -335,7 +335,7 @@ class Run(RunView):
         return Restored(loaded, at, ())
 
     def _newest_first(self) -> list[Checkpoint]:
-        return [self._checkpoint(record) for record in reversed(self._log.state.live())]
+        return [self._checkpoint(record) for record in reversed(self._log.run.live())]
 
     # From phase to phase
 
@@ -489,7 +489,7 @@ class Run(RunView):
                 "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
         self._trainer.settle()
-        self._committer.commit(lambda state: [SetStatus(status=status)])  # noqa: ARG005
+        self._committer.commit(lambda run: [SetStatus(status=status)])  # noqa: ARG005
 
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""

@@ -52,7 +52,7 @@ class RunView:
         It has only the numbers of evicted checkpoints and entries of the pool; `full_manifest` has
         their records.
         """
-        return self._log.state
+        return self._log.run
 
     def full_manifest(self) -> RunManifest:
         """Return the manifest with the records of everything that was ever evicted.
@@ -123,9 +123,9 @@ class RunView:
             raise InvalidInput(
                 "not a monitor", expected="Monitor(metric=..., mode=...)", found=quoted(monitor)
             )
-        state = self._log.refresh()
+        run = self._log.refresh()
         name = None if phase is None else check_phase(phase)
-        record = state.best(monitor or self.monitor(phase), name)
+        record = run.best(monitor or self.monitor(phase), name)
         return None if record is None else self._checkpoint(record)
 
     def monitor(self, phase: int | str | None = None) -> Monitor:

@@ -31,7 +31,7 @@ from registry.values.suggest import near
 from registry.writing.adopting import adopt
 from registry.writing.change import Change, Stale
 from registry.writing.committer import Committer
-from registry.writing.object_writer import Choice
+from registry.writing.object_writer import ChosenKeys
 
 #: Called with the number of bytes copied so far.
 Progress = Callable[[int], object]
@@ -169,9 +169,9 @@ class _RunCopy(Change):
             return self._done  # a folder among the runs that holds no log
         self._log.open()
         # Also refuses a diverged run before anything is written.
-        lacking = len(self._missing(self._log.state))
+        lacking = len(self._missing(self._log.run))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
-        if not self._log.state.commits:
+        if not self._log.run.commits:
             self._log.append(lambda run: None if run.commits else self._history[:1])
         self._committer.commit(self)
         return replace(self._done, commits=lacking)
@@ -179,9 +179,9 @@ class _RunCopy(Change):
     def check(self, run: RunManifest) -> None:
         """Allow it: a sync adds nothing of its own, and `lines` refuses a run that diverged."""
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         """Copy what the missing commits name; packs that are there already are not sent again."""
-        writer, here, there = self._committer.writer, self._log.state, self._run
+        writer, here, there = self._committer.writer, self._log.run, self._run
         _ = writer.epoch  # observed before any key is chosen
         commits = self._missing(here)
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
@@ -194,7 +194,7 @@ class _RunCopy(Change):
             )
         added = [ck for ck in there.checkpoints if ck.n >= len(self._history) - len(commits)]
         self._done = replace(self._done, checkpoints=len(added))
-        self._places, choice = [], Choice()
+        self._places, choice = [], ChosenKeys()
         if commits:
             wanted = [
                 place

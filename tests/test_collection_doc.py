@@ -30,7 +30,7 @@ TESTS = sorted(set(re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", TEXT)))
 SOURCES = sorted(set(re.findall(r"`(registry/[\w/]+\.py)`", TEXT)))
 LINKS = sorted(set(re.findall(r"\]\((?!https://)([^)]*)\)", TEXT)))
 CLASSES = {
-    "Choice": object_writer.Choice,
+    "ChosenKeys": object_writer.ChosenKeys,
     "Collector": gc.Collector,
     "Epochs": Epochs,
     "Needs": live.Needs,

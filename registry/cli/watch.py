@@ -83,16 +83,16 @@ def _check_phase(run: Run, phase: str, *, follow: bool) -> None:
     output.note(f"waiting: {error}")
 
 
-def _held_elsewhere(state: RunManifest, coming: Watch, phase: str | None) -> str:
+def _held_elsewhere(run: RunManifest, coming: Watch, phase: str | None) -> str:
     """Return how many checkpoints other followers of the group hold, and until when.
 
     This follower holds none at the end of its loop.
     """
-    chosen = {one.n for one in state.live(None if phase is None else check_phase(phase))}
+    chosen = {one.n for one in run.live(None if phase is None else check_phase(phase))}
     now_ms = time.time() * 1000
     ends = [
         claim.until_ms
-        for claim in state.group(coming.group).claims
+        for claim in run.group(coming.group).claims
         if claim.checkpoint in chosen and claim.until_ms > now_ms
     ]
     if not ends:

@@ -61,7 +61,7 @@ class Following(Iterator[Checkpoint]):
         )
         self._phase = None if phase is None else check_phase(phase)
         if self._phase is not None:
-            check_phase_is_declared(self._log.state.spec, self._phase)
+            check_phase_is_declared(self._log.run.spec, self._phase)
         self._latest_only = latest_only
         self._patience = Patience(poll_s, longest_poll_s, timeout_s)
         self._follow = follow
@@ -86,13 +86,13 @@ class Following(Iterator[Checkpoint]):
         if self._end is None and not self._follow:
             self._end = self._log.refresh().commits
         while True:
-            before = self._log.state.next_slot
+            before = self._log.run.next_slot
             taken = self.poll()
             if taken is not None:
                 return taken
             if not self._follow or self.is_over or self._patience.is_over:
                 raise StopIteration
-            if self._log.state.next_slot > before:
+            if self._log.run.next_slot > before:
                 self._patience.encourage()
             self._patience.wait()
 
@@ -180,17 +180,17 @@ class Following(Iterator[Checkpoint]):
     @property
     def is_over(self) -> bool:
         """Whether nothing newer can come, as far as the log has been read."""
-        state = self._log.state
-        return state.dropped is not None or (state.status in OVER and self._due() is None)
+        run = self._log.run
+        return run.dropped is not None or (run.status in OVER and self._due() is None)
 
     def _due(self) -> CheckpointRecord | None:
         """Return the checkpoint whose weights the model ought to have next."""
-        state = self._log.state
+        run = self._log.run
         if self._latest_only:
-            latest = state.latest(self._phase)
+            latest = run.latest(self._phase)
             is_news = latest is not None and latest.n != self._n
             return latest if is_news and self._is_known(latest) else None
-        for record in state.live(self._phase):
+        for record in run.live(self._phase):
             if record.n > self._n and not record.held_back and self._is_known(record):
                 return record
         return None

@@ -30,7 +30,7 @@ from registry.storage.manifest import Component, Manifest, TensorEntry, parse_li
 from registry.storage.reading import index_chunks
 from registry.storage.store import Store
 from registry.values.digest import Digest
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.suggest import near
 
 _Chunks = tuple[Digest, ...]
@@ -143,7 +143,7 @@ class SwappedModel:
             NotFound: It has no such component.
             IntegrityError: Something is damaged or gone.
         """
-        with allocation_burst():
+        with collector_paused():
             made = self._plan(ref, base)
         if before is not None:
             made.aside, made.moved_bytes = before.aside, before.moved_bytes

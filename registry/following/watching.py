@@ -104,7 +104,7 @@ class Watch(Iterator[Checkpoint]):
         self._log = committer.log
         self._phase = None if phase is None else check_phase(phase)
         if self._phase is not None:
-            check_phase_is_declared(self._log.state.spec, self._phase)
+            check_phase_is_declared(self._log.run.spec, self._phase)
         self.group = check_name(group, "a group of followers")
         self.follower = check_name(follower or secrets.token_hex(8), "a follower")
         self._hold_ms = math.ceil(_seconds("hold_s", hold_s) * 1000)
@@ -122,17 +122,17 @@ class Watch(Iterator[Checkpoint]):
         """Acknowledge the last checkpoint, wait for the next one and claim it."""
         self._patience.begin()
         while True:
-            before = self._log.state.next_slot
-            state = self._log.refresh()
+            before = self._log.run.next_slot
+            run = self._log.refresh()
             if self._end is None and not self._follow:
-                self._end = state.commits
+                self._end = run.commits
             taken = self._take()
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
                 self._log.make_durable()  # or work of others could be lost and needed again
                 raise StopIteration
-            if state.next_slot > before:
+            if run.next_slot > before:
                 self._patience.encourage()
             self._patience.wait(self._until_expiry_s())
 
@@ -159,8 +159,8 @@ class Watch(Iterator[Checkpoint]):
         if held is None:
             raise InvalidInput("this follower holds no checkpoint", where=self._where)
 
-        def compose(state: RunManifest) -> Sequence[Action]:
-            group = state.group(self.group)
+        def compose(run: RunManifest) -> Sequence[Action]:
+            group = run.group(self.group)
             holder = next((one.follower for one in group.claims if one.checkpoint == held), None)
             if holder != self.follower:
                 raise Conflict(
@@ -177,15 +177,15 @@ class Watch(Iterator[Checkpoint]):
 
     def _take(self) -> CheckpointRecord | None:
         """Acknowledge what is held and claim what comes next, both in one commit."""
-        if self._held is None and next(self._free(self._log.state), None) is None:
+        if self._held is None and next(self._free(self._log.run), None) is None:
             return None  # the caller then only asks for the next slot
         taken: CheckpointRecord | None = None
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
+        def compose(run: RunManifest) -> Sequence[Action] | None:
             nonlocal taken
-            taken = next(self._free(state), None)
+            taken = next(self._free(run), None)
             claim = [] if taken is None else self._claim(taken.n)
-            return [*self._acknowledgement(state), *claim] or None
+            return [*self._acknowledgement(run), *claim] or None
 
         try:
             self._committer.commit(Composed(compose, on_dropped=True))
@@ -195,45 +195,45 @@ class Watch(Iterator[Checkpoint]):
         self._held = None if taken is None else taken.n
         return taken
 
-    def _open(self, state: RunManifest) -> Iterator[CheckpointRecord]:
+    def _open(self, run: RunManifest) -> Iterator[CheckpointRecord]:
         """Yield what the group is not done with, in log order."""
-        if state.dropped is not None:
+        if run.dropped is not None:
             return
-        done = {*state.group(self.group).done, self._held}
-        for record in state.live(self._phase):
+        done = {*run.group(self.group).done, self._held}
+        for record in run.live(self._phase):
             is_known = self._end is None or record.n < self._end
             if is_known and not record.held_back and record.n not in done:
                 yield record
 
-    def _free(self, state: RunManifest) -> Iterator[CheckpointRecord]:
+    def _free(self, run: RunManifest) -> Iterator[CheckpointRecord]:
         """Yield what no other follower holds."""
-        held = self._held_by_others(state)
-        return (record for record in self._open(state) if record.n not in held)
+        held = self._held_by_others(run)
+        return (record for record in self._open(run) if record.n not in held)
 
-    def _held_by_others(self, state: RunManifest) -> dict[int, int]:
+    def _held_by_others(self, run: RunManifest) -> dict[int, int]:
         """Return until when others hold which checkpoints; what has expired is not held."""
         now_ms = _now_ms()
         return {
             claim.checkpoint: claim.until_ms
-            for claim in state.group(self.group).claims
+            for claim in run.group(self.group).claims
             if claim.follower != self.follower and claim.until_ms > now_ms
         }
 
     def _is_over(self) -> bool:
         """Return whether nothing can come any more."""
-        state = self._log.state
-        if self._held is not None or next(self._free(state), None) is not None:
+        run = self._log.run
+        if self._held is not None or next(self._free(run), None) is not None:
             return False  # races were lost: there is something to say yet
-        if not self._follow or state.dropped is not None:
+        if not self._follow or run.dropped is not None:
             return True
         # What others hold may become free again: they may die over it.
-        return state.status in OVER and next(self._open(state), None) is None
+        return run.status in OVER and next(self._open(run), None) is None
 
     def _until_expiry_s(self) -> float:
         """Return in how many seconds the first of the others' holds ends."""
-        state = self._log.state
-        held, now_ms = self._held_by_others(state), _now_ms()
-        ends = [held[record.n] for record in self._open(state) if record.n in held]
+        run = self._log.run
+        held, now_ms = self._held_by_others(run), _now_ms()
+        ends = [held[record.n] for record in self._open(run) if record.n in held]
         return (min(ends) - now_ms) / 1000 if ends else math.inf
 
     def _claim(self, n: int) -> list[Action]:
@@ -241,10 +241,10 @@ class Watch(Iterator[Checkpoint]):
         claim = Claim(group=self.group, checkpoint=n, follower=self.follower, until_ms=until_ms)
         return [claim]
 
-    def _acknowledgement(self, state: RunManifest) -> list[Action]:
+    def _acknowledgement(self, run: RunManifest) -> list[Action]:
         """Return what says that the held checkpoint is done, unless that was said already."""
         held = self._held
-        if held is None or state.dropped is not None or held in state.group(self.group).done:
+        if held is None or run.dropped is not None or held in run.group(self.group).done:
             return []
         return [Acknowledge(group=self.group, checkpoint=held, follower=self.follower)]
 

@@ -100,26 +100,26 @@ def begin(log: RunLog, action: CreateRun) -> bool:
     """Put commit 0; return whether this call began the run, or finds the same fork half done."""
     begun = False
 
-    def compose(state: RunManifest) -> Sequence[Line] | None:
+    def compose(run: RunManifest) -> Sequence[Line] | None:
         nonlocal begun
-        begun = state.commits == 0 or _is_half_done(state, action)
-        return [commit_line(state, [action])] if state.commits == 0 else None
+        begun = run.commits == 0 or _is_half_done(run, action)
+        return [commit_line(run, [action])] if run.commits == 0 else None
 
     log.append(compose)
     return begun
 
 
-def _is_half_done(state: RunManifest, action: CreateRun) -> bool:
+def _is_half_done(run: RunManifest, action: CreateRun) -> bool:
     """Return whether a run is this fork, broken off before it had what it inherits.
 
     Commits do not tell: its status may have been set since, by nothing but a `with` block.
     """
-    created = state.created
+    created = run.created
     mine = action.parent is not None and created is not None and created.parent == action.parent
-    return mine and not state.has_checkpoints
+    return mine and not run.has_checkpoints
 
 
-def check_same(state: RunManifest, options: RunOptions) -> None:
+def check_same(run: RunManifest, options: RunOptions) -> None:
     """Refuse to go on with a run that was begun as something else.
 
     A configuration may hold what changes from start to start, such as a time: another one is only
@@ -130,14 +130,14 @@ def check_same(state: RunManifest, options: RunOptions) -> None:
             given.
         InvalidInput: An option is wrong.
     """
-    _check_same_spec(state, options)
-    created = state.created
+    _check_same_spec(run, options)
+    created = run.created
     assert created is not None  # a run has its commit 0
     seed, input_hash = _seed(options.seed), _input_hash(options.input_hash)
     if seed is not None and seed != int(created.seed, 16):
         raise Conflict(
             "the run was begun with another seed",
-            where=state.run_id,
+            where=run.run_id,
             expected=str(int(created.seed, 16)),
             found=str(seed),
             hint="Open it without `seed`, or begin another run.",
@@ -145,32 +145,32 @@ def check_same(state: RunManifest, options: RunOptions) -> None:
     if input_hash is not None and input_hash != created.input_hash:
         raise Conflict(
             "the run was begun with other input data",
-            where=state.run_id,
+            where=run.run_id,
             expected=created.input_hash or "no input hash",
             found=input_hash,
             hint="Open it without `input_hash`, or begin another run.",
         )
     if options.config is not None:
-        _compare_configs(state.run_id, created, options.config)
+        _compare_configs(run.run_id, created, options.config)
 
 
-def _check_same_spec(state: RunManifest, options: RunOptions) -> None:
+def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
     monitors, preset, retention = _monitors(options.monitor), options.preset, options.retention
     if preset is None and retention is None:
-        if monitors and monitors != state.monitors:
+        if monitors and monitors != run.monitors:
             raise Conflict(
                 "the run was begun with other monitors",
-                where=state.run_id,
-                expected=_told(state.monitors),
+                where=run.run_id,
+                expected=_told(run.monitors),
                 found=_told(monitors),
                 hint="Ask with `run.best(monitor=...)`, or begin another run.",
             )
         return
-    if _spec(preset, monitors, retention) != state.spec:
+    if _spec(preset, monitors, retention) != run.spec:
         raise Conflict(
             "the run was begun with another preset or retention",
-            where=state.run_id,
-            expected=state.spec.name or "what it was begun with",
+            where=run.run_id,
+            expected=run.spec.name or "what it was begun with",
             found=str(preset) if preset else "another retention",
             hint="Open it without `preset` and `retention`, or begin another run.",
         )

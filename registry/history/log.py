@@ -50,7 +50,7 @@ class RunLog:
 
     Attributes:
         run_id: The run.
-        state: The replay of everything read so far. It is compact, but for moments in which a rule
+        run: The replay of everything read so far. It is compact, but for moments in which a rule
             needs what was evicted.
         seen: The head of the log on this machine.
     """
@@ -67,7 +67,7 @@ class RunLog:
         # How many slots would survive a loss of power.
         self._durable = 0
         self.run_id = run_id
-        self.state = self._complete.compact()
+        self.run = self._complete.compact()
 
     @property
     def _lock(self) -> RLock:
@@ -94,13 +94,13 @@ class RunLog:
             for slot in self._snapshots.listed():
                 if self._open_from(slot, check_head=check_head):
                     self._snapshots.newest = slot
-                    return self.state
+                    return self.run
             self._tail = Tail()
-            self.state = RunManifest.empty(self.run_id).compact()
-            self.state = self.read_to(self.length()).compact()
+            self.run = RunManifest.empty(self.run_id).compact()
+            self.run = self.read_to(self.length()).compact()
             if check_head:
                 self.check_head()
-            return self.state
+            return self.run
 
     def check_head(self, proofs: Iterable[Slot] = ()) -> None:
         """Check the log against the head that was seen before, and remember its new head.
@@ -112,7 +112,7 @@ class RunLog:
         Raises:
             RolledBack: It is shorter than it was, or another one.
         """
-        self.seen.check(self.state, self._tail, proofs)
+        self.seen.check(self.run, self._tail, proofs)
 
     def _proofs(self, snapshot: int) -> Iterator[Slot]:
         """Yield the slots that prove the head that was seen and that a snapshot skips.
@@ -139,16 +139,16 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
-            following = self._slots.get(self.state.next_slot)
+            following = self._slots.get(self.run.next_slot)
             if following is not None:
                 look = self.look()
-                rest = list(self.slots(self.state.next_slot + 1))
+                rest = list(self.slots(self.run.next_slot + 1))
                 look.outcome.result()
                 slots = [following, *rest]
                 self._go_on(lambda: slots)
-                self.seen.note(self.state, self._tail)
-            self.state = self.state.compact()
-            return self.state
+                self.seen.note(self.run, self._tail)
+            self.run = self.run.compact()
+            return self.run
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
         """Go on by slots that the caller has read; no snapshot has a say.
@@ -168,7 +168,7 @@ class RunLog:
             Malformed: They do not continue the log legally, or one of them is absent.
         """
         with self._lock:
-            numbers = range(self.state.next_slot, stop)
+            numbers = range(self.run.next_slot, stop)
             if len(numbers) <= AHEAD:
                 slots = list(self.fetch(numbers))
                 return self._go_on(lambda: slots)
@@ -184,19 +184,19 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
-            if self.state.gone is None:
-                return self.state
-            done, end = self._complete.next_slot, self.state.next_slot
+            if self.run.gone is None:
+                return self.run
+            done, end = self._complete.next_slot, self.run.next_slot
             try:
                 complete = advance(self._complete, self.fetch(range(done, end)))
             except IntegrityError:
                 self.look().outcome.result()  # in a log that was replaced anything may be missing
                 raise
-            if complete.head != self.state.head:
+            if complete.head != self.run.head:
                 raise RolledBack(
                     "the log is not the one that this handle has read",
                     where=self.run_id,
-                    expected=f"{self.state.commits} commits, the last one {self.state.head}",
+                    expected=f"{self.run.commits} commits, the last one {self.run.head}",
                     found=f"{complete.commits}, the last one {complete.head}",
                     hint="Run `holdfast verify`: a snapshot says something else than the log, or "
                     "the log was replaced.",
@@ -206,29 +206,29 @@ class RunLog:
 
     def knowing(self, n: int) -> RunManifest:
         """Return a replay that has the record of a checkpoint, also of an evicted one."""
-        state = self.state
-        return state if n in state.by_n or not state.is_evicted(n) else self.history()
+        run = self.run
+        return run if n in run.by_n or not run.is_evicted(n) else self.history()
 
     def knowing_entry(self, version: int) -> RunManifest:
         """Return a replay that has the record of an entry of the pool, also of an evicted one."""
-        state = self.state
-        is_gone = state.gone is not None and has_bit(state.gone.versions, version)
-        return self.history() if is_gone else state
+        run = self.run
+        is_gone = run.gone is not None and has_bit(run.gone.versions, version)
+        return self.history() if is_gone else run
 
     def place_of(self, manifest: Digest) -> Place | None:
         """Return the place of a manifest, also of an evicted one; `None` without one."""
-        found = self.state.by_manifest.get(manifest)
+        found = self.run.by_manifest.get(manifest)
         return found or self.history().by_manifest.get(manifest)
 
     def recall(self) -> None:
         """Make `state` complete, until the run is refreshed or a slot is put."""
         with self._lock:
-            self.state = self.history()
+            self.run = self.history()
 
     def forget(self) -> None:
         """Make `state` compact again, and forget the records of evicted checkpoints."""
         with self._lock:
-            self.state = self.state.compact()
+            self.run = self.run.compact()
             self._complete = RunManifest.empty(self.run_id)
 
     def _after(self, slot: Slot) -> tuple[RunManifest, bool]:
@@ -237,7 +237,7 @@ class RunLog:
         A later reader with an older snapshot reads the whole log for such a slot.
         """
         try:
-            return advance(self.state.compact(), [slot]), False
+            return advance(self.run.compact(), [slot]), False
         except Forgotten:
             return advance(self.history(), [slot]).compact(), True
 
@@ -249,11 +249,11 @@ class RunLog:
         """
         tail = replace(self._tail)
         try:
-            self.state = advance(self.state, self._passing(tail, read()))
+            self.run = advance(self.run, self._passing(tail, read()))
         except Forgotten:
-            self.state = advance(self.history(), self._passing(tail, read()))
+            self.run = advance(self.history(), self._passing(tail, read()))
         self._tail = tail
-        return self.state
+        return self.run
 
     def _passing(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
         """Yield slots, and note them in the tail."""
@@ -267,7 +267,7 @@ class RunLog:
         `append` waits for the result, so a caller that sends packs first loses no time.
         """
         with self._lock:
-            number, digest = self.state.next_slot, self._tail.newest
+            number, digest = self.run.next_slot, self._tail.newest
         outcome = self._store.pools.small.submit(
             check_newest, self._store, self.run_id, number - 1, digest
         )
@@ -280,12 +280,12 @@ class RunLog:
         on these slots must not survive them.
         """
         with self._lock:
-            if self._durable < self.state.next_slot:
-                seen = [slot_key(self.run_id, self.state.next_slot - 1)]
-                if self.state.epoch:
-                    seen.append(epoch_key(self.state.epoch))
+            if self._durable < self.run.next_slot:
+                seen = [slot_key(self.run_id, self.run.next_slot - 1)]
+                if self.run.epoch:
+                    seen.append(epoch_key(self.run.epoch))
                 self._store.backend.make_durable(seen)
-                self._durable = self.state.next_slot
+                self._durable = self.run.next_slot
 
     def append(
         self,
@@ -316,51 +316,51 @@ class RunLog:
         """
         with self._lock:
             self.prepare_writing()
-            if look is None or look.next_slot != self.state.next_slot:
+            if look is None or look.next_slot != self.run.next_slot:
                 look = self.look()
             look.outcome.result()
             for lost in range(races):
                 lines = self._composed(compose)
                 self.make_durable()
                 if lines is None or self._has_put(lines, caches=caches):
-                    return self.state
+                    return self.run
                 self._read_winner(lost)
             raise Conflict(
                 f"lost {races} races for the next slot",
                 where=self.run_id,
-                found=f"the last one went to {_author(self._slots.get(self.state.next_slot - 1))}",
+                found=f"the last one went to {_author(self._slots.get(self.run.next_slot - 1))}",
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
             )
 
     def _composed(self, compose: Compose) -> Sequence[Line | bytes] | None:
         try:
-            return compose(self.state)
+            return compose(self.run)
         except Forgotten:
             self.recall()
-            return compose(self.state)
+            return compose(self.run)
 
     def _has_put(self, lines: Sequence[Line | bytes], *, caches: bool) -> bool:
         """Put the next slot, unless another writer has; return whether it is ours."""
-        slot = Slot.build(self.state.next_slot, lines)
+        slot = Slot.build(self.run.next_slot, lines)
         grown, needs_history = self._after(slot)
         if not self._slots.put(slot):
             return False
-        self.state = grown
+        self.run = grown
         self._tail.take(slot, 0)
         self._durable = grown.next_slot
-        self.seen.note(self.state, self._tail)
+        self.seen.note(self.run, self._tail)
         if caches:
             self._write_snapshot(slot, at_once=needs_history)
         return True
 
     def _read_winner(self, lost: int) -> None:
         """Read to the head after a lost race; `lost` says how many were lost before it."""
-        before = self.state.next_slot
+        before = self.run.next_slot
         if lost > 1:
             # Before reading on: what is composed now is put at once, or it is late again.
             pause(0.01, lost)
         self.refresh()
-        if self.state.next_slot == before:
+        if self.run.next_slot == before:
             raise Malformed(
                 "the store says that a slot exists, and does not give it",
                 where=slot_key(self.run_id, before),
@@ -404,28 +404,28 @@ class RunLog:
             return False
         self._tail = Tail()
         self._tail.take(slots[0], self.seen.commits)
-        self.state = opened.compact()
-        self.state = self._go_on(lambda: slots[1:]).compact()
+        self.run = opened.compact()
+        self.run = self._go_on(lambda: slots[1:]).compact()
         if check_head:
             self.check_head(proofs)
         return True
 
     def _write_snapshot(self, slot: Slot, *, at_once: bool) -> None:
-        if not at_once and not self._snapshots.is_due(self.state, SNAPSHOT_EVERY):
+        if not at_once and not self._snapshots.is_due(self.run, SNAPSHOT_EVERY):
             return
-        data = self._snapshots.encode(self.state, slot)
+        data = self._snapshots.encode(self.run, slot)
         # A cache: the commit is made whether or not this succeeds.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
         self._snapshots.newest = slot.number
 
 
-def commit_line(state: RunManifest, actions: Sequence[Action]) -> Commit:
+def commit_line(run: RunManifest, actions: Sequence[Action]) -> Commit:
     """Return the commit that continues a history with these actions."""
     return Commit(
-        n=state.commits,
-        run=state.run_id,
-        prev=state.head,
+        n=run.commits,
+        run=run.run_id,
+        prev=run.head,
         write=secrets.token_hex(8),
         author=author(),
         time_ms=int(time.time() * 1000),

@@ -82,19 +82,17 @@ class RetentionPlan:
 
 
 def plan_retention(
-    state: RunManifest, now_ms: int, override: Retention | None = None
+    run: RunManifest, now_ms: int, override: Retention | None = None
 ) -> RetentionPlan:
     """Plan what a run lets go.
 
     Args:
-        state: The run.
+        run: The run.
         now_ms: Milliseconds since the epoch, for `for_days` and for what followers hold.
         override: A policy in place of those of the run; what was brought back by hand then counts
             like any other.
     """
-    return RetentionPlan(
-        _Group(state, now_ms, override, *group) for group in _groups(state, override)
-    )
+    return RetentionPlan(_Group(run, now_ms, override, *group) for group in _groups(run, override))
 
 
 def has_policies(spec: RunSpec) -> bool:
@@ -105,11 +103,11 @@ def has_policies(spec: RunSpec) -> bool:
 
 
 def _groups(
-    state: RunManifest, override: Retention | None
+    run: RunManifest, override: Retention | None
 ) -> Iterator[tuple[str, str | None, Retention]]:
     """Yield every phase and tier with its policy."""
-    for phase, tier in dict.fromkeys((phase, tier) for phase, tier, _ in state.by_class):
-        rules = state.spec.phase(phase)
+    for phase, tier in dict.fromkeys((phase, tier) for phase, tier, _ in run.by_class):
+        rules = run.spec.phase(phase)
         policies = {one.name: one.retention for one in rules.tiers}
         policy = override or policies.get(tier or "", rules.retention) or Retention(all=True)
         yield phase, tier, policy
@@ -120,28 +118,28 @@ class _Group:
 
     def __init__(
         self,
-        state: RunManifest,
+        run: RunManifest,
         now_ms: int,
         override: Retention | None,
         phase: str,
         tier: str | None,
         policy: Retention,
     ) -> None:
-        self.state = state
+        self.run = run
         self.now_ms = now_ms
         self.overridden = override is not None
         self.phase = phase
         self.tier = tier
         self.policy = policy
-        self.line = state.by_class.get((phase, tier, False), ())
+        self.line = run.by_class.get((phase, tier, False), ())
         # Superseded checkpoints are evicted before those of the current line.
-        self.numbers = (*state.by_class.get((phase, tier, True), ()), *self.line)
-        self.monitors = state.spec.phase(phase).monitors
+        self.numbers = (*run.by_class.get((phase, tier, True), ()), *self.line)
+        self.monitors = run.spec.phase(phase).monitors
 
     @property
     def members(self) -> list[CheckpointRecord]:
         """The checkpoints, the first to go first."""
-        return [self.state.by_n[n] for n in self.numbers]
+        return [self.run.by_n[n] for n in self.numbers]
 
     @cached_property
     def going(self) -> list[CheckpointRecord]:
@@ -158,7 +156,7 @@ class _Group:
         young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
         going = []
         for n in candidates:
-            record = self.state.by_n[n]
+            record = self.run.by_n[n]
             if n in self.protected or n in self.waiting or self._is_back(record) or n in last:
                 continue
             if not record.superseded and (
@@ -184,30 +182,30 @@ class _Group:
     @cached_property
     def protected(self) -> dict[int, list[str]]:
         """The reasons that keep checkpoints whatever the policy says, by number."""
-        state = self.state
+        run = self.run
         found: dict[int, list[str]] = {}
         key = self.phase, self.tier
 
         def protect(n: int | None, reason: str) -> None:
-            record = None if n is None else state.by_n.get(n)
+            record = None if n is None else run.by_n.get(n)
             if record is None or record.evicted is not None:
                 return
             if (record.phase, record.tier) == key:
                 found.setdefault(record.n, []).append(reason)
 
-        newest = state.latest(self.phase)
+        newest = run.latest(self.phase)
         protect(newest.n if newest else None, "latest")
-        last = next(state.newest_first(self.phase), None)
+        last = next(run.newest_first(self.phase), None)
         if last is not None and last.held_back:
             protect(last.n, "newest, held back")
         for monitor in self.monitors:
-            best = state.best(monitor, self.phase)
+            best = run.best(monitor, self.phase)
             protect(best.n if best else None, f"best/{monitor.label}")
-        if state.pinned:
-            for pin in state.pins:
+        if run.pinned:
+            for pin in run.pins:
                 if pin.kind in ("gate", "tag"):
                     protect(pin.checkpoint, pin.ref)
-        for group in state.groups:
+        for group in run.groups:
             for claim in group.claims:
                 if claim.until_ms > self.now_ms:
                     protect(claim.checkpoint, f"held by {group.name}")
@@ -219,13 +217,13 @@ class _Group:
         wait = self.policy.wait
         if not wait:
             return {}
-        gone = self.state.evicted_on_line(self.phase, self.tier)
+        gone = self.run.evicted_on_line(self.phase, self.tier)
         found = {}
         for newer, n in enumerate(reversed(self.line)):
             position = newer + (gone >> n).bit_count()
             if position >= wait:
                 break
-            lacking = self._lacking(self.state.by_n[n])
+            lacking = self._lacking(self.run.by_n[n])
             if lacking:
                 found[n] = f"waits for {', '.join(lacking)} ({position} of {wait})"
         return found
@@ -261,7 +259,7 @@ class _Group:
         rated = (
             one
             for monitor in self.monitors[:1]
-            for one in self.state.rated(monitor, self.phase)
+            for one in self.run.rated(monitor, self.phase)
             if one[2].tier == self.tier
         )
         return {n for _, n, _ in nsmallest(self.policy.best, rated)}

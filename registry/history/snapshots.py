@@ -74,37 +74,37 @@ class Snapshots:
         if header not in [snapshot_header(slot, version) for version in versions]:
             return None
         try:
-            state = RunManifest.decode(body, where=snapshot_key(self._run_id, slot.number))
+            run = RunManifest.decode(body, where=snapshot_key(self._run_id, slot.number))
         except (IntegrityError, ValueError):
             return None
-        if (state.run_id, state.next_slot) != (self._run_id, slot.number + 1):
+        if (run.run_id, run.next_slot) != (self._run_id, slot.number + 1):
             return None
-        if not is_coherent(state):
+        if not is_coherent(run):
             return None
-        if slot.commits and line_digest(slot.commits[-1][0]) != state.head:
+        if slot.commits and line_digest(slot.commits[-1][0]) != run.head:
             return None
-        return state
+        return run
 
-    def is_due(self, state: RunManifest, every: int) -> bool:
+    def is_due(self, run: RunManifest, every: int) -> bool:
         """Return whether the log has grown by `every` slots, or by more for a larger snapshot.
 
         So the bytes written for each slot are bounded, however many checkpoints the run keeps, and
         so is the number of slots that opening it reads.
         """
-        for_size = min(len(state.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
-        return state.next_slot - 1 - self.newest >= max(every, for_size)
+        for_size = min(len(run.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
+        return run.next_slot - 1 - self.newest >= max(every, for_size)
 
-    def encode(self, state: RunManifest, slot: Slot) -> bytes:
+    def encode(self, run: RunManifest, slot: Slot) -> bytes:
         """Return the snapshot after a slot."""
-        return join_lines([snapshot_header(slot, REPLAY_VERSION), self.body(state)])
+        return join_lines([snapshot_header(slot, REPLAY_VERSION), self.body(run)])
 
-    def body(self, state: RunManifest) -> bytes:
+    def body(self, run: RunManifest) -> bytes:
         """Return what `state.encode()` returns; records that did not change are not encoded."""
         before, self._lines = self._lines, {}
-        rest = state.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
+        rest = run.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
         parts = {name: canonical.encode(value) for name, value in rest.items()}
         for name in _LISTS:
-            records: tuple[Record, ...] = getattr(state, name)
+            records: tuple[Record, ...] = getattr(run, name)
             parts[name] = b"[" + b",".join(self._encoded(records, before)) + b"]"
         return (
             b"{"

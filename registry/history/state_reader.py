@@ -149,10 +149,10 @@ class StateReader:
             try:
                 return read(place)
             except MissingObject as error:
-                state = self._log.refresh()
+                run = self._log.refresh()
                 if self.place != place:
                     continue
-                if self.digest in state.held:
+                if self.digest in run.held:
                     raise
                 evicted = (
                     one for one in self._log.history().evicted if one.manifest == self.digest

@@ -10,12 +10,12 @@ from registry.spec import Phase, Tier
 
 
 def choose_tier(
-    state: RunManifest, phase: Phase, metrics: Mapping[str, float], counters: Mapping[str, int]
+    run: RunManifest, phase: Phase, metrics: Mapping[str, float], counters: Mapping[str, int]
 ) -> str | None:
     """Return the tier of a new checkpoint: the first that takes it, or the last one.
 
     Args:
-        state: The run before it.
+        run: The run before it.
         phase: Its phase.
         metrics: Its metrics.
         counters: Values of the counters that the tiers name.
@@ -23,28 +23,28 @@ def choose_tier(
     for tier in phase.tiers:
         counter = tier.counter or phase.counter
         due = tier.every is not None and counters[counter] % tier.every == 0
-        if due or _improves(state, phase, tier, metrics):
+        if due or _improves(run, phase, tier, metrics):
             return tier.name
     return phase.tiers[-1].name if phase.tiers else None
 
 
-def tier_after_report(state: RunManifest, n: int, metrics: Mapping[str, float]) -> str | None:
+def tier_after_report(run: RunManifest, n: int, metrics: Mapping[str, float]) -> str | None:
     """Return the tier that a checkpoint rises to by metrics that came late, `None` if it stays."""
-    record = state.by_n.get(n)
+    record = run.by_n.get(n)
     if record is None or record.tier is None or not record.is_live:
         return None
-    phase = state.spec.phase(record.phase)
+    phase = run.spec.phase(record.phase)
     merged = {**record.metrics, **metrics}
     for tier in phase.tiers:
         if tier.name == record.tier:
             return None
-        if _improves(state, phase, tier, merged, except_n=n):
+        if _improves(run, phase, tier, merged, except_n=n):
             return tier.name
     return None
 
 
 def _improves(
-    state: RunManifest,
+    run: RunManifest,
     phase: Phase,
     tier: Tier,
     metrics: Mapping[str, float],
@@ -54,9 +54,9 @@ def _improves(
         rank = monitor.rank(metrics)
         if monitor.label not in tier.improves or math.isnan(rank):
             continue
-        best = state.best(monitor, phase.name)
+        best = run.best(monitor, phase.name)
         if best is not None and best.n == except_n:
-            others = [one for one in state.ranked(monitor, phase.name) if one.n != except_n]
+            others = [one for one in run.ranked(monitor, phase.name) if one.n != except_n]
             best = others[0] if others else None
         if best is None or rank < best.rank(monitor):
             return True

@@ -13,7 +13,7 @@ from registry.values.digest import Digest
 from registry.values.environment import host_name
 
 
-class Charge:
+class WriterToken:
     """What one handle knows of its right to save into a run.
 
     Attributes:
@@ -32,13 +32,13 @@ class Charge:
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
 
-    def resume_at(self, n: int, state: RunManifest) -> None:
+    def resume_at(self, n: int, run: RunManifest) -> None:
         """Go on from a checkpoint: the next save supersedes whatever came after it.
 
         That save takes the run over, also where this handle was fenced meanwhile.
         """
         self.resumed_at, self._attempted = n, None
-        self._taken = self._taken and not self.is_fenced(state)
+        self._taken = self._taken and not self.is_fenced(run)
 
     def committed(self) -> None:
         """Note that a commit of the trainer has landed: the run is ours, and the way back done."""
@@ -48,29 +48,29 @@ class Charge:
         """Remember what is about to be put, so that `recognize` knows it again."""
         self._attempted = (n, digest)
 
-    def recognize(self, state: RunManifest) -> None:
+    def recognize(self, run: RunManifest) -> None:
         """Find out that an earlier save landed after all whose answers were lost."""
-        if self._attempted is None or self.is_fenced(state):
+        if self._attempted is None or self.is_fenced(run):
             return
         n, digest = self._attempted
-        if (n in state.by_n or state.is_evicted(n)) and state.record(n).manifest == digest:
+        if (n in run.by_n or run.is_evicted(n)) and run.record(n).manifest == digest:
             self.committed()
 
-    def claim(self, state: RunManifest) -> list[Action]:
+    def claim(self, run: RunManifest) -> list[Action]:
         """Return what the first save says besides its checkpoint: who is in charge, from where."""
         actions: list[Action] = []
         if not self._taken:
             actions.append(TakeOver(token=self._token, host=host_name()))
-        if state.status != "running":
+        if run.status != "running":
             actions.append(SetStatus(status="running"))
-        if self.resumed_at is not None and state.is_superseded(self.resumed_at):
+        if self.resumed_at is not None and run.is_superseded(self.resumed_at):
             raise Conflict(
                 "training has gone back behind the checkpoint that this handle resumed from",
-                where=f"{self._run_id}/{state.record(self.resumed_at).manifest.short}",
+                where=f"{self._run_id}/{run.record(self.resumed_at).manifest.short}",
                 hint="Another trainer did that. Call `run.restore()` to go on from what stands.",
             )
         if self.resumed_at is not None and (
-            any(map(self.is_behind, state.newest_first())) or any(map(self.is_behind, state.phases))
+            any(map(self.is_behind, run.newest_first())) or any(map(self.is_behind, run.phases))
         ):
             actions.append(Rewind(to=self.resumed_at))
         return actions
@@ -81,38 +81,38 @@ class Charge:
             return False
         return record.n > self.resumed_at
 
-    def is_fenced(self, state: RunManifest) -> bool:
+    def is_fenced(self, run: RunManifest) -> bool:
         """Return whether another trainer, or nobody, is in charge."""
-        return state.writer is None or state.writer.token != self._token
+        return run.writer is None or run.writer.token != self._token
 
     @property
     def begins(self) -> bool:
         """Whether this handle restored nothing and has not saved yet."""
         return not self._taken and self.resumed_at is None
 
-    def check_allowed(self, state: RunManifest, *, takes_over: bool) -> None:
+    def check_allowed(self, run: RunManifest, *, takes_over: bool) -> None:
         """Refuse a save into a run that is over, or that another trainer has taken over.
 
         Raises:
             Conflict: The run is completed or dropped, or a fork that has nothing yet of its parent.
             Fenced: Another trainer has taken it over.
         """
-        check_not_dropped(state)
-        is_fork = state.created is not None and state.created.parent is not None
-        if is_fork and not state.has_checkpoints:
+        check_not_dropped(run)
+        is_fork = run.created is not None and run.created.parent is not None
+        if is_fork and not run.has_checkpoints:
             raise Conflict(
                 "the fork broke off before it had its parent's checkpoint",
                 where=self._run_id,
                 hint="Call `registry.fork` with the same checkpoint and name again.",
             )
-        if state.status == "completed":
+        if run.status == "completed":
             raise Conflict(
                 "the run is completed",
                 where=self._run_id,
                 hint="Reopen it with `run.set_status('running')`, or begin another run.",
             )
-        if takes_over and self._taken and self.is_fenced(state):
-            winner = state.writer
+        if takes_over and self._taken and self.is_fenced(run):
+            winner = run.writer
             raise Fenced(
                 "another trainer has taken this run over",
                 where=self._run_id,
@@ -120,29 +120,29 @@ class Charge:
                 hint="Stop this process; what it saved until then is kept.",
             )
 
-    def base_order(self, state: RunManifest) -> Iterator[Digest]:
+    def base_order(self, run: RunManifest) -> Iterator[Digest]:
         """Yield the states that a save may be stored against: resumed from, newest, pinned.
 
         The first that has a tensor is what its deltas are to, so the nearest comes first.
         """
-        if self.resumed_at in state.by_n:
-            yield state.by_n[self.resumed_at].manifest
-        for record in (state.latest(), *state.checkpoints[-1:]):
+        if self.resumed_at in run.by_n:
+            yield run.by_n[self.resumed_at].manifest
+        for record in (run.latest(), *run.checkpoints[-1:]):
             if record is not None:
                 yield record.manifest
-        yield from (pin.manifest for pin in reversed(state.pins))
+        yield from (pin.manifest for pin in reversed(run.pins))
 
 
-def check_not_dropped(state: RunManifest) -> None:
+def check_not_dropped(run: RunManifest) -> None:
     """Refuse to add to the history of a run that was dropped.
 
     Raises:
         Conflict: It was.
     """
-    if state.dropped is not None:
+    if run.dropped is not None:
         raise Conflict(
             "the run was dropped",
-            where=state.run_id,
-            found=state.dropped,
+            where=run.run_id,
+            found=run.dropped,
             hint="Begin another run.",
         )

@@ -64,7 +64,7 @@ class Checkpoint(Stored):
     @property
     def is_evicted(self) -> bool:
         """Whether it was evicted, as far as this handle has read."""
-        return self._log.state.is_evicted(self._n)
+        return self._log.run.is_evicted(self._n)
 
     @property
     def ref(self) -> str:
@@ -106,9 +106,9 @@ class Checkpoint(Stored):
     @property
     def superseded(self) -> bool:
         """Whether training went back behind it; it is then never `latest` or `best`."""
-        state = self._log.state
-        known = self._n in state.by_n or state.is_evicted(self._n)
-        return state.is_superseded(self._n) if known else self._record.superseded
+        run = self._log.run
+        known = self._n in run.by_n or run.is_evicted(self._n)
+        return run.is_superseded(self._n) if known else self._record.superseded
 
     def eviction(self) -> str | None:
         """Return the commit, time and reason of its eviction; `None` while it is kept.
@@ -183,7 +183,7 @@ class Checkpoint(Stored):
         state = super().load(only=only, map_location=map_location, precision=precision)
         if only is not None:
             return state
-        spec, where = self._log.state.spec, self.ref
+        spec, where = self._log.run.spec, self.ref
         found = None if spec.version_key is None else state.get(spec.version_key)
         wanted = spec.version if version is None else version
         if spec.version_key is not None and found is not None and found != wanted:

@@ -36,7 +36,7 @@ from registry.storage.lazy import LazyTensor
 from registry.storage.manifest import Component, Manifest, TensorEntry
 from registry.storage.store import Store
 from registry.values.digest import Digest
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.suggest import near
 from registry.zarr import open_zarr
 
@@ -135,14 +135,14 @@ class Stored:
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
         self._reader.check_lists(manifest)
-        with allocation_burst():
+        with collector_paused():
             made = allocate(self.ref, wanted, precision)
         self._reader.read(manifest, made.targets)
         widen_all(made.widenings, self._store.pools.hashing)
         arrays = made.arrays
         if str(map_location) != "cpu":
             arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
-        with allocation_burst():
+        with collector_paused():
             parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
             state = pytree.unflatten(manifest.kind, parts)
         return self._with_commit_keys(state, aside, names)
@@ -173,13 +173,13 @@ class Stored:
         """
         named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
-        with allocation_burst():
+        with collector_paused():
             parts = self._select(manifest, None if component is None else [component])
             sources, leaves = tensors_by_path(parts), leaves_by_path(named)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
-        with allocation_burst():
+        with collector_paused():
             paths = filled_once(self.ref, sources, leaves)
             into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
         del leaves  # a view of every tensor, which `into` has once more

@@ -41,9 +41,9 @@ from registry.history.log import RunLog
 from registry.history.replay import RunManifest
 from registry.maintenance.gc_report import GcReport, Plan, Tally
 from registry.maintenance.live import (
-    Lying,
     Needs,
     RunFiles,
+    StoredFiles,
     fold_young,
     list_objects,
     list_run_files,
@@ -225,7 +225,7 @@ class Collector:
         for folder in (*FOLDERS, PROBES):
             refuse_links(self._store.backend, folder)
 
-    def _check_generations(self, objects: Mapping[ObjectKey, Lying]) -> None:
+    def _check_generations(self, objects: Mapping[ObjectKey, StoredFiles]) -> None:
         """Refuse objects put under an epoch that is gone: the log of epochs lost its end."""
         newest = self._epochs.observe()
         for key in objects:
@@ -290,10 +290,10 @@ class Collector:
         """Return what a run needs at its head, or at an earlier slot that was read already."""
         while True:
             try:
-                return self._needs.of(log.state)
+                return self._needs.of(log.run)
             except MissingObject:
                 # Let go since, and deleted by another collector? Then the log has grown.
-                read = log.state.next_slot
+                read = log.run.next_slot
                 if log.refresh().next_slot == read:
                     raise
 
@@ -358,14 +358,14 @@ class Collector:
         if log is None:
             log = RunLog(self._store, run_id)
             log.read_to(log.length())
-            if not log.state.next_slot:
+            if not log.run.next_slot:
                 # A folder without slot 0 is no run yet, and its writer has observed nothing.
                 return set()
 
-        def compose(state: RunManifest) -> list[Line] | None:
+        def compose(run: RunManifest) -> list[Line] | None:
             # The mark of a later sweep does as well: who has read it refuses what both condemned.
             # A dropped run needs none: no commit may follow, so nothing can come into use again.
-            marked = state.epoch >= sweep.epoch or state.dropped is not None
+            marked = run.epoch >= sweep.epoch or run.dropped is not None
             return None if marked else [Mark(epoch=sweep.epoch)]
 
         # What the run needs at its mark, or, where one stood already, at any slot after it.

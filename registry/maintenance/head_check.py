@@ -70,7 +70,7 @@ class HeadCheck:
 
     def check(self, history: History) -> Iterator[Finding]:
         """Yield what is wrong with a run that was read."""
-        run_id, head = history.state.run_id, history.head()
+        run_id, head = history.run.run_id, history.head()
         findings = [
             Finding("head", run_id, told, (run_id,), seen.advice)
             for seen in self._seen
@@ -157,19 +157,19 @@ def _remembered(heads: Heads | None) -> Iterator[_Seen]:
 
 def _difference(history: History, seen: _Seen) -> str | None:
     """Say how a log differs from a head; `None` if it continues from the head."""
-    expected, state = seen.heads.get(history.state.run_id), history.state
+    expected, run = seen.heads.get(history.run.run_id), history.run
     if expected is None:
         return None
-    if state.commits < expected.commits:
+    if run.commits < expected.commits:
         return (
-            f"the log has {state.commits} commits; {seen.source} has seen {expected.commits}: "
+            f"the log has {run.commits} commits; {seen.source} has seen {expected.commits}: "
             "its end is gone"
         )
     if history.links.get(expected.commits) != expected.head:
         return f"commit {expected.commits - 1} is another one than {seen.source} has seen"
-    if seen.is_of_this and state.next_slot < expected.slots:
+    if seen.is_of_this and run.next_slot < expected.slots:
         return (
-            f"the log has {state.next_slot} slots; {seen.source} has seen {expected.slots}: "
+            f"the log has {run.next_slot} slots; {seen.source} has seen {expected.slots}: "
             "its end is gone"
         )
     return None

@@ -41,14 +41,14 @@ class History:
     """A run as far as its log can be read.
 
     Attributes:
-        state: Its replay up to the first slot that cannot be used.
+        run: Its replay up to the first slot that cannot be used.
         findings: What is wrong with its log and its snapshots.
         size_bytes: Bytes that were read.
         slot: The slot that holds the last commit.
         links: Links of the history after the requested numbers of commits.
     """
 
-    state: RunManifest
+    run: RunManifest
     findings: list[Finding] = field(default_factory=list)
     size_bytes: int = 0
     slot: int | None = None
@@ -56,32 +56,32 @@ class History:
 
     def head(self) -> Head | None:
         """Return how far the log goes; `None` before the first commit."""
-        state = self.state
-        if state.head is None:
+        run = self.run
+        if run.head is None:
             return None
         return Head(
-            run=state.run_id,
-            commits=state.commits,
-            head=state.head,
-            slots=state.next_slot,
+            run=run.run_id,
+            commits=run.commits,
+            head=run.head,
+            slots=run.next_slot,
             slot=self.slot,
         )
 
     def places(self) -> dict[Place, tuple[str, ...]]:
         """Return the place of everything that the run holds, with refs of what needs it."""
-        placed = self.state.by_manifest
+        placed = self.run.by_manifest
         return {
-            placed[manifest]: tuple(f"{self.state.run_id}/{holder}" for holder in holders)
-            for manifest, holders in self.state.holders().items()
+            placed[manifest]: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
+            for manifest, holders in self.run.holders().items()
             if manifest in placed
         }
 
     def unplaced(self) -> dict[Digest, tuple[str, ...]]:
         """Return what the run holds and gives no place for."""
-        placed = self.state.by_manifest
+        placed = self.run.by_manifest
         return {
-            manifest: tuple(f"{self.state.run_id}/{holder}" for holder in holders)
-            for manifest, holders in self.state.holders().items()
+            manifest: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
+            for manifest, holders in self.run.holders().items()
             if manifest not in placed
         }
 
@@ -136,7 +136,7 @@ class _Reading:
         except StorageError:
             raise
         except RegistryError as error:
-            self._tell(error.summary, self._history.state.next_slot)
+            self._tell(error.summary, self._history.run.next_slot)
         self._check_tail(end)
         self._check_values()
         return self._history
@@ -179,7 +179,7 @@ class _Reading:
             raise
 
     def _fold_in(self, slots: Sequence[Slot]) -> None:
-        self._history.state = advance(self._history.state, slots)
+        self._history.run = advance(self._history.run, slots)
         for slot in slots:
             for raw, commit in slot.commits:
                 self._history.slot = slot.number
@@ -196,16 +196,16 @@ class _Reading:
                 slots,
             )
         for slot in self._snapshots:
-            if slot >= self._history.state.next_slot:
+            if slot >= self._history.run.next_slot:
                 self._check_snapshot(None, slot)
 
     def _check_values(self) -> None:
         """Report values in the log that cannot be decoded."""
-        state, run_id = self._history.state, self._run_id
-        if state.created is not None:
+        run, run_id = self._history.run, self._run_id
+        if run.created is not None:
             advice = "The run's configuration is lost; its checkpoints are not affected."
-            self._check_value("config", state.created.config, run_id, advice)
-        for record in state.checkpoints:
+            self._check_value("config", run.created.config, run_id, advice)
+        for record in run.checkpoints:
             ref = f"{run_id}/{record.manifest.short}"
             self._check_value("meta", record.meta, ref)
             if record.commit_keys is not None:
@@ -231,14 +231,14 @@ class _Reading:
         except ObjectNotFound:
             return  # a cache; it may go at any time
         self._history.size_bytes += len(data)
-        state = None if slot is None else self._history.state
-        finding = _snapshot_finding(key, data, self._run_id, slot, state)
+        run = None if slot is None else self._history.run
+        finding = _snapshot_finding(key, data, self._run_id, slot, run)
         if finding is not None:
             self._history.findings.append(finding)
 
 
 def _snapshot_finding(
-    key: str, data: bytes, run_id: str, slot: Slot | None, state: RunManifest | None
+    key: str, data: bytes, run_id: str, slot: Slot | None, run: RunManifest | None
 ) -> Finding | None:
     try:
         header, body = split_lines(data, where=key)
@@ -254,9 +254,9 @@ def _snapshot_finding(
     except (RegistryError, ValueError) as error:
         advice = "A cache, ignored on reading; it may be deleted."
         return Finding("snapshot", key, str(error), advice=advice, severity="note")
-    if slot is None or state is None or said.get("slot_digest") != Digest.of(slot.data).hex():
+    if slot is None or run is None or said.get("slot_digest") != Digest.of(slot.data).hex():
         return None
-    if found.compact().encode() == state.compact().encode():
+    if found.compact().encode() == run.compact().encode():
         return None
     # Readers trust it as far as it ties to its slot: worse than a damaged one.
     return Finding(

@@ -40,7 +40,7 @@ _FOREIGN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class StoredFiles:
     """An object as a listing shows it.
 
     Attributes:
@@ -67,14 +67,14 @@ class RunFiles:
     snapshots: list[ObjectInfo] = field(default_factory=list)
 
 
-def list_objects(store: Store) -> dict[ObjectKey, Lying]:
+def list_objects(store: Store) -> dict[ObjectKey, StoredFiles]:
     """Return every object.
 
     Raises:
         Malformed: A file among them is no object.
     """
 
-    def listed(kind: Kind) -> dict[ObjectKey, Lying]:
+    def listed(kind: Kind) -> dict[ObjectKey, StoredFiles]:
         found = {}
         for info in store.backend.list(f"{kind}/"):
             try:
@@ -82,10 +82,10 @@ def list_objects(store: Store) -> dict[ObjectKey, Lying]:
             except Malformed as error:
                 error.hint = _FOREIGN
                 raise
-            found[key] = Lying(info.size_bytes, info.modified_s)
+            found[key] = StoredFiles(info.size_bytes, info.modified_s)
         return found
 
-    everything: dict[ObjectKey, Lying] = {}
+    everything: dict[ObjectKey, StoredFiles] = {}
     for part in store.pools.bulk.map(listed, KINDS):
         everything |= part
     return everything
@@ -175,14 +175,14 @@ class Needs:
         self._same = {key: key for key in known}
         self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
 
-    def of(self, state: RunManifest) -> set[ObjectKey]:
+    def of(self, run: RunManifest) -> set[ObjectKey]:
         """Return every object that a run needs as it stands.
 
         Raises:
             MissingObject: A manifest that it holds has no place, or its placement is gone.
             IntegrityError: A placement is damaged.
         """
-        places = [place_of(state, manifest) for manifest in state.held]
+        places = [place_of(run, manifest) for manifest in run.held]
         needed: set[ObjectKey] = set()
         for place, packs in zip(
             places, self._store.pools.small.map(self._packs_of, places), strict=True
@@ -226,18 +226,18 @@ class Needs:
         return self._same.setdefault(key, key)
 
 
-def place_of(state: RunManifest, manifest: Digest) -> Place:
+def place_of(run: RunManifest, manifest: Digest) -> Place:
     """Return where a manifest that a run holds lies.
 
     Raises:
         MissingObject: Nothing says where.
     """
     try:
-        return state.by_manifest[manifest]
+        return run.by_manifest[manifest]
     except KeyError as error:
         raise MissingObject(
             "a state that the run holds has no place in this registry",
-            where=f"{state.run_id}/{manifest.short}",
+            where=f"{run.run_id}/{manifest.short}",
             hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
         ) from error
 
@@ -251,7 +251,7 @@ def fold_young(log: RunLog, young: Sequence[Slot]) -> set[Place]:
     """
     if not young:
         return set()
-    before = log.state
+    before = log.run
     needed = {place for place in before.places if place.manifest in before.held}
     needed |= {line for slot in young for _, line in slot.lines if type(line) is Place}
     now = log.fold(young)
@@ -260,10 +260,10 @@ def fold_young(log: RunLog, young: Sequence[Slot]) -> set[Place]:
     return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
 
 
-def _named(state: RunManifest, action: Action) -> Iterator[Digest]:
+def _named(run: RunManifest, action: Action) -> Iterator[Digest]:
     """Yield the manifests that an action names; other digests that it says do no harm."""
     if isinstance(action, Recover):
-        for record in map(state.by_n.__getitem__, action.checkpoints):
+        for record in map(run.by_n.__getitem__, action.checkpoints):
             yield from (record.manifest, *record.companions.values())
     for _, value in action:
         values = value.values() if isinstance(value, Mapping) else (value,)

@@ -270,7 +270,7 @@ class _Repair:
             try:
                 log = RunLog(self._mirror, run_id)
                 placed = log.open().by_manifest
-                if not manifests <= placed.keys() and log.state.evicted_count:
+                if not manifests <= placed.keys() and log.run.evicted_count:
                     placed = log.history().by_manifest  # evicted ones may still be there
             except (IntegrityError, UnsupportedFormat):
                 continue  # its other runs may still help
@@ -306,14 +306,14 @@ class _Repair:
         """Bring a state under keys of this registry, and let its run give the new place.
 
         Rules W1 to W5 hold as for every commit that names objects
-        (`registry.writing.object_writer`). What is damaged is distrusted first, so that it is not
+        (`registry.writing.object_writer`). What is damaged is suspect first, so that it is not
         used again but put anew.
         """
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)
         log.open()
         committer = Committer(self._store, log)
-        committer.writer.distrusted |= self._verification.faults.keys() - self._sound
+        committer.writer.suspect |= self._verification.faults.keys() - self._sound
         if self._dry_run:
             return _check_packs(source, place, committer)
         sent: list[int] = []
@@ -327,10 +327,10 @@ class _Repair:
             used.update(choice.keys)
             return [Written(_base(self._store, adopted), choice, 0)]
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
+        def compose(run: RunManifest) -> Sequence[Action] | None:
             # Let go, moved or mended meanwhile: there is nothing to do any more.
-            stands = state.by_manifest.get(need.manifest) == need.place
-            return [] if stands and need.manifest in state.held else None
+            stands = run.by_manifest.get(need.manifest) == need.place
+            return [] if stands and need.manifest in run.held else None
 
         committer.commit(Composed(compose, plan, on_dropped=True))
         self._sound |= used

@@ -16,7 +16,7 @@ from registry.errors import MissingObject, RegistryError, StoreUnavailable
 from registry.history.actions import Place
 from registry.history.replay import CheckpointRecord, RunManifest
 from registry.loading.checkpoint import phase_segment
-from registry.maintenance.live import Lying, list_objects, place_of
+from registry.maintenance.live import StoredFiles, list_objects, place_of
 from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of, in_batches, read_states
 from registry.storage.keys import KINDS, RUNS, ObjectKey
 from registry.storage.store import Store, missing
@@ -164,11 +164,11 @@ def _measure(
     holders: list[_Holder] = []
 
     def noted() -> Iterator[RunManifest]:
-        for state in read_states(store, damaged):
-            with _blamed(state.run_id, failed):
-                holders.extend(_holders(state, len(runs)))
-            runs.append(state.run_id)
-            yield state
+        for run in read_states(store, damaged):
+            with _blamed(run.run_id, failed):
+                holders.extend(_holders(run, len(runs)))
+            runs.append(run.run_id)
+            yield run
 
     survey = Survey(store, failed)
     survey.read(noted())
@@ -193,36 +193,36 @@ def _blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
         raise
 
 
-def _check_files(holder: _Holder, objects: Mapping[ObjectKey, Lying]) -> None:
+def _check_files(holder: _Holder, objects: Mapping[ObjectKey, StoredFiles]) -> None:
     for place in holder.places:
         for key in (place.manifest_key, place.placement_key):
             if key not in objects:
                 raise missing(key)
 
 
-def _holders(state: RunManifest, run: int) -> Iterator[_Holder]:
+def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
     """Yield what holds states in a run: the checkpoints, then the rest by name."""
     checkpoints: dict[int, _Holder] = {}
-    for record in () if state.dropped is not None else state.checkpoints:
+    for record in () if run.dropped is not None else run.checkpoints:
         if record.evicted is None:
-            holder = _Holder(run, _ref(state.run_id, record), record.manifest)
+            holder = _Holder(number, _ref(run.run_id, record), record.manifest)
             for manifest in (record.manifest, *record.companions.values()):
-                holder.places[place_of(state, manifest)] = None
+                holder.places[place_of(run, manifest)] = None
             checkpoints[record.n] = holder
-    pins = {pin.ref: pin for pin in state.pins if pin.kind in ("gate", "tag")}
+    pins = {pin.ref: pin for pin in run.pins if pin.kind in ("gate", "tag")}
     for pin in pins.values():
         if pin.checkpoint in checkpoints:
             checkpoints[pin.checkpoint].is_pinned = True
-    heads = {one.manifest.short for one in state.checkpoints}
+    heads = {one.manifest.short for one in run.checkpoints}
     rest: dict[str, _Holder] = {}
-    for manifest, refs in state.holders().items():
+    for manifest, refs in run.holders().items():
         for ref in refs:
             name = "/".join(ref.split("/")[:2])
             # Counted already, under the checkpoint that it is.
             if name in pins or ref.split("/")[0] in heads:
                 continue
-            holder = rest.setdefault(name, _Holder(run, f"{state.run_id}/{name}", None))
-            holder.places[place_of(state, manifest)] = None
+            holder = rest.setdefault(name, _Holder(number, f"{run.run_id}/{name}", None))
+            holder.places[place_of(run, manifest)] = None
     yield from checkpoints.values()
     yield from rest.values()
 
@@ -233,7 +233,7 @@ def _ref(run_id: str, record: CheckpointRecord) -> str:
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
 
-def _list(store: Store) -> tuple[dict[ObjectKey, Lying], dict[str, int], int]:
+def _list(store: Store) -> tuple[dict[ObjectKey, StoredFiles], dict[str, int], int]:
     """Return the objects, the bytes of each run's log, and those of everything else."""
     objects = list_objects(store)
     logs: dict[str, int] = {}
@@ -292,7 +292,7 @@ class _Tally:
 def _count(
     store: Store,
     survey: Survey,
-    objects: Mapping[ObjectKey, Lying],
+    objects: Mapping[ObjectKey, StoredFiles],
     tally: _Tally,
 ) -> None:
     needs = [
@@ -345,7 +345,7 @@ class _Sums:
 
 def _sum_up(
     survey: Survey,
-    objects: Mapping[ObjectKey, Lying],
+    objects: Mapping[ObjectKey, StoredFiles],
     tally: _Tally,
     runs: Sequence[str],
     logs: Mapping[str, int],

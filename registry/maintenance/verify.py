@@ -244,7 +244,7 @@ class Verification:
         def take(run_id: str, done: Future[History]) -> None:
             history = done.result()
             self._count(history.size_bytes)
-            self._marked[run_id] = history.state.epoch
+            self._marked[run_id] = history.run.epoch
             self._histories[run_id] = history.places()
             self._unplaced[run_id] = history.unplaced()
             tell(history)
@@ -253,7 +253,7 @@ class Verification:
 
     def _tell_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
-        self._checkpoints += sum(ck.evicted is None for ck in history.state.checkpoints)
+        self._checkpoints += sum(ck.evicted is None for ck in history.run.checkpoints)
 
     def _held(self) -> Collection[Place]:
         return dict.fromkeys(place for held in self._histories.values() for place in held).keys()

@@ -16,36 +16,39 @@ from registry.storage.store import Store
 from registry.storage.threads import results
 from registry.values.digest import Digest
 from registry.writing.object_writer import Writer
-from registry.writing.placing import Spot
+from registry.writing.placing import ChunkLocation
 
 
 def borrow(
-    store: Store, writer: Writer, spots: Mapping[Digest, Spot], wanted: Iterable[Digest]
-) -> dict[Digest, Spot]:
+    store: Store,
+    writer: Writer,
+    locations: Mapping[Digest, ChunkLocation],
+    wanted: Iterable[Digest],
+) -> dict[Digest, ChunkLocation]:
     """Return where those of the wanted chunks lie that may be named, bases of deltas with them.
 
     Args:
         store: The registry's objects.
         writer: Chooses the keys, for the run that is to name them.
-        spots: Where chunks of states of other runs lie.
+        locations: Where chunks of states of other runs lie.
         wanted: Chunks that are to be named.
     """
-    chains = [_chain(digest, spots) for digest in dict.fromkeys(wanted) if digest in spots]
-    packs = {spots[digest].pack for chain in chains for digest in chain}
+    chains = [_chain(digest, locations) for digest in dict.fromkeys(wanted) if digest in locations]
+    packs = {locations[digest].pack for chain in chains for digest in chain}
     usable = _usable(store, writer, packs)
-    borrowed: dict[Digest, Spot] = {}
+    borrowed: dict[Digest, ChunkLocation] = {}
     for chain in chains:
-        if all(spots[digest].pack in usable for digest in chain):
+        if all(locations[digest].pack in usable for digest in chain):
             for digest in chain:
-                spot = spots[digest]
-                pack = PackRef(usable[spot.pack], spot.pack.size_bytes)
-                borrowed[digest] = replace(spot, pack=pack)
+                location = locations[digest]
+                pack = PackRef(usable[location.pack], location.pack.size_bytes)
+                borrowed[digest] = replace(location, pack=pack)
     return borrowed
 
 
-def _chain(digest: Digest, spots: Mapping[Digest, Spot]) -> list[Digest]:
+def _chain(digest: Digest, locations: Mapping[Digest, ChunkLocation]) -> list[Digest]:
     chain = [digest]
-    while (below := spots[chain[-1]].base) is not None:
+    while (below := locations[chain[-1]].base) is not None:
         chain.append(below)
     return chain
 
@@ -61,14 +64,16 @@ def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[Pack
     return {pack: key for pack, key in found if key is not None}
 
 
-def shorter(one: Mapping[Digest, Spot], other: Mapping[Digest, Spot]) -> dict[Digest, Spot]:
-    """Return the spots of both; of two the one with fewer differences below it, then the first.
+def shorter(
+    one: Mapping[Digest, ChunkLocation], other: Mapping[Digest, ChunkLocation]
+) -> dict[Digest, ChunkLocation]:
+    """Return the locations of both; of two the one with fewer differences below it, then the first.
 
     So chains of deltas that cross do not join to longer ones.
     """
     better = {
-        digest: spot
-        for digest, spot in other.items()
+        digest: location
+        for digest, location in other.items()
         if digest not in one or len(_chain(digest, other)) < len(_chain(digest, one))
     }
     return {**one, **better}

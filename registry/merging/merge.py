@@ -19,7 +19,7 @@ from registry.history.log import RunLog
 from registry.history.log_values import encode_plain
 from registry.history.replay import RunManifest
 from registry.history.state_reader import StateReader
-from registry.history.writer_token import Charge, check_not_dropped
+from registry.history.writer_token import WriterToken, check_not_dropped
 from registry.loading.checkpoint import Checkpoint
 from registry.loading.stored import Stored, commit_keys
 from registry.merging.arguments import (
@@ -61,7 +61,7 @@ def merge(
     wanted.check_held()
     plan = wanted.plan()
     request.meta = encode_plain({**own, MERGE: wanted.provenance(plan)}, "meta")
-    save = prepare_save(plan.state, request, committer.log.state)
+    save = prepare_save(plan.state, request, committer.log.run)
     commit = _MergeCommit(committer, save, wanted, plan)
     committer.commit(commit)
     made = committer.log.knowing(commit.outcome).by_n[commit.outcome]
@@ -121,12 +121,12 @@ class _Wanted:
         for log in self._logs.values():
             log.refresh()
         for given in self.given:
-            state = self._logs[given.run_id].state
-            if given.digest in state.held:
+            run = self._logs[given.run_id].run
+            if given.digest in run.held:
                 continue
             if self._logs[given.run_id].place_of(given.digest) is None:
-                raise self._unknown(given, f"a run of {state.commits} commits")
-            check_not_dropped(state)
+                raise self._unknown(given, f"a run of {run.commits} commits")
+            check_not_dropped(run)
             raise Conflict(
                 "a merge is made of states that are kept",
                 where=given.ref,
@@ -142,7 +142,7 @@ class _Wanted:
         if log is None:
             log = self._logs[given.run_id] = RunLog(self._committer.store, given.run_id)
             log.open()
-        if not log.state.commits:
+        if not log.run.commits:
             raise self._unknown(given, "no such run")
         return StateReader(self._committer.store, log, given.digest, given.ref)
 
@@ -162,8 +162,8 @@ class _MergeCommit(SaveCommit):
     def __init__(
         self, committer: Committer, save: PreparedSave, wanted: _Wanted, plan: MergePlan
     ) -> None:
-        watched = committer.log.state.spec.finite
-        super().__init__(committer, Charge(committer.log.run_id), save, watched)
+        watched = committer.log.run.spec.finite
+        super().__init__(committer, WriterToken(committer.log.run_id), save, watched)
         self._wanted = wanted
         self._blends = plan.blends
         self._is_written = False
@@ -174,11 +174,11 @@ class _MergeCommit(SaveCommit):
         self._wanted.check_held()
         return super().write_states()
 
-    def actions(self, state: RunManifest) -> Sequence[Action]:
+    def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""
         if not self._is_written:
             raise Stale  # a source was gone before all of it was read: `write_states` says so
-        return super().actions(state)
+        return super().actions(run)
 
     def _write(
         self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()

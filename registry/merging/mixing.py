@@ -23,7 +23,7 @@ from registry.values import canonical
 from registry.values.digest import Digest
 from registry.values.dtypes import FLOATING
 from registry.writing.object_writer import Writer, placed_keys
-from registry.writing.placing import Spot, Written, spots_of
+from registry.writing.placing import ChunkLocation, Written, locations_of
 from registry.writing.readable import check_readable
 from registry.writing.saving import Chunk, chunked_entry, cut_groups, group_name, write_stream
 
@@ -109,7 +109,7 @@ class Mixing:
         self._allow_nonfinite = allow_nonfinite
         self._parts: dict[int, list[_Part]] = {}
         self._inline: dict[int, bytes] = {}
-        self._spots: dict[Digest, Spot] = {}
+        self._spots: dict[Digest, ChunkLocation] = {}
         self._made: dict[Digest, bool] = {}
         self._nonfinite: dict[str, None] = {}
         self._lists: dict[Digest, bytes] = {}
@@ -130,7 +130,7 @@ class Mixing:
         """
         skeletons = [canonical.encode(part.skeleton) for part in self._state.components]
         check_readable(self._state, skeletons)
-        sound = [base for base in bases if not self._is_distrusted(base)]
+        sound = [base for base in bases if not self._is_suspect(base)]
         self._cut()
         self._spots = self._find(sound)
         written = write_stream(
@@ -139,13 +139,13 @@ class Mixing:
             self._groups(),
             lambda: (Manifest(self._state.kind, self._components), self._lists),
             bases=sound,
-            spots=self._spots,
+            locations=self._spots,
             codec=codec,
         )
         return Mixed(written, tuple(self._nonfinite)[:_NAMED_AT_MOST])
 
-    def _is_distrusted(self, base: Base) -> bool:
-        return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
+    def _is_suspect(self, base: Base) -> bool:
+        return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _each(self) -> Iterator[Blend]:
         for part in self._state.components:
@@ -180,9 +180,9 @@ class Mixing:
             self._nonfinite[blend.leaf.path] = None
         return found
 
-    def _find(self, bases: Sequence[Base]) -> dict[Digest, Spot]:
+    def _find(self, bases: Sequence[Base]) -> dict[Digest, ChunkLocation]:
         """Return where lies what is kept, under keys that may be named."""
-        own = spots_of(bases)
+        own = locations_of(bases)
         held = {base.manifest.digest for base in bases}
         others = [one.base() for one in self._materials if one.digest not in held]
         if not others:
@@ -190,7 +190,7 @@ class Mixing:
         wanted = {part.digest for parts in self._parts.values() for part in parts if part.digest}
         lists = [blend.entries[0].chunk_list for blend in self._each() if not blend.is_average]
         wanted.update(digest for digest in lists if digest)
-        return shorter(own, borrow(self._store, self._writer, spots_of(others), wanted))
+        return shorter(own, borrow(self._store, self._writer, locations_of(others), wanted))
 
     def _groups(self) -> Iterator[list[Chunk]]:
         """Yield what is to be stored, as much as one pack may hold."""

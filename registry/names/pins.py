@@ -25,8 +25,8 @@ def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
     n = own(committer, checkpoint, f"a tag ({name})")
     check_name(name, "a tag")
 
-    def compose(state: RunManifest) -> Sequence[Action]:
-        kept(state, n, checkpoint.ref)
+    def compose(run: RunManifest) -> Sequence[Action]:
+        kept(run, n, checkpoint.ref)
         return [SetTag(name=name, checkpoint=n)]
 
     committer.commit(compose)
@@ -35,29 +35,29 @@ def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:
 def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> Checkpoint:
     """Make a checkpoint a gate; see `Run.set_gate`."""
     check_name(name, "a gate")
-    state = committer.log.refresh()
-    phase = _gate_phase(state, name)
-    record = _best(state, name, phase) if checkpoint is None else checkpoint.record
+    run = committer.log.refresh()
+    phase = _gate_phase(run, name)
+    record = _best(run, name, phase) if checkpoint is None else checkpoint.record
     if checkpoint is not None:
         own(committer, checkpoint, f"a gate ({name})")
     if phase is not None and record.phase != phase:
         raise InvalidInput(
             f"this gate is of phase {phase}",
-            where=f"{state.run_id}/gates/{name}",
+            where=f"{run.run_id}/gates/{name}",
             found=f"a checkpoint of phase {record.phase}",
         )
-    standing = state.pin("gate", name)
+    standing = run.pin("gate", name)
     replaces = None
     if standing is not None and standing.manifest != record.manifest:
         replaces = _damaged(committer, standing)
 
-    def compose(state: RunManifest) -> Sequence[Action] | None:
-        now = state.pin("gate", name)
+    def compose(run: RunManifest) -> Sequence[Action] | None:
+        now = run.pin("gate", name)
         if now is not None and now.manifest == record.manifest:
             return None
         if (now and now.manifest) != replaces:
-            raise _taken(state, name, now)
-        sound(state, record.n, f"{state.run_id}/{record.manifest.short}")
+            raise _taken(run, name, now)
+        sound(run, record.n, f"{run.run_id}/{record.manifest.short}")
         return [
             SetPin(
                 kind="gate",
@@ -82,12 +82,12 @@ def add_artifact(committer: Committer, name: str, state: object) -> Stored:
     written = committer.write_plain(state)
     digest = written.base.manifest.digest
 
-    def compose(state: RunManifest) -> Sequence[Action] | None:
-        standing = state.pin("artifact", name)
+    def compose(run: RunManifest) -> Sequence[Action] | None:
+        standing = run.pin("artifact", name)
         if standing is not None and standing.manifest != digest:
             raise Conflict(
                 "an artifact of this name exists, with other content",
-                where=f"{state.run_id}/artifacts/{name}",
+                where=f"{run.run_id}/artifacts/{name}",
                 expected=standing.manifest.short,
                 found=digest.short,
                 hint="Artifacts are added once; choose another name.",
@@ -101,17 +101,17 @@ def add_artifact(committer: Committer, name: str, state: object) -> Stored:
     return Stored(committer.store, committer.log, digest, f"artifacts/{name}")
 
 
-def find_pin(state: RunManifest, kind: str, name: str) -> Pin:
+def find_pin(run: RunManifest, kind: str, name: str) -> Pin:
     """Return a pin.
 
     Raises:
         NotFound: There is none of that name; near names are suggested.
     """
-    pin = state.pin(kind, name)
+    pin = run.pin(kind, name)
     if pin is None:
-        known = [one.name for one in state.pins_of(kind)]
+        known = [one.name for one in run.pins_of(kind)]
         raise NotFound(
-            f"no such {kind}", where=f"{state.run_id}/{kind}s/{name}", hint=near(name, known)
+            f"no such {kind}", where=f"{run.run_id}/{kind}s/{name}", hint=near(name, known)
         )
     return pin
 
@@ -122,29 +122,29 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     Raises:
         InvalidInput: It is another run's.
     """
-    state = committer.log.state
-    if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == state.run_id:
+    run = committer.log.run
+    if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == run.run_id:
         n = checkpoint.n
-        if n not in state.by_n and not state.is_evicted(n):
+        if n not in run.by_n and not run.is_evicted(n):
             committer.log.refresh()
-        state = committer.log.knowing(n)
+        run = committer.log.knowing(n)
         # A run of this name may be another one in another registry.
-        if n in state.by_n and state.by_n[n].manifest == checkpoint.digest:
+        if n in run.by_n and run.by_n[n].manifest == checkpoint.digest:
             return n
     raise InvalidInput(
         f"{what} takes checkpoints of its own run",
-        where=state.run_id,
+        where=run.run_id,
         found=checkpoint.ref if isinstance(checkpoint, Stored) else repr(checkpoint),
     )
 
 
-def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is still kept.
 
     Raises:
         Conflict: It was evicted meanwhile.
     """
-    record = state.record(n)
+    record = run.record(n)
     if record.evicted is not None:
         raise Conflict(
             "this checkpoint is not kept any more",
@@ -155,14 +155,14 @@ def kept(state: RunManifest, n: int, where: str) -> CheckpointRecord:
     return record
 
 
-def sound(state: RunManifest, n: int, where: str) -> CheckpointRecord:
+def sound(run: RunManifest, n: int, where: str) -> CheckpointRecord:
     """Return a checkpoint that is still kept and whose weights are finite.
 
     Raises:
         Conflict: It was evicted meanwhile.
         InvalidInput: It is held back.
     """
-    record = kept(state, n, where)
+    record = kept(run, n, where)
     if record.held_back:
         raise InvalidInput(
             "its weights hold NaN or infinity",
@@ -173,27 +173,27 @@ def sound(state: RunManifest, n: int, where: str) -> CheckpointRecord:
     return record
 
 
-def _gate_phase(state: RunManifest, name: str) -> str | None:
-    declared = {gate.name: gate.phase for gate in state.spec.gates}
+def _gate_phase(run: RunManifest, name: str) -> str | None:
+    declared = {gate.name: gate.phase for gate in run.spec.gates}
     if declared and name not in declared:
         raise InvalidInput(
             "the run has no such gate",
-            where=f"{state.run_id}/gates/{name}",
+            where=f"{run.run_id}/gates/{name}",
             expected=", ".join(declared),
             hint=near(name, declared) or "Gates are declared by the run's preset.",
         )
     return declared.get(name)
 
 
-def _best(state: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
-    monitors = state.spec.phase(phase or state.phase or "").monitors
+def _best(run: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
+    monitors = run.spec.phase(phase or run.phase or "").monitors
     for monitor in monitors[:1]:
-        found = state.best(monitor, phase)
+        found = run.best(monitor, phase)
         if found is not None:
             return found
     raise NotFound(
         "no checkpoint is given for the gate, and its phase has no best one",
-        where=f"{state.run_id}/gates/{name}",
+        where=f"{run.run_id}/gates/{name}",
         expected=f"the metric {monitors[0].metric}" if monitors else "a monitor",
     )
 
@@ -211,13 +211,13 @@ def _damaged(committer: Committer, gate: Pin) -> Digest:
         raise  # it may be whole
     except IntegrityError:
         return gate.manifest
-    raise _taken(committer.log.state, gate.name, gate)
+    raise _taken(committer.log.run, gate.name, gate)
 
 
-def _taken(state: RunManifest, name: str, gate: Pin | None) -> Conflict:
+def _taken(run: RunManifest, name: str, gate: Pin | None) -> Conflict:
     return Conflict(
         "a gate is set once",
-        where=f"{state.run_id}/gates/{name}",
+        where=f"{run.run_id}/gates/{name}",
         found=f"{gate.manifest.short}, which is sound" if gate else "nothing",
         hint="Only a gate that fails verification may be replaced.",
     )

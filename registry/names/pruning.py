@@ -24,22 +24,22 @@ def prune(
 
     A full store's reserve may be used.
     """
-    state = committer.log.refresh()
-    if retention is None and not has_policies(state.spec):
+    run = committer.log.refresh()
+    if retention is None and not has_policies(run.spec):
         raise InvalidInput(
             "nothing says what may go: the run keeps everything",
-            where=state.run_id,
+            where=run.run_id,
             expected="a policy, such as Retention(last=3, best=1)",
         )
     if retention is not None and retention.best:
-        _check_monitors(state)
-    plan = plan_retention(state, _now_ms(), retention)
+        _check_monitors(run)
+    plan = plan_retention(run, _now_ms(), retention)
     if dry_run:
         return plan
 
-    def compose(state: RunManifest) -> Sequence[Action]:
+    def compose(run: RunManifest) -> Sequence[Action]:
         nonlocal plan
-        plan = plan_retention(state, _now_ms(), retention)
+        plan = plan_retention(run, _now_ms(), retention)
         return plan.actions()
 
     committer.store.with_reserve(lambda: committer.commit(compose))
@@ -58,15 +58,15 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
 
     def plan() -> list[Written]:
         nonlocal dead
-        state = log.history()
-        _check_steps_are_free(state, checkpoints)
-        dead = _dead(state, checkpoints)
-        places = [_place(state, digest) for digest in sorted(dead)]
+        run = log.history()
+        _check_steps_are_free(run, checkpoints)
+        dead = _dead(run, checkpoints)
+        places = [_place(run, digest) for digest in sorted(dead)]
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:
-            gone = [n for n in checkpoints if _is_collected(committer.store, state, n)]
-            named = ", ".join(state.by_n[n].manifest.short for n in gone)
+            gone = [n for n in checkpoints if _is_collected(committer.store, run, n)]
+            named = ", ".join(run.by_n[n].manifest.short for n in gone)
             raise MissingObject(
                 "evicted, and collected since",
                 where=f"{log.run_id}: {named}" if gone else error.where,
@@ -74,22 +74,22 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
                 "others can be brought back by name.",
             ) from error
 
-    def compose(state: RunManifest) -> Sequence[Action]:
-        if _dead(state, checkpoints) - dead:
+    def compose(run: RunManifest) -> Sequence[Action]:
+        if _dead(run, checkpoints) - dead:
             raise Stale  # what something else held while we planned has gone since
-        _check_steps_are_free(state, checkpoints)
+        _check_steps_are_free(run, checkpoints)
         return [Recover(checkpoints=checkpoints)]
 
     committer.commit(Composed(compose, plan, on_dropped=True))
     return [log.knowing(n).by_n[n] for n in checkpoints]
 
 
-def _is_collected(store: Store, state: RunManifest, n: int) -> bool:
+def _is_collected(store: Store, run: RunManifest, n: int) -> bool:
     """Return whether something is gone of what an evicted checkpoint held."""
-    record = _evicted(state, n)
+    record = _evicted(run, n)
     try:
         for digest in (record.manifest, *record.companions.values()):
-            place = _place(state, digest)
+            place = _place(run, digest)
             store.backend.stat(str(place.manifest_key))
             for pack in store.placement(place.placement_key).packs:
                 store.backend.stat(str(pack.key))
@@ -98,35 +98,35 @@ def _is_collected(store: Store, state: RunManifest, n: int) -> bool:
     return False
 
 
-def _dead(state: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
+def _dead(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
     """Return the states of evicted checkpoints that the run needs for no other reason."""
-    records = [_evicted(state, n) for n in checkpoints]
+    records = [_evicted(run, n) for n in checkpoints]
     wanted = {digest for one in records for digest in (one.manifest, *one.companions.values())}
-    return wanted - state.held
+    return wanted - run.held
 
 
-def _place(state: RunManifest, digest: Digest) -> Place:
+def _place(run: RunManifest, digest: Digest) -> Place:
     """Return where a state lies that may have gone before a mirror could have it."""
-    place = state.by_manifest.get(digest)
+    place = run.by_manifest.get(digest)
     if place is None:
         raise MissingObject(
             "this checkpoint was evicted, and this registry never held it",
-            where=f"{state.run_id}/{digest.short}",
+            where=f"{run.run_id}/{digest.short}",
             hint="Undo it in the registry where it was saved, then sync.",
         )
     return place
 
 
-def _check_steps_are_free(state: RunManifest, checkpoints: Sequence[int]) -> None:
+def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
     """Refuse what would give one step of a phase two checkpoints on one line of training."""
-    back = [record for n in checkpoints if not (record := _evicted(state, n)).superseded]
-    held = {(record.phase, record.step): record for record in state.live()}
+    back = [record for n in checkpoints if not (record := _evicted(run, n)).superseded]
+    held = {(record.phase, record.step): record for record in run.live()}
     for record in back:
         other = held.setdefault((record.phase, record.step), record)
         if other is not record:
             raise Conflict(
                 "another checkpoint holds this step",
-                where=f"{state.run_id}: phase {record.phase}, step {record.step}",
+                where=f"{run.run_id}: phase {record.phase}, step {record.step}",
                 expected=f"{record.manifest.short} of commit {record.n} alone",
                 found=f"{other.manifest.short} of commit {other.n}",
                 hint="`run.evicted()` gives the evicted one: until it is collected it can be "
@@ -134,13 +134,13 @@ def _check_steps_are_free(state: RunManifest, checkpoints: Sequence[int]) -> Non
             )
 
 
-def last_evicted(state: RunManifest, commits: Sequence[Evict]) -> list[int]:
+def last_evicted(run: RunManifest, commits: Sequence[Evict]) -> list[int]:
     """Return the checkpoints of the newest eviction that are still evicted."""
     for action in reversed(commits):
         found = [
             one.checkpoint
             for one in action.evictions
-            if state.by_n[one.checkpoint].evicted is not None
+            if run.by_n[one.checkpoint].evicted is not None
         ]
         if found:
             return found
@@ -163,21 +163,21 @@ def drop(committer: Committer, reason: str) -> None:
     committer.store.with_reserve(lambda: committer.commit(lambda _: [DropRun(reason=reason)]))
 
 
-def _evicted(state: RunManifest, n: int) -> CheckpointRecord:
-    if not state.is_evicted(n) or state.dropped is not None:
+def _evicted(run: RunManifest, n: int) -> CheckpointRecord:
+    if not run.is_evicted(n) or run.dropped is not None:
         raise NotFound(
-            "this checkpoint is not evicted" if state.dropped is None else "the run was dropped",
-            where=f"{state.run_id}: commit {n}",
+            "this checkpoint is not evicted" if run.dropped is None else "the run was dropped",
+            where=f"{run.run_id}: commit {n}",
         )
-    return state.record(n)
+    return run.record(n)
 
 
-def _check_monitors(state: RunManifest) -> None:
-    for record in state.checkpoints:
-        if record.evicted is None and not state.spec.phase(record.phase).monitors:
+def _check_monitors(run: RunManifest) -> None:
+    for record in run.checkpoints:
+        if record.evicted is None and not run.spec.phase(record.phase).monitors:
             raise InvalidInput(
                 "the best are kept, and there is no monitor to tell which those are",
-                where=f"{state.run_id}: phase {record.phase}",
+                where=f"{run.run_id}: phase {record.phase}",
                 hint="Create runs with a monitor, or prune by another policy.",
             )
 

@@ -69,7 +69,7 @@ class Release(Stored):
     @property
     def is_latest(self) -> bool:
         """Whether `releases/latest` names it, as far as this handle has read."""
-        return self._log.state.release == self.version
+        return self._log.run.release == self.version
 
     @property
     def checkpoint(self) -> int | None:
@@ -178,7 +178,7 @@ class Releases:
             wanted.state = pytree.flatten(state)
             pytree.await_devices(wanted.state)
         else:
-            wanted.parts = _parts(checkpoint, self._log.state, only)
+            wanted.parts = _parts(checkpoint, self._log.run, only)
         now = self._committer.commit(wanted)
         return self._release(find_pin(now, "release", wanted.name))
 
@@ -196,10 +196,10 @@ class Releases:
         Raises:
             NotFound: None has been published.
         """
-        state = self._log.refresh()
-        if state.release is None:
-            raise NotFound("nothing has been released yet", where=f"{state.run_id}/releases/latest")
-        return self._release(find_pin(state, "release", state.release))
+        run = self._log.refresh()
+        if run.release is None:
+            raise NotFound("nothing has been released yet", where=f"{run.run_id}/releases/latest")
+        return self._release(find_pin(run, "release", run.release))
 
     def list(self) -> list[Release]:
         """Return every release as of now, in the order of publication."""
@@ -221,8 +221,8 @@ class Releases:
             raise InvalidInput("a reason is not text", found=quoted(reason))
         find_pin(self._log.refresh(), "release", version)
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
-            is_news = state.release != version
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            is_news = run.release != version
             return [PointRelease(version=version, reason=reason)] if is_news else None
 
         return self._release(find_pin(self._committer.commit(compose), "release", version))
@@ -240,10 +240,10 @@ class Releases:
         card: Card | None,
         metrics: Mapping[str, object] | None,
     ) -> _Publication:
-        state = self._log.refresh()
+        run = self._log.refresh()
         own(self._committer, checkpoint, f"a release ({name})")
         fields = {} if card is None else read_card(card)
-        check_card(fields, state.spec.card_fields)
+        check_card(fields, run.spec.card_fields)
         values = None if metrics is None else check_metrics(metrics)
         return _Publication(self._committer, name, checkpoint, fields, values)
 
@@ -297,13 +297,13 @@ class _Publication(NewCommit):
             self.card_digest = written[-1].base.manifest.digest
         return written
 
-    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the pin; nothing where the same stands already."""
-        standing = state.pin("release", self.name)
+        standing = run.pin("release", self.name)
         if standing is not None:
             self._check_same(standing)
             return None
-        record = sound(state, self.checkpoint.n, self.checkpoint.ref)
+        record = sound(run, self.checkpoint.n, self.checkpoint.ref)
         assert self.digest is not None  # the states are written
         return [
             SetPin(
@@ -335,7 +335,7 @@ class _Publication(NewCommit):
 
 
 def _parts(
-    checkpoint: Checkpoint, state: RunManifest, only: str | Iterable[str] | None
+    checkpoint: Checkpoint, run: RunManifest, only: str | Iterable[str] | None
 ) -> list[str] | None:
     """Return the components that a release consists of; `None` for the whole checkpoint."""
     known = checkpoint.manifest.components
@@ -352,7 +352,7 @@ def _parts(
         if not chosen:
             raise InvalidInput("a release of no components", where=checkpoint.ref)
     else:
-        chosen = inference_parts(state.spec, known, where=checkpoint.ref)
+        chosen = inference_parts(run.spec, known, where=checkpoint.ref)
     return None if chosen in ([], list(known)) else chosen
 
 

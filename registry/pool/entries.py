@@ -31,8 +31,8 @@ class PoolEntry(Stored):
     @property
     def record(self) -> PoolRecord:
         """What the run's log says of it, as far as this handle has read."""
-        state = self._log.knowing_entry(self._version)
-        return find_record(state, self._version) or self._record
+        run = self._log.knowing_entry(self._version)
+        return find_record(run, self._version) or self._record
 
     @property
     def version(self) -> int:
@@ -112,50 +112,50 @@ def name_of(version: int) -> str:
     return f"pool/v{version:04d}"
 
 
-def find_record(state: RunManifest, version: int) -> PoolRecord | None:
+def find_record(run: RunManifest, version: int) -> PoolRecord | None:
     """Return the entry of a version, evicted or not.
 
     Raises:
         Forgotten: It was evicted, and the run is compact.
     """
-    found = state.by_version.get(version)
-    if found is None and state.gone is not None and has_bit(state.gone.versions, version):
+    found = run.by_version.get(version)
+    if found is None and run.gone is not None and has_bit(run.gone.versions, version):
         raise Forgotten
     return found
 
 
-def require_record(state: RunManifest, version: int) -> PoolRecord:
+def require_record(run: RunManifest, version: int) -> PoolRecord:
     """Return the entry of a version, evicted or not.
 
     Raises:
         NotFound: There never was one.
         Forgotten: It was evicted, and the run is compact.
     """
-    record = find_record(state, version)
+    record = find_record(run, version)
     if record is None:
-        known = [entry.version for entry in state.roster()]
+        known = [entry.version for entry in run.roster()]
         raise NotFound(
             "the pool never had this version",
-            where=f"{state.run_id}/pool/v{shown(version).zfill(4)}",
-            expected=f"1 to {state.next_version - 1}"
-            if state.next_version > 1
+            where=f"{run.run_id}/pool/v{shown(version).zfill(4)}",
+            expected=f"1 to {run.next_version - 1}"
+            if run.next_version > 1
             else "none: the pool is empty",
             hint=f"Playing now: {', '.join(map(str, known))}." if known else None,
         )
     return record
 
 
-def require_playing(state: RunManifest, version: int) -> PoolRecord:
+def require_playing(run: RunManifest, version: int) -> PoolRecord:
     """Return the entry of a version that plays.
 
     Raises:
         NotFound: There never was one, or it left the pool; the message says why.
     """
-    record = require_record(state, version)
+    record = require_record(run, version)
     if record.evicted is not None:
         raise NotFound(
             "this version left the pool",
-            where=f"{state.run_id}/{name_of(version)}",
+            where=f"{run.run_id}/{name_of(version)}",
             found=record.evicted,
             hint=f"Its ratings stay: `run.pool.history({version})`.",
         )

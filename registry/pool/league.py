@@ -45,7 +45,7 @@ class OpponentPool:
         self._committer = committer
         self._store = committer.store
         self._log = committer.log
-        self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.state).cache)
+        self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.run).cache)
 
     # Letting models in
 
@@ -81,10 +81,10 @@ class OpponentPool:
             Conflict: The checkpoint was evicted, or the run dropped.
         """
 
-        def source(state: RunManifest) -> Source:
+        def source(run: RunManifest) -> Source:
             n = own(self._committer, checkpoint, "the pool")
-            record = state.by_n.get(n) or self._log.knowing(n).by_n[n]
-            gates = [pin.name for pin in state.pins_of("gate") if pin.checkpoint == record.n]
+            record = run.by_n.get(n) or self._log.knowing(n).by_n[n]
+            gates = [pin.name for pin in run.pins_of("gate") if pin.checkpoint == record.n]
             return Source(record, gates[0] if frozen and gates else None)
 
         return self._promote(source, Terms(frozen, mu, sigma))
@@ -105,14 +105,14 @@ class OpponentPool:
             IncompatibleState: The gate has nothing of what inference needs.
         """
 
-        def source(state: RunManifest) -> Source:
-            pin = state.pin("gate", name)
+        def source(run: RunManifest) -> Source:
+            pin = run.pin("gate", name)
             if pin is None or pin.checkpoint is None:
-                known = [one.name for one in state.pins_of("gate")]
-                where = f"{state.run_id}/gates/{name}"
+                known = [one.name for one in run.pins_of("gate")]
+                where = f"{run.run_id}/gates/{name}"
                 raise NotFound("no such gate", where=where, hint=near(name, known))
             n = pin.checkpoint
-            return Source(state.by_n.get(n) or self._log.knowing(n).by_n[n], name)
+            return Source(run.by_n.get(n) or self._log.knowing(n).by_n[n], name)
 
         return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
 
@@ -209,8 +209,8 @@ class OpponentPool:
         places, name = check_places(versions, ranks), check_match(match)
         players = [player for player in places if player is not None]
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
-            return None if name in state.matches else [rating_match(state, places, name)]
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            return None if name in run.matches else [rating_match(run, places, name)]
 
         self._log.refresh()
         self._committer.commit(compose)
@@ -242,19 +242,19 @@ class OpponentPool:
         """
         from registry.pool import selection  # here, for it needs NumPy: `import registry` is light
 
-        state = self._log.state
-        rules, created = pool_rules(state), state.created
+        run = self._log.run
+        rules, created = pool_rules(run), run.created
         if not rules.draws or created is None:
             raise InvalidInput(
                 "the run's preset declares no opponents to draw",
-                where=state.run_id,
+                where=run.run_id,
                 expected="draws in the preset's [pool]",
             )
-        playing, name = state.roster(), rules.phase if phase is None else check_phase(phase)
-        check_phase_is_declared(state.spec, name)
+        playing, name = run.roster(), rules.phase if phase is None else check_phase(phase)
+        check_phase_is_declared(run.spec, name)
         return selection.draws(
             int(created.seed, 16),
-            phase_number(state.spec, name),
+            phase_number(run.spec, name),
             rules.seed_child,
             [selection.Category(one.kind, one.weight, one.name) for one in rules.draws],
             [entry.version for entry in playing if not entry.frozen],

@@ -86,7 +86,7 @@ def check_version(version: object, where: str = "version") -> int:
     return number
 
 
-def rating_match(state: RunManifest, places: Places, match: str) -> RateMatch:
+def rating_match(run: RunManifest, places: Places, match: str) -> RateMatch:
     """Return what a match makes of the entries that took part.
 
     The model in training plays with its newest rating and is not rated: checkpoints have ratings of
@@ -97,10 +97,9 @@ def rating_match(state: RunManifest, places: Places, match: str) -> RateMatch:
         NotFound: The pool never had one of the versions.
         InvalidInput: The ratings are too far apart to compute with; openskill is missing.
     """
-    entries = {player: require_record(state, player) for player in places if player is not None}
+    entries = {player: require_record(run, player) for player in places if player is not None}
     before = [
-        rating_of(state, {}) if player is None else _stored(state, entries[player])
-        for player in places
+        rating_of(run, {}) if player is None else _stored(run, entries[player]) for player in places
     ]
     players = list(places)
     fixed = [
@@ -144,14 +143,14 @@ def _is_text(match: str) -> bool:
     return True
 
 
-def _stored(state: RunManifest, entry: PoolRecord) -> Rating:
+def _stored(run: RunManifest, entry: PoolRecord) -> Rating:
     """Return the rating of an entry in the log."""
     try:
         return Rating(entry.mu, entry.sigma)
     except InvalidInput as error:
         raise Malformed(
             "the log has an invalid rating",
-            where=f"{state.run_id}/pool/v{entry.version:04d}",
+            where=f"{run.run_id}/pool/v{entry.version:04d}",
             expected="finite numbers, the uncertainty above 0",
             found=f"mu {entry.mu}, sigma {entry.sigma}",
             hint="Promote its checkpoint again, and play with that entry.",

@@ -89,30 +89,30 @@ class PromotionCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Cut the model out of its checkpoint, unless it plays or the run holds it already."""
-        committer, state = self._committer, self._committer.log.state
-        source = self._source(state)
+        committer, run = self._committer, self._committer.log.run
+        source = self._source(run)
         self._cut_of = None
-        if self._playing(state, source) is not None:
+        if self._playing(run, source) is not None:
             return ()
-        record = _sound(state, source.checkpoint)
-        where = f"{state.run_id}/{record.manifest.short}"
+        record = _sound(run, source.checkpoint)
+        where = f"{run.run_id}/{record.manifest.short}"
         whole = Stored(committer.store, committer.log, record.manifest, record.manifest.short)
         parts = whole.manifest.components
-        names = inference_parts(state.spec, parts, where=where)
+        names = inference_parts(run.spec, parts, where=where)
         model = Manifest(whole.manifest.kind, {name: parts[name] for name in names})
         self._cut_of, self._model = record.manifest, model.digest
-        self._is_cut = self._model not in state.held
+        self._is_cut = self._model not in run.held
         return [committer.cut(record.manifest, names)] if self._is_cut else []
 
-    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return what lets the model in, unless an equal entry plays."""
-        source = self._source(state)
-        playing = self._playing(state, source)
+        source = self._source(run)
+        playing = self._playing(run, source)
         if playing is not None:
             self.version = playing.version
             return None
-        record = _sound(state, source.checkpoint)
-        if record.manifest != self._cut_of or not (self._is_cut or self._model in state.held):
+        record = _sound(run, source.checkpoint)
+        if record.manifest != self._cut_of or not (self._is_cut or self._model in run.held):
             raise Stale
         candidate = Candidate(
             manifest=self._model,
@@ -122,30 +122,30 @@ class PromotionCommit(NewCommit):
             gate=source.gate,
             frozen=self._terms.frozen,
         )
-        known = find_entry(state, candidate)
+        known = find_entry(run, candidate)
         if known is not None:
             self.version = known.version
             return None
-        self.version = state.next_version
-        return promotion(state, candidate, self._rating(state, record))
+        self.version = run.next_version
+        return promotion(run, candidate, self._rating(run, record))
 
-    def _playing(self, state: RunManifest, source: Source) -> PoolRecord | None:
+    def _playing(self, run: RunManifest, source: Source) -> PoolRecord | None:
         """Return the entry that plays already for this source, on these terms."""
         wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
-        for entry in state.roster():
+        for entry in run.roster():
             if (entry.checkpoint, entry.gate, entry.frozen) == wanted:
                 return entry
         return None
 
-    def _rating(self, state: RunManifest, record: CheckpointRecord) -> Rating:
+    def _rating(self, run: RunManifest, record: CheckpointRecord) -> Rating:
         # An anchor is not the model in training: without a rating of its own it has none.
         inherited = (
-            own_rating(state, record.metrics) or DEFAULT
+            own_rating(run, record.metrics) or DEFAULT
             if self._terms.frozen
-            else rating_of(state, record.metrics)
+            else rating_of(run, record.metrics)
         )
         return self._terms.over(inherited)
 
 
-def _sound(state: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
-    return sound(state, record.n, f"{state.run_id}/{record.manifest.short}")
+def _sound(run: RunManifest, record: CheckpointRecord) -> CheckpointRecord:
+    return sound(run, record.n, f"{run.run_id}/{record.manifest.short}")

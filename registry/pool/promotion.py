@@ -36,9 +36,9 @@ class Candidate:
     frozen: bool = False
 
 
-def pool_rules(state: RunManifest) -> Pool:
+def pool_rules(run: RunManifest) -> Pool:
     """Return the rules of a run's pool."""
-    return state.spec.pool or _undeclared()
+    return run.spec.pool or _undeclared()
 
 
 @cache
@@ -47,7 +47,7 @@ def _undeclared() -> Pool:
     return Pool(phase="any", size=20)
 
 
-def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
+def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
     """Return the actions that let a model into the pool, oldest entries out for it.
 
     The rating is inherited; its uncertainty is raised to a third of the default
@@ -55,7 +55,7 @@ def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[
     """
     entered = rating if candidate.frozen else inherited(rating)
     promote = Promote(
-        version=state.next_version,
+        version=run.next_version,
         manifest=candidate.manifest,
         checkpoint=candidate.checkpoint,
         gate=candidate.gate,
@@ -67,8 +67,8 @@ def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[
     )
     if candidate.frozen:
         return [promote]
-    size = pool_rules(state).size
-    playing = [entry for entry in state.roster() if not entry.frozen]
+    size = pool_rules(run).size
+    playing = [entry for entry in run.roster() if not entry.frozen]
     leaving = playing[: max(0, len(playing) + 1 - size)]
     if not leaving:
         return [promote]
@@ -76,7 +76,7 @@ def promotion(state: RunManifest, candidate: Candidate, rating: Rating) -> list[
     return [promote, EvictEntries(versions=versions, reason=f"oldest of more than {size}")]
 
 
-def rating_of(state: RunManifest, metrics: Mapping[str, float]) -> Rating:
+def rating_of(run: RunManifest, metrics: Mapping[str, float]) -> Rating:
     """Return the rating of the training model: by these metrics, else by the newest that have it.
 
     A value that is no rating (NaN, an uncertainty of 0) is passed over: no save fails for it. So is
@@ -85,17 +85,17 @@ def rating_of(state: RunManifest, metrics: Mapping[str, float]) -> Rating:
     Raises:
         Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
     """
-    for known in chain((metrics,), _newest_metrics(state)):
-        rating = own_rating(state, known)
+    for known in chain((metrics,), _newest_metrics(run)):
+        rating = own_rating(run, known)
         if rating is not None:
             return rating
     return DEFAULT
 
 
-def _newest_metrics(state: RunManifest) -> Iterator[Mapping[str, float]]:
+def _newest_metrics(run: RunManifest) -> Iterator[Mapping[str, float]]:
     """Yield the metrics of the checkpoints on the current line, the newest first."""
-    gone = None if state.gone is None else state.gone.rating
-    for record in reversed(state.checkpoints):
+    gone = None if run.gone is None else run.gone.rating
+    for record in reversed(run.checkpoints):
         if gone is not None and gone.n > record.n:
             yield gone.metrics
             raise Forgotten  # its metrics are no rating, and earlier ones are not known
@@ -106,9 +106,9 @@ def _newest_metrics(state: RunManifest) -> Iterator[Mapping[str, float]]:
         raise Forgotten
 
 
-def own_rating(state: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
+def own_rating(run: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
     """Return the rating that these metrics alone say, if they do."""
-    rules = pool_rules(state)
+    rules = pool_rules(run)
     if rules.mu not in metrics or rules.sigma not in metrics:
         return None
     try:
@@ -117,14 +117,14 @@ def own_rating(state: RunManifest, metrics: Mapping[str, float]) -> Rating | Non
         return None
 
 
-def find_entry(state: RunManifest, candidate: Candidate) -> PoolRecord | None:
+def find_entry(run: RunManifest, candidate: Candidate) -> PoolRecord | None:
     """Return the playing entry that this candidate would only repeat.
 
     That is the same model of the same phase and step in the same role. Its checkpoint's number does
     not count: training that went back and saves the same model at the same step again finds the
     entry there, as does a fork, which inherits entries without their checkpoints.
     """
-    for entry in reversed(state.roster()):
+    for entry in reversed(run.roster()):
         if _identity(entry) == _identity(candidate):
             return entry
     return None

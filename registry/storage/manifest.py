@@ -22,7 +22,7 @@ from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
 from registry.values import canonical
 from registry.values.digest import Digest
 from registry.values.dtypes import ITEM_SIZES
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.parse_limits import check_json, taking_turns
 
 FORMAT = "holdfast.checkpoint/1"
@@ -250,7 +250,7 @@ class Manifest:
             BeyondLimit: It would take too much memory.
             UnsupportedFormat: It was written in a format that this version does not know.
         """
-        with taking_turns(content_bytes(data)), allocation_burst():
+        with taking_turns(content_bytes(data)), collector_paused():
             content = unwrap_frame(data, where=where)
             manifest = cls._parse(content, where)
             with _rules(where):

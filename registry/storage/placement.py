@@ -23,7 +23,7 @@ from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
 from registry.storage.keys import ObjectKey
 from registry.values import canonical
 from registry.values.digest import Digest, Digests
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.parse_limits import ROW_BYTES, check_bytes, check_json, taking_turns
 
 FORMAT = "holdfast.placement/1"
@@ -236,7 +236,7 @@ class Placement:
             BeyondLimit: It would take too much memory.
             UnsupportedFormat: It was written in a format that this version does not know.
         """
-        with taking_turns(content_bytes(data)), allocation_burst():
+        with taking_turns(content_bytes(data)), collector_paused():
             return cls._decode(unwrap_frame(data, where=where), expected, where)
 
     @classmethod

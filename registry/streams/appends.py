@@ -44,7 +44,7 @@ class PlannedAppend:
     body: AppendStream
     merged: bool
 
-    def action(self, state: RunManifest) -> AppendStream:
+    def action(self, run: RunManifest) -> AppendStream:
         """Return what the commit says.
 
         A segment of new entries alone fits behind whatever others have appended meanwhile.
@@ -53,7 +53,7 @@ class PlannedAppend:
             Stale: The stream has changed: the segment has to be written anew.
             Conflict: The run was dropped.
         """
-        now = _standing(state, self.before.name, self.before.lifetime)
+        now = _standing(run, self.before.name, self.before.lifetime)
         if now.lifetime != self.before.lifetime or (self.merged and now != self.before):
             raise Stale
         return self.body.model_copy(update={"start": now.count}) if not self.merged else self.body
@@ -61,7 +61,7 @@ class PlannedAppend:
 
 def plan_append(
     committer: Committer,
-    state: RunManifest,
+    run: RunManifest,
     name: str,
     entries: Sequence[Mapping[str, Any]],
     lifetime: Lifetime | None = None,
@@ -75,7 +75,7 @@ def plan_append(
 
     Args:
         committer: Of the run.
-        state: The run as it will be when the segment is appended.
+        run: The run as it will be when the segment is appended.
         name: Name of the stream.
         entries: At least one.
         lifetime: Of a stream that is begun by this.
@@ -85,7 +85,7 @@ def plan_append(
         InvalidInput: Streams are declared and this one is not, or it has another lifetime.
         Conflict: The run was dropped.
     """
-    stream = _standing(state, name, stream_lifetime(state, name, lifetime) or _LIFETIME)
+    stream = _standing(run, name, stream_lifetime(run, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []
     swallowed = _readable(committer, name, older[len(older) - merge_count(counts, len(entries)) :])
@@ -130,37 +130,35 @@ def read_segments(
     return found
 
 
-def stream_lifetime(
-    state: RunManifest, name: str, given: Lifetime | None = None
-) -> Lifetime | None:
+def stream_lifetime(run: RunManifest, name: str, given: Lifetime | None = None) -> Lifetime | None:
     """Return the lifetime of a stream: declared, or as it was begun, or `given`.
 
     Raises:
         InvalidInput: Streams are declared and this one is not, or it has another lifetime than
             the given one.
     """
-    declared = {stream.name: stream.lifetime for stream in state.spec.streams}
+    declared = {stream.name: stream.lifetime for stream in run.spec.streams}
     if declared and name not in declared:
         raise InvalidInput(
             "the run has no such stream",
-            where=f"{state.run_id}: stream {name}",
+            where=f"{run.run_id}: stream {name}",
             expected=", ".join(declared),
             hint=near(name, declared) or "Streams are declared by the run's preset.",
         )
-    standing = state.stream(name)
+    standing = run.stream(name)
     lifetime = declared.get(name) or (standing.lifetime if standing else given)
     if given is not None and given != lifetime:
         raise InvalidInput(
             "the stream has another lifetime",
-            where=f"{state.run_id}: stream {name}",
+            where=f"{run.run_id}: stream {name}",
             expected=lifetime,
             found=given,
         )
     return lifetime
 
 
-def _standing(state: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:
-    return state.stream(name) or StreamRecord(name=name, lifetime=lifetime)
+def _standing(run: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:
+    return run.stream(name) or StreamRecord(name=name, lifetime=lifetime)
 
 
 def _readable(committer: Committer, name: str, segments: Sequence[Segment]) -> list[Entries]:

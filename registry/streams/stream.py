@@ -108,13 +108,13 @@ class Stream:
         if attempt is None or attempt.entries != _fingerprint(checked):
             attempt = _Attempt(self._committer, self.name)
         try:
-            state = attempt.run(checked, lifetime)
+            run = attempt.run(checked, lifetime)
         except StoreUnavailable:
             attempt.entries = attempt.entries or _fingerprint(checked)
             self._attempt = attempt
             raise
         self._attempt = None
-        stream = state.stream(self.name)
+        stream = run.stream(self.name)
         return 0 if stream is None else stream.count
 
     def read(
@@ -166,8 +166,8 @@ class Stream:
         check_name(label, "an archive")
         self._committer.log.refresh()
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
-            stream = self._resettable(state)
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            stream = self._resettable(run)
             standing = stream.archive(label)
             if standing is not None:
                 if stream.count == 0:
@@ -185,17 +185,17 @@ class Stream:
         assert archived is not None  # compose has seen to it
         return archived.count
 
-    def _resettable(self, state: RunManifest) -> StreamRecord:
-        if stream_lifetime(state, self.name) == "forever":
+    def _resettable(self, run: RunManifest) -> StreamRecord:
+        if stream_lifetime(run, self.name) == "forever":
             raise InvalidInput(
                 "this stream is kept for ever",
                 where=self._where,
                 expected="a resettable stream",
                 hint="Its lifetime was fixed by the run's preset, or by the first append.",
             )
-        stream = state.stream(self.name)
+        stream = run.stream(self.name)
         if stream is None:
-            raise self._absent(state)
+            raise self._absent(run)
         return stream
 
     def _segments(self, archive: str | None) -> tuple[Segment, ...]:
@@ -211,18 +211,18 @@ class Stream:
                     hint=near(archive, known),
                 )
             return found.segments
-        state = self._committer.log.state
-        if stream is None and stream_lifetime(state, self.name) is None:
-            raise self._absent(state)
+        run = self._committer.log.run
+        if stream is None and stream_lifetime(run, self.name) is None:
+            raise self._absent(run)
         return () if stream is None else stream.segments
 
     def _standing(self) -> StreamRecord | None:
-        state = self._committer.log.refresh()
-        stream_lifetime(state, self.name)  # refuses what the run does not declare
-        return state.stream(self.name)
+        run = self._committer.log.refresh()
+        stream_lifetime(run, self.name)  # refuses what the run does not declare
+        return run.stream(self.name)
 
-    def _absent(self, state: RunManifest) -> NotFound:
-        known = [stream.name for stream in state.streams]
+    def _absent(self, run: RunManifest) -> NotFound:
+        known = [stream.name for stream in run.streams]
         return NotFound("no such stream", where=self._where, hint=near(self.name, known))
 
     @property
@@ -250,23 +250,23 @@ class _Attempt:
 
         def plan() -> Sequence[Written]:
             # Beside other writers merging might never come to an end.
-            state, merge = self._committer.log.state, not planned
+            run, merge = self._committer.log.run, not planned
             planned.append(
-                plan_append(self._committer, state, self._name, entries, lifetime, merge=merge)
+                plan_append(self._committer, run, self._name, entries, lifetime, merge=merge)
             )
             return [planned[-1].written]
 
-        def compose(state: RunManifest) -> Sequence[Action] | None:
-            if any(self._has_landed(state, *one) for one in doubtful):
+        def compose(run: RunManifest) -> Sequence[Action] | None:
+            if any(self._has_landed(run, *one) for one in doubtful):
                 return None
-            action = planned[-1].action(state)
-            self._tried.append((state.next_slot, action))
+            action = planned[-1].action(run)
+            self._tried.append((run.next_slot, action))
             return [action]
 
         return self._committer.commit(Composed(compose, plan))
 
-    def _has_landed(self, state: RunManifest, number: int, action: AppendStream) -> bool:
-        if state.next_slot <= number:
+    def _has_landed(self, run: RunManifest, number: int, action: AppendStream) -> bool:
+        if run.next_slot <= number:
             return False
         slot = next(self._committer.log.slots(number), None)
         commits = () if slot is None else slot.commits

@@ -116,7 +116,7 @@ def _first_whole(
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _LetGo from error
-            trainer.distrust(checkpoint)
+            trainer.suspect(checkpoint)
             passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
         trainer.resume_at(checkpoint)

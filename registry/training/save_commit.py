@@ -20,7 +20,7 @@ from registry.history.log_values import format_time
 from registry.history.replay import CheckpointRecord, Forgotten, RunManifest
 from registry.history.retention import has_policies, plan_retention
 from registry.history.tiers import choose_tier
-from registry.history.writer_token import Charge
+from registry.history.writer_token import WriterToken
 from registry.pool.promotion import candidate_of, find_entry, pool_rules, promotion, rating_of
 from registry.pytree import FlatState
 from registry.spec.requirements import inference_parts
@@ -28,7 +28,7 @@ from registry.streams.appends import PlannedAppend, plan_append
 from registry.training.save_request import PreparedSave, SaveRequest
 from registry.values.canonical import float_to_hex
 from registry.values.digest import Digest
-from registry.writing.change import NewCommit, Stale, preview
+from registry.writing.change import NewCommit, Stale, after_commit
 from registry.writing.committer import Committer
 from registry.writing.placing import Written, cut_state
 
@@ -45,7 +45,7 @@ class SaveCommit(NewCommit):
     def __init__(
         self,
         committer: Committer,
-        charge: Charge,
+        charge: WriterToken,
         save: PreparedSave,
         watched: Sequence[str],
     ) -> None:
@@ -70,7 +70,7 @@ class SaveCommit(NewCommit):
 
     def write_states(self) -> Sequence[Written]:
         """Put everything that the commit names on the store."""
-        committer, run = self._committer, self._committer.log.state
+        committer, run = self._committer, self._committer.log.run
         bases = committer.choose_bases(self._charge.base_order(run))
         self._state = self._write(self._save.state, bases, self._watched)
         self.nonfinite = self._state.nonfinite
@@ -110,10 +110,10 @@ class SaveCommit(NewCommit):
             state, bases, request.compression, request.keyframe_every, watched
         )
 
-    def actions(self, state: RunManifest) -> Sequence[Action]:
+    def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return what the commit says, for the run as it stands."""
-        claims = self._claim(state)
-        known = self._same_step(state)
+        claims = self._claim(run)
+        known = self._same_step(run)
         digest = self._state.base.manifest.digest
         if known is not None:
             if known.manifest != digest:
@@ -123,35 +123,35 @@ class SaveCommit(NewCommit):
             return [*claims, *_news(known, self._request)]
         if self._repeats:
             raise Stale  # the checkpoint that it repeated has gone meanwhile
-        self._check_continues(state)
-        claimed = preview(state, claims)
+        self._check_continues(run)
+        claimed = after_commit(run, claims)
         self._check_phase(claimed)
-        self.outcome = state.commits
+        self.outcome = run.commits
         if self._request.takes_over:
-            self._charge.attempt(state.commits, digest)
+            self._charge.attempt(run.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self._appends)]
         actions.append(self._addition(claimed))
-        saved = preview(state, actions)
+        saved = after_commit(run, actions)
         actions += self._promotion(saved)
-        if has_policies(state.spec):
+        if has_policies(run.spec):
             actions += plan_retention(saved, int(time.time() * 1000)).actions()
         return actions
 
-    def _claim(self, state: RunManifest) -> list[Action]:
-        return self._charge.claim(state) if self._request.takes_over else []
+    def _claim(self, run: RunManifest) -> list[Action]:
+        return self._charge.claim(run) if self._request.takes_over else []
 
     def _claimed(self, run: RunManifest) -> RunManifest:
         """Return the run as the save finds it, once it is in charge; no commit is planned yet."""
         try:
-            return preview(run, self._claim(run))
+            return after_commit(run, self._claim(run))
         except Forgotten:
             # Not by having the run complete: whoever reads on, in `plan` too, compacts it again.
             run = self._committer.log.history()
-            return preview(run, self._claim(run))
+            return after_commit(run, self._claim(run))
 
-    def _same_step(self, state: RunManifest) -> CheckpointRecord | None:
+    def _same_step(self, run: RunManifest) -> CheckpointRecord | None:
         """Return the checkpoint that holds this step on the line of training that is continued."""
-        for checkpoint in state.at_step(self._save.phase, self._request.step):
+        for checkpoint in run.at_step(self._save.phase, self._request.step):
             if not (self._request.takes_over and self._charge.is_behind(checkpoint)):
                 return checkpoint
         return None
@@ -169,9 +169,9 @@ class SaveCommit(NewCommit):
                     hint="A companion is given with the first save of a step.",
                 )
 
-    def _check_continues(self, state: RunManifest) -> None:
+    def _check_continues(self, run: RunManifest) -> None:
         """Refuse a training that restored nothing in a run that is further on."""
-        newest = state.latest(self._save.phase)
+        newest = run.latest(self._save.phase)
         begins = self._request.takes_over and self._charge.begins
         if begins and newest is not None and self._request.step < newest.step:
             raise Conflict(
@@ -181,10 +181,10 @@ class SaveCommit(NewCommit):
                 hint="Call `run.restore()` first, or train in a run of its own.",
             )
 
-    def _check_phase(self, state: RunManifest) -> None:
+    def _check_phase(self, run: RunManifest) -> None:
         """Refuse to go back to a phase, or into one by another way than the declared one."""
-        phase, before = self._save.phase, state.phase
-        order = [one.name for one in state.spec.phases]
+        phase, before = self._save.phase, run.phase
+        order = [one.name for one in run.spec.phases]
         if before == phase or phase not in order:
             return
         if before is None and not self._request.takes_over:
@@ -196,18 +196,18 @@ class SaveCommit(NewCommit):
                 expected=f"phase {before} or a later one",
                 hint="To go back call `run.restore(at=...)` with a checkpoint of that phase.",
             )
-        ways = [one for one in state.spec.transitions if one.to_phase == phase]
-        if ways and state.entered(phase) is None:
+        ways = [one for one in run.spec.transitions if one.to_phase == phase]
+        if ways and run.entered(phase) is None:
             raise Conflict(
                 "the run's preset leads into this phase by a transition",
                 where=self._where,
                 expected=f"run.transition({phase!r}) first: it checks and records the change",
             )
 
-    def _addition(self, state: RunManifest) -> AddCheckpoint:
+    def _addition(self, run: RunManifest) -> AddCheckpoint:
         save, request = self._save, self._request
-        phase = state.spec.phase(save.phase)
-        tier = request.tier or choose_tier(state, phase, request.metrics, save.counters)
+        phase = run.spec.phase(save.phase)
+        tier = request.tier or choose_tier(run, phase, request.metrics, save.counters)
         manifest = self._state.base.manifest
         held_back = bool(self.nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
@@ -218,7 +218,7 @@ class SaveCommit(NewCommit):
             meta=request.meta,
             size_bytes=manifest.nbytes,
             tier=tier,
-            companions=self._beside(state) or None,
+            companions=self._beside(run) or None,
             commit_keys=save.commit_keys,
             nonfinite=self.nonfinite or None,
             held_back=held_back or None,
@@ -228,14 +228,14 @@ class SaveCommit(NewCommit):
     def _given(self) -> dict[str, Digest]:
         return {name: one.base.manifest.digest for name, one in self._companions.items()}
 
-    def _beside(self, state: RunManifest) -> dict[str, Digest]:
+    def _beside(self, run: RunManifest) -> dict[str, Digest]:
         """Return the companions: those given, those of the phase's beginning, those of before."""
         beside = self._given
-        entered = state.entered(self._save.phase)
-        for name in state.spec.phase(self._save.phase).companions:
+        entered = run.entered(self._save.phase)
+        for name in run.spec.phase(self._save.phase).companions:
             if name in beside:
                 continue
-            known = next(_companions(state, name, self._save.phase), None)
+            known = next(_companions(run, name, self._save.phase), None)
             if known is None and entered is not None:
                 known = entered.companions.get(name)
             if known is None:
@@ -257,13 +257,13 @@ class SaveCommit(NewCommit):
         names = inference_parts(spec, base.manifest.components, where=self._where)
         return cut_state(committer.store, committer.writer, base, names)
 
-    def _promotion(self, state: RunManifest) -> list[Action]:
+    def _promotion(self, run: RunManifest) -> list[Action]:
         if self._model is None:
             return []
-        candidate = candidate_of(state.record(self.outcome), self._model.base.manifest.digest)
-        if find_entry(state, candidate) is not None:
+        candidate = candidate_of(run.record(self.outcome), self._model.base.manifest.digest)
+        if find_entry(run, candidate) is not None:
             return []
-        return promotion(state, candidate, rating_of(state, self._request.metrics))
+        return promotion(run, candidate, rating_of(run, self._request.metrics))
 
     @property
     def _where(self) -> str:
@@ -281,9 +281,9 @@ class SaveCommit(NewCommit):
         )
 
 
-def _companions(state: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
+def _companions(run: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
     """Yield the companions of this name of kept checkpoints, the newest first."""
-    found = (record.companions.get(name) for record in state.newest_first(phase))
+    found = (record.companions.get(name) for record in run.newest_first(phase))
     return (digest for digest in found if digest is not None)
 
 

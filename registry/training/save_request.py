@@ -38,7 +38,7 @@ from registry.spec.requirements import (
 from registry.storage.codecs import Compression, check_compression
 from registry.streams.segments import check_entries
 from registry.values.environment import require_first_rank
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.suggest import near
 from registry.writing.deltas import check_keyframe_every
 
@@ -149,7 +149,7 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
         IncompatibleState: Required keys are missing, or tensors have another dtype than demanded.
     """
     spec = run.spec
-    with allocation_burst():
+    with collector_paused():
         flat = state if isinstance(state, FlatState) else pytree.flatten(state)
         companions = {name: pytree.flatten(value) for name, value in request.companions.items()}
     pytree.await_devices(flat)

@@ -16,7 +16,7 @@ from backends.escape import printable
 from registry.errors import IntegrityError
 from registry.history.actions import Action, RunStatus, SetStatus
 from registry.history.replay import RunManifest
-from registry.history.writer_token import Charge
+from registry.history.writer_token import WriterToken
 from registry.loading.checkpoint import Checkpoint
 from registry.loading.stored import reader_of
 from registry.pytree import FlatState
@@ -24,7 +24,7 @@ from registry.storage.threads import Threads
 from registry.training.pending import PendingSave, exit_wait_s
 from registry.training.save_commit import SaveCommit
 from registry.training.save_request import PreparedSave, SaveRequest, prepare_save
-from registry.writing.change import Composed, NewCommit, preview
+from registry.writing.change import Composed, NewCommit, after_commit
 from registry.writing.committer import Committer
 from registry.writing.object_writer import placed_keys
 from registry.writing.placing import Written
@@ -39,7 +39,7 @@ class Trainer:
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
-        self._charge = Charge(committer.log.run_id)
+        self._charge = WriterToken(committer.log.run_id)
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -50,14 +50,14 @@ class Trainer:
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         self.settle()
-        return self._store_and_commit(prepare_save(state, request, self._log.state))
+        return self._store_and_commit(prepare_save(state, request, self._log.run))
 
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
         limit_s = exit_wait_s()
         with self._handing_over:  # or another thread's copy would land on the one being saved
             self.settle()
-            prepared = prepare_save(state, request, self._log.state).copied(self._stage)
+            prepared = prepare_save(state, request, self._log.run).copied(self._stage)
             if self._background is None:
                 self._background = Threads(1, "holdfast-save")
             saving = self._background.submit(self._store_and_commit, prepared)
@@ -108,14 +108,14 @@ class Trainer:
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes whatever came after it."""
-        self._charge.resume_at(checkpoint.n, self._log.state)
+        self._charge.resume_at(checkpoint.n, self._log.run)
 
-    def distrust(self, checkpoint: Checkpoint) -> None:
+    def suspect(self, checkpoint: Checkpoint) -> None:
         """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
         with suppress(IntegrityError):
             reader = reader_of(checkpoint)
             keys = placed_keys(reader.place, reader.placement)
-            self._committer.writer.distrusted |= keys
+            self._committer.writer.suspect |= keys
 
     def _stage(self, name: str, state: FlatState) -> FlatState:
         staging = self._stagings.setdefault(name, Staging())
@@ -132,7 +132,7 @@ class Trainer:
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
             takes_over = save.request.takes_over
-            run, store = self._log.state, self._committer.store
+            run, store = self._log.run, self._committer.store
             commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
             self._committer.commit(commit)
             if commit.nonfinite and not save.request.allow_nonfinite:
@@ -155,7 +155,7 @@ class _Claimed(NewCommit):
         says_something: Whether the run did not say all of it before.
     """
 
-    def __init__(self, charge: Charge, change: NewCommit) -> None:
+    def __init__(self, charge: WriterToken, change: NewCommit) -> None:
         self._charge = charge
         self._change = change
         self.says_something = False
@@ -171,6 +171,6 @@ class _Claimed(NewCommit):
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the claims, and what the commit says for the run after them."""
         claims = self._charge.claim(run)
-        actions = self._change.actions(preview(run, claims))
+        actions = self._change.actions(after_commit(run, claims))
         self.says_something = actions is not None
         return None if actions is None else [*claims, *actions]

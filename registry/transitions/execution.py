@@ -29,9 +29,9 @@ from registry.transitions import readiness
 from registry.transitions.rows import Applied, Begun, Initialise, Table
 from registry.values.digest import Digest
 from registry.values.environment import require_first_rank
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.suggest import near
-from registry.writing.change import NewCommit, Stale, preview
+from registry.writing.change import NewCommit, Stale, after_commit
 from registry.writing.committer import Committer
 from registry.writing.placing import Written
 
@@ -79,7 +79,7 @@ def transition(
     require_first_rank()
     phase = check_phase(to)
     committer.log.refresh()
-    check_phase_is_declared(committer.log.state.spec, phase)
+    check_phase_is_declared(committer.log.run.spec, phase)
     passage = _Passage(committer, phase, options)
     trainer.commit(passage)
     return passage.outcome()
@@ -130,7 +130,7 @@ class _Passage(NewCommit):
         if self._begun is None:
             self._begun = self._make(way)
         bases = committer.choose_bases([way.manifest])
-        with allocation_burst():
+        with collector_paused():
             companions = {name: pytree.flatten(one) for name, one in self._begun.companions.items()}
         self._companions = {}
         for name, flat in companions.items():
@@ -141,10 +141,10 @@ class _Passage(NewCommit):
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
-    def actions(self, state: RunManifest) -> Sequence[Action] | None:
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return what the commit says; `None` if the phase was entered this way already."""
-        entered = _entered(state, self._to)
-        way = _find_way(state, entered, self._to)
+        entered = _entered(run, self._to)
+        way = _find_way(run, entered, self._to)
         if way != self._way:
             self._way, self._begun = way, None
             raise Stale
@@ -153,20 +153,20 @@ class _Passage(NewCommit):
             return None
         actions: list[Action] = [enter]
         for pin, written in self._entries:
-            actions += self._promotion(preview(state, actions), pin, written)
+            actions += self._promotion(after_commit(run, actions), pin, written)
         return actions + [
-            ArchiveStream(stream=name, label=_label(state, name, way.rules.from_phase))
+            ArchiveStream(stream=name, label=_label(run, name, way.rules.from_phase))
             for name in way.rules.archives
-            if (stream := state.stream(name)) is not None and stream.count
+            if (stream := run.stream(name)) is not None and stream.count
         ]
 
     def outcome(self) -> Transitioned:
         """Return what the phase begins with, once it is entered."""
         assert self._way is not None  # a commit has been made, or found to stand
         assert self._begun is not None
-        log, state = self._committer.log, self._committer.log.state
-        assert state.created is not None  # it has a checkpoint
-        seed, number = int(state.created.seed, 16), phase_number(state.spec, self._to)
+        log, run = self._committer.log, self._committer.log.run
+        assert run.created is not None  # it has a checkpoint
+        seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
         return Transitioned(
             state=self._begun.state,
             companions=self._begun.companions,
@@ -225,10 +225,10 @@ class _Passage(NewCommit):
             },
         )
 
-    def _promotion(self, state: RunManifest, pin: Pin, written: Written) -> list[Action]:
+    def _promotion(self, run: RunManifest, pin: Pin, written: Written) -> list[Action]:
         """Return what lets an anchor into the pool, unless it is in it already."""
         assert pin.checkpoint is not None  # replay has every gate name one
-        record = state.record(pin.checkpoint)
+        record = run.record(pin.checkpoint)
         candidate = Candidate(
             manifest=written.base.manifest.digest,
             phase=record.phase,
@@ -237,14 +237,14 @@ class _Passage(NewCommit):
             gate=pin.name,
             frozen=True,
         )
-        if find_entry(state, candidate) is not None:
+        if find_entry(run, candidate) is not None:
             return []
         # A league starts with ratings of its own (seeds/hydra.md, Phase 2 to 3, step 8).
-        return promotion(state, candidate, DEFAULT)
+        return promotion(run, candidate, DEFAULT)
 
     def _inference_parts(self, pin: Pin) -> list[str]:
         parts = self._stored(pin).manifest.components
-        spec = self._committer.log.state.spec
+        spec = self._committer.log.run.spec
         return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
 
     def _record(self, way: _Way) -> CheckpointRecord:
@@ -255,35 +255,35 @@ class _Passage(NewCommit):
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
 
 
-def _entered(state: RunManifest, to: str) -> PhaseRecord | None:
+def _entered(run: RunManifest, to: str) -> PhaseRecord | None:
     """Return how the phase was entered, if training is in it and has saved nothing.
 
     Raises:
         Conflict: Training is in it, and has.
     """
-    if state.phase != to:
+    if run.phase != to:
         return None
-    entered = state.entered(to)
-    if entered is not None and not state.saved_in(to):
+    entered = run.entered(to)
+    if entered is not None and not run.saved_in(to):
         return entered
-    saved = next(state.newest_first(to), None)
+    saved = next(run.newest_first(to), None)
     raise Conflict(
         "this phase is under way",
-        where=f"{state.run_id}: phase {to}",
+        where=f"{run.run_id}: phase {to}",
         found=f"its newest checkpoint at step {saved.step}" if saved else None,
         hint="To begin it anew call `run.restore(at=...)` with a checkpoint of the phase before.",
     )
 
 
-def _find_way(state: RunManifest, entered: PhaseRecord | None, to: str) -> _Way:
+def _find_way(run: RunManifest, entered: PhaseRecord | None, to: str) -> _Way:
     """Return the declared way into a phase, with the checkpoint that it begins from.
 
     Raises:
         InvalidInput: None is declared.
         NotFound: The source, or an anchor, is not there.
     """
-    spec = state.spec
-    before = entered.from_phase if entered else state.phase
+    spec = run.spec
+    before = entered.from_phase if entered else run.phase
     if before is None and spec.phases:
         before = spec.phases[0].name
     rules = spec.transition(before or "", to)
@@ -291,29 +291,29 @@ def _find_way(state: RunManifest, entered: PhaseRecord | None, to: str) -> _Way:
         ways = [one.to_phase for one in spec.transitions if one.from_phase == before]
         raise InvalidInput(
             "no transition is declared for this change of phase",
-            where=f"{state.run_id}: from phase {before} to phase {to}",
+            where=f"{run.run_id}: from phase {before} to phase {to}",
             expected=f"to {', '.join(ways)}" if ways else "none from here",
             hint="Transitions are declared by the run's preset.",
         )
-    record = _source(state, rules)
-    anchors = tuple(find_pin(state, "gate", name) for name in rules.anchors)
+    record = _source(run, rules)
+    anchors = tuple(find_pin(run, "gate", name) for name in rules.anchors)
     return _Way(rules, record.n, record.manifest, anchors)
 
 
-def _source(state: RunManifest, rules: Transition) -> CheckpointRecord:
+def _source(run: RunManifest, rules: Transition) -> CheckpointRecord:
     kind, _, name = rules.source.partition("/")
     if name:
-        pin = find_pin(state, "gate", name)
+        pin = find_pin(run, "gate", name)
         assert pin.checkpoint is not None  # replay has every gate name one
-        return state.record(pin.checkpoint)
-    found = state.latest(rules.from_phase)
+        return run.record(pin.checkpoint)
+    found = run.latest(rules.from_phase)
     if kind == "best":
-        monitors = state.spec.phase(rules.from_phase).monitors
-        found = state.best(monitors[0], rules.from_phase) if monitors else None
+        monitors = run.spec.phase(rules.from_phase).monitors
+        found = run.best(monitors[0], rules.from_phase) if monitors else None
     if found is None:
         raise NotFound(
             "there is none yet",
-            where=f"{state.run_id}/{phase_segment(rules.from_phase)}/{kind}",
+            where=f"{run.run_id}/{phase_segment(rules.from_phase)}/{kind}",
             hint="The transition begins with it.",
         )
     return found
@@ -325,9 +325,9 @@ def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
     return before == (enter.from_phase, enter.manifest, enter.rows, enter.companions)
 
 
-def _label(state: RunManifest, name: str, phase: str) -> str:
+def _label(run: RunManifest, name: str, phase: str) -> str:
     """Return a free label for what a stream held until the end of a phase."""
-    stream = state.stream(name)
+    stream = run.stream(name)
     taken = {archive.label for archive in stream.archives} if stream else set()
     label, number = phase_segment(phase), 1
     while label in taken:

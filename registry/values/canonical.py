@@ -15,7 +15,7 @@ import struct
 from typing import Any, NoReturn
 
 from registry.errors import InvalidInput, Malformed
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.values.parse_limits import check_json
 
 Json = None | bool | int | str | list[Any] | dict[str, Any]
@@ -70,7 +70,7 @@ def parse(data: bytes, *, where: str) -> Any:
     """
     check_json(data, where=where)
     try:
-        with allocation_burst():
+        with collector_paused():
             return json.loads(
                 data.decode("utf-8"),
                 parse_float=_no_float,

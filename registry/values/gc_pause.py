@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def allocation_burst() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the cycle collector; leave it as it was found."""
     if not gc.isenabled():
         yield

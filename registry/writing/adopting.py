@@ -19,7 +19,7 @@ from registry.storage.placement import PackRef
 from registry.storage.reading import index_chunks, read_lists
 from registry.storage.store import Store
 from registry.storage.threads import results
-from registry.writing.object_writer import Choice, Writer, placed_keys
+from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 from registry.writing.placing import put_place
 
 #: Packs held in memory at once on their way from store to store.
@@ -35,7 +35,7 @@ def adopt(
     writer: Writer,
     wanted: Sequence[Place],
     counted: Counted | None = None,
-) -> tuple[list[Place], Choice]:
+) -> tuple[list[Place], ChosenKeys]:
     """Make sure that placed manifests lie in a registry under keys that may be named.
 
     Args:
@@ -73,7 +73,7 @@ def adopt(
         index_chunks(manifest, moved, read_lists(destination, manifest, moved))
         places.append(put_place(destination, writer, manifest, moved))
         keys |= placed_keys(places[-1], moved)
-    return places, Choice(frozenset(keys))
+    return places, ChosenKeys(frozenset(keys))
 
 
 def _copy_pack(source: Store, writer: Writer, ref: PackRef) -> tuple[ObjectKey, bool]:

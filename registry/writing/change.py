@@ -22,7 +22,7 @@ from registry.history.base import Base
 from registry.history.log import commit_line
 from registry.history.replay import RunManifest, foresee
 from registry.history.writer_token import check_not_dropped
-from registry.writing.object_writer import Choice
+from registry.writing.object_writer import ChosenKeys
 from registry.writing.placing import Written
 
 #: Gives the actions of a commit for the run as it is, or `None` if there is nothing to say.
@@ -53,14 +53,14 @@ class Change(ABC):
         It is called before anything is written, and each time before the lines are asked for.
         """
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         """Put the objects on the store that the lines name; return all of them.
 
         Raises:
             MissingObject: Something that the change is made from is gone.
             Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
         """
-        return Choice()
+        return ChosenKeys()
 
     @abstractmethod
     def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
@@ -106,10 +106,10 @@ class NewCommits(Change):
         Without actions a slot holds only the places that have changed; `None` means no slot.
         """
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         """Put the states on the store."""
         self._written = self.write_states()
-        return reduce(Choice.__or__, [one.choice for one in self._written], Choice())
+        return reduce(ChosenKeys.__or__, [one.choice for one in self._written], ChosenKeys())
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the places that the run does not give yet, then the commits."""
@@ -180,6 +180,6 @@ class Composed(NewCommit):
         return self._actions(run)
 
 
-def preview(run: RunManifest, actions: Sequence[Action]) -> RunManifest:
+def after_commit(run: RunManifest, actions: Sequence[Action]) -> RunManifest:
     """Return the run as it is after a commit of these actions."""
     return foresee(run, [commit_line(run, actions)]) if actions else run

@@ -27,12 +27,12 @@ from registry.storage.codecs import COMPRESSIONS, Compression
 from registry.storage.reading import read_lists
 from registry.storage.store import Store
 from registry.values.digest import Digest
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.writing.adopting import adopt
 from registry.writing.change import Actions, Change, Composed, Stale
 from registry.writing.deltas import Trials
 from registry.writing.free_space import check_state_fits
-from registry.writing.object_writer import Choice, Condemned, Writer
+from registry.writing.object_writer import ChosenKeys, Condemned, Writer
 from registry.writing.placing import Written, cut_state
 from registry.writing.saving import write_state
 
@@ -106,11 +106,11 @@ class Committer:
         Races for the slot are not counted here: `RunLog.append` asks for the lines again.
         """
         if change.writes:
-            self._recalling(lambda: change.check(self.log.state))
-        read = self.log.state.next_slot
+            self._recalling(lambda: change.check(self.log.run))
+        read = self.log.run.next_slot
         look = self.log.look()  # beside what is sent
         try:
-            choice = self._recalling(change.write) if change.writes else Choice()
+            choice = self._recalling(change.write) if change.writes else ChosenKeys()
         except MissingObject:
             look.outcome.result()
             if not self._has_moved(change, read):
@@ -191,7 +191,7 @@ class Committer:
 
     def write_plain(self, state: object) -> Written:
         """Put a state on the store that is like none of the checkpoints."""
-        with allocation_burst():
+        with collector_paused():
             flat = state if isinstance(state, FlatState) else pytree.flatten(state)
         pytree.await_devices(flat)
         return self.write(flat, ())
@@ -240,7 +240,7 @@ class Committer:
 
     def choose_bases(self, wanted: Iterable[Digest]) -> list[Base]:
         """Return the first `MAX_BASES` states that another one can be stored against."""
-        held = self.log.state.held
+        held = self.log.run.held
         bases: dict[Digest, Base] = {}
         for manifest in wanted:
             if len(bases) == MAX_BASES:

@@ -23,7 +23,7 @@ from registry.storage.reading import index_chunks
 from registry.storage.store import Store
 from registry.values.digest import Digest
 from registry.writing.encoding import Below
-from registry.writing.placing import Spot
+from registry.writing.placing import ChunkLocation
 
 
 class Trials:
@@ -89,7 +89,7 @@ class Predecessors:
     Args:
         store: Where they are.
         bases: States of the run, the nearest first.
-        spots: Where the chunks of the bases lie.
+        locations: Where the chunks of the bases lie.
         keyframe_every: So many versions of a chunk at most are read for the last of them.
         trials: What earlier saves have found.
     """
@@ -98,13 +98,13 @@ class Predecessors:
         self,
         store: Store,
         bases: Sequence[Base],
-        spots: Mapping[Digest, Spot],
+        locations: Mapping[Digest, ChunkLocation],
         keyframe_every: int,
         trials: Trials,
     ) -> None:
         self._store = store
         self._bases = bases
-        self._spots = spots
+        self._spots = locations
         self._keyframe_every = keyframe_every
         self._trials = trials
         self._resting = trials.resting()  # what this save finds is for the next ones

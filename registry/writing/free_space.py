@@ -21,7 +21,7 @@ from registry.storage.pack import TRAILER_BYTES, PackTable, raw_entries
 from registry.storage.store import Store
 from registry.values.digest import Digest
 from registry.writing.object_writer import Writer, check_room
-from registry.writing.placing import spots_of
+from registry.writing.placing import locations_of
 from registry.writing.saving import cut_groups, group_name
 
 
@@ -44,7 +44,7 @@ def check_state_fits(
     if codec != RAW or free_bytes is None or _size_bytes(state) <= free_bytes:
         return
     needed_bytes = 0
-    for pack_bytes in _new_packs(store, writer, state, spots_of(bases).keys()):
+    for pack_bytes in _new_packs(store, writer, state, locations_of(bases).keys()):
         needed_bytes += pack_bytes
         check_room(store.backend, needed_bytes)
 

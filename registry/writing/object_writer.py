@@ -47,7 +47,7 @@ class _Decodable(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenKeys:
     """The objects that a commit is about to name.
 
     Attributes:
@@ -59,20 +59,20 @@ class Choice:
     keys: frozenset[ObjectKey] = frozenset()
     covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
 
-    def unproven(self, state: RunManifest) -> set[ObjectKey]:
+    def unproven(self, run: RunManifest) -> set[ObjectKey]:
         """Return the keys that no manifest live in `state` uses."""
         return {
             key
             for key in self.keys
-            if not any(state.is_placed(place) for place in self.covered_by.get(key, ()))
+            if not any(run.is_placed(place) for place in self.covered_by.get(key, ()))
         }
 
-    def __or__(self, other: Choice) -> Choice:
+    def __or__(self, other: ChosenKeys) -> ChosenKeys:
         """Return both together."""
         covered = {key: [*places] for key, places in self.covered_by.items()}
         for key, places in other.covered_by.items():
             covered.setdefault(key, []).extend(places)
-        return Choice(self.keys | other.keys, covered)
+        return ChosenKeys(self.keys | other.keys, covered)
 
 
 class Writer:
@@ -80,7 +80,7 @@ class Writer:
 
     Attributes:
         log: The run's log; its slot 0 must exist (W1).
-        distrusted: Objects that were found damaged: never reused, and replaced when their content
+        suspect: Objects that were found damaged: never reused, and replaced when their content
             is written again.
     """
 
@@ -91,7 +91,7 @@ class Writer:
         # Chosen for the next commit, and put by this writer or made durable since it saw them.
         self._durable: set[ObjectKey] = set()
         self.log = log
-        self.distrusted: set[ObjectKey] = set()
+        self.suspect: set[ObjectKey] = set()
 
     @property
     def epoch(self) -> int:
@@ -110,7 +110,7 @@ class Writer:
                 key = ObjectKey.parse(info.key)
             except Malformed:
                 continue  # a foreign file; `verify` tells of it
-            sound = info.size_bytes == size_bytes and key not in self.distrusted
+            sound = info.size_bytes == size_bytes and key not in self.suspect
             if sound and not self._epochs.condemned([key], self.epoch):
                 refuse_links(self._store.backend, info.key)
                 return key
@@ -123,12 +123,12 @@ class Writer:
             return key
         key = ObjectKey("packs", digest, self.epoch)
         check_room(self._store.backend, size_bytes)
-        if key not in self.distrusted and self._store.backend.put_if_absent(str(key), body):
+        if key not in self.suspect and self._store.backend.put_if_absent(str(key), body):
             self._durable.add(key)
         # Another writer's, or one that is not what it should be?
-        elif key in self.distrusted or not self._has_size(key, size_bytes):
+        elif key in self.suspect or not self._has_size(key, size_bytes):
             self._replace(key, body)
-            self.distrusted.discard(key)
+            self.suspect.discard(key)
         return key
 
     def _replace(self, key: ObjectKey, body: Body) -> None:
@@ -161,7 +161,7 @@ class Writer:
     def commit(
         self,
         compose: Callable[[RunManifest], Sequence[Line | bytes] | None],
-        choice: Choice,
+        choice: ChosenKeys,
         look: Look | None = None,
     ) -> RunManifest:
         """Put the next slot with lines that name the chosen objects (W3 to W5).
@@ -175,33 +175,33 @@ class Writer:
             Condemned: Some of them were condemned meanwhile; nothing was committed.
         """
 
-        def guarded(state: RunManifest) -> Sequence[Line | bytes] | None:
-            lines = compose(state)
+        def guarded(run: RunManifest) -> Sequence[Line | bytes] | None:
+            lines = compose(run)
             if lines is not None:
-                self._recheck(state, choice)
-                self._make_durable(state, choice)
+                self._recheck(run, choice)
+                self._make_durable(run, choice)
             return lines
 
         committed = self.log.append(guarded, look=look)
         self._durable.difference_update(choice.keys)
         return committed
 
-    def _recheck(self, state: RunManifest, choice: Choice) -> None:
+    def _recheck(self, run: RunManifest, choice: ChosenKeys) -> None:
         if not choice.keys:
             return
-        if state.epoch > self.epoch:
-            self._epochs.require(state.epoch)
-            self._observed = state.epoch
-        refused = self._epochs.condemned(choice.unproven(state), self.epoch)
+        if run.epoch > self.epoch:
+            self._epochs.require(run.epoch)
+            self._observed = run.epoch
+        refused = self._epochs.condemned(choice.unproven(run), self.epoch)
         if refused:
             raise Condemned(refused)
 
-    def _make_durable(self, state: RunManifest, choice: Choice) -> None:
+    def _make_durable(self, run: RunManifest, choice: ChosenKeys) -> None:
         """Make chosen objects of other writers durable that no place covers (W5).
 
         Their writer may have died before its sync. The author of a place made its objects durable.
         """
-        seen = choice.unproven(state) - self._durable
+        seen = choice.unproven(run) - self._durable
         if seen:
             self._store.backend.make_durable(map(str, sorted(seen)))
             self._durable |= seen

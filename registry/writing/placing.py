@@ -17,11 +17,11 @@ from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, 
 from registry.storage.store import Store
 from registry.storage.threads import results
 from registry.values.digest import Digest, Digests
-from registry.writing.object_writer import Choice, Writer, placed_keys
+from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ChunkLocation:
     """Where a stored chunk lies, whichever placement said so.
 
     Attributes:
@@ -51,7 +51,7 @@ class Written:
     """
 
     base: Base
-    choice: Choice
+    choice: ChosenKeys
     new_bytes: int
     nonfinite: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ def cut_state(store: Store, writer: Writer, base: Base, names: Sequence[str]) ->
     parts = {name: base.manifest.components[name] for name in names}
     manifest = Manifest(base.manifest.kind, parts)
     lists = {digest: base.lists[digest] for digest in manifest.chunk_lists}
-    return place_manifest(store, writer, manifest, lists, spots_of([base]), [base])
+    return place_manifest(store, writer, manifest, lists, locations_of([base]), [base])
 
 
 def place_manifest(
@@ -77,7 +77,7 @@ def place_manifest(
     writer: Writer,
     manifest: Manifest,
     lists: Mapping[Digest, bytes],
-    spots: Mapping[Digest, Spot],
+    locations: Mapping[Digest, ChunkLocation],
     bases: Sequence[Base],
     new_bytes: int = 0,
 ) -> Written:
@@ -88,13 +88,13 @@ def place_manifest(
         writer: Chooses the keys.
         manifest: What the state is.
         lists: The bytes of its stored digest lists.
-        spots: Where each of its chunks lies, bases of deltas included.
+        locations: Where each of its chunks lies, bases of deltas included.
         bases: States of this run that cover some of these chunks (W2a).
         new_bytes: Bytes of chunks that were stored for it.
     """
-    placement = build_placement(manifest, lists, spots)
+    placement = build_placement(manifest, lists, locations)
     place = put_place(store, writer, manifest, placement)
-    choice = Choice(placed_keys(place, placement), cover(bases))
+    choice = ChosenKeys(placed_keys(place, placement), cover(bases))
     return Written(Base(place, manifest, placement, lists), choice, new_bytes)
 
 
@@ -130,42 +130,44 @@ def cover(bases: Iterable[Base]) -> dict[ObjectKey, list[Place]]:
 
 
 def build_placement(
-    manifest: Manifest, lists: Mapping[Digest, bytes], spots: Mapping[Digest, Spot]
+    manifest: Manifest, lists: Mapping[Digest, bytes], locations: Mapping[Digest, ChunkLocation]
 ) -> Placement:
     """Return the placement of a manifest, given where every chunk lies.
 
     Args:
         manifest: The manifest.
         lists: The bytes of each stored digest list.
-        spots: Where each chunk lies, bases of deltas included.
+        locations: Where each chunk lies, bases of deltas included.
     """
     order = list(manifest.all_chunks(lists))
     seen = set(order)
     extra: list[Digest] = []
     for digest in order:
-        base = spots[digest].base
+        base = locations[digest].base
         while base is not None and base not in seen:
             seen.add(base)
             extra.append(base)
-            base = spots[base].base
+            base = locations[base].base
     rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
     packs: dict[PackRef, int] = {}
     rows = []
     for digest in rows_of:
-        spot = spots[digest]
-        pack = packs.setdefault(spot.pack, len(packs))
-        base_row = NO_BASE if spot.base is None else rows_of[spot.base]
-        rows.append(ChunkPlace(pack, spot.offset, spot.stored_bytes, spot.codec, base_row))
+        location = locations[digest]
+        pack = packs.setdefault(location.pack, len(packs))
+        base_row = NO_BASE if location.base is None else rows_of[location.base]
+        rows.append(
+            ChunkPlace(pack, location.offset, location.stored_bytes, location.codec, base_row)
+        )
     return Placement(manifest.digest, tuple(packs), Rows(rows), Digests(extra))
 
 
-def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
+def locations_of(bases: Sequence[Base]) -> dict[Digest, ChunkLocation]:
     """Return where every chunk of stored states lies, deltas with all that is below them.
 
     Of several places of a chunk the one with the fewest differences below it counts, then the
     first. So the chains of different states, however they cross, never join to a longer one.
     """
-    spots: dict[Digest, Spot] = {}
+    locations: dict[Digest, ChunkLocation] = {}
     links: dict[Digest, int] = {}
     for base in bases:
         packs = base.placement.packs
@@ -177,8 +179,8 @@ def spots_of(bases: Sequence[Base]) -> dict[Digest, Spot]:
             below = None if row.base == NO_BASE else digests[row.base]
             count = 0 if below is None else links[below] + 1
             if count < links.get(digest, count + 1):
-                spots[digest] = Spot(
+                locations[digest] = ChunkLocation(
                     packs[row.pack], row.offset, row.stored_bytes, row.codec, below
                 )
                 links[digest] = count
-    return spots
+    return locations

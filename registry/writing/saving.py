@@ -37,13 +37,13 @@ from registry.storage.store import Store
 from registry.storage.threads import abandon, results
 from registry.values import canonical
 from registry.values.digest import Digest
-from registry.values.gc_pause import allocation_burst
+from registry.values.gc_pause import collector_paused
 from registry.writing.deltas import Predecessors, Trials
 from registry.writing.encoding import Encoded, Encoding, chain_entries
 from registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
 from registry.writing.hashing import Group, Hashing, Piece, in_use
-from registry.writing.object_writer import Choice, Writer, placed_keys
-from registry.writing.placing import Spot, Written, cover, place_manifest, spots_of
+from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from registry.writing.placing import ChunkLocation, Written, cover, locations_of, place_manifest
 from registry.writing.readable import check_readable
 
 #: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
@@ -91,7 +91,7 @@ def write_stream(
     finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
     *,
     bases: Sequence[Base],
-    spots: Mapping[Digest, Spot],
+    locations: Mapping[Digest, ChunkLocation],
     codec: str = RAW,
 ) -> Written:
     """Store a state whose chunks are made as they are wanted; one group is in memory at a time.
@@ -102,11 +102,11 @@ def write_stream(
         groups: Chunks that one pack may hold; each list is emptied once its pack is on the store.
         finish: Gives the manifest and its digest lists, after the last group.
         bases: Checkpoints of the run that cover chunks.
-        spots: Where chunks lie that need not be stored again; each may be named.
+        locations: Where chunks lie that need not be stored again; each may be named.
         codec: As for `write_state`.
     """
     made = _StateWriter(store, writer, bases, codec, 1, Trials())
-    return made.write_stream(groups, finish, spots)
+    return made.write_stream(groups, finish, locations)
 
 
 class Chunk(NamedTuple):
@@ -141,8 +141,8 @@ class _StateWriter:
         self._writer = writer
         self._codec = codec
         self._encoding = Encoding(codec)
-        self._bases = [base for base in bases if not self._is_distrusted(base)]
-        self._stored = spots_of(self._bases)
+        self._bases = [base for base in bases if not self._is_suspect(base)]
+        self._stored = locations_of(self._bases)
         self._predecessors: Predecessors | None = None
         if codec != RAW and keyframe_every > 1:
             self._predecessors = Predecessors(
@@ -194,9 +194,9 @@ class _StateWriter:
         self,
         groups: Iterable[list[Chunk]],
         finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
-        spots: Mapping[Digest, Spot],
+        locations: Mapping[Digest, ChunkLocation],
     ) -> Written:
-        self._stored = dict(spots)
+        self._stored = dict(locations)
         try:
             for group in groups:
                 self._pack(group)
@@ -210,8 +210,8 @@ class _StateWriter:
         finally:
             abandon(self._under_way)
 
-    def _is_distrusted(self, base: Base) -> bool:
-        return not self._writer.distrusted.isdisjoint(placed_keys(base.place, base.placement))
+    def _is_suspect(self, base: Base) -> bool:
+        return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
         """Yield every chunk with the name of the pack group that it belongs to and its length.
@@ -319,7 +319,7 @@ class _StateWriter:
 
     def _assemble(self, state: FlatState, packed: int, watched: Sequence[str]) -> None:
         """Make the components of which every chunk is packed, while later ones are hashed."""
-        with allocation_burst():
+        with collector_paused():
             for part in state.components[len(self._components) :]:
                 position = len(self._components)
                 if position >= len(self._cut_until) or self._cut_until[position] > packed:
@@ -351,17 +351,19 @@ class _StateWriter:
         for base in self._bases:
             if base.manifest.digest == manifest.digest:
                 keys = placed_keys(base.place, base.placement)
-                return Written(base, Choice(keys, cover(self._bases)), 0)
+                return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
         refs = {
             name: PackRef(future.result(), size) for name, (size, future) in self._packs.items()
         }
-        spots = dict(self._stored)
+        locations = dict(self._stored)
         for digest, (name, entry) in self._fresh.items():
             codec = codec_number(entry.codec, where=name.short)
-            spots[digest] = Spot(refs[name], entry.offset, entry.stored_bytes, codec, entry.base)
+            locations[digest] = ChunkLocation(
+                refs[name], entry.offset, entry.stored_bytes, codec, entry.base
+            )
         new_bytes = sum(entry.stored_bytes for _, entry in self._fresh.values())
         return place_manifest(
-            self._store, self._writer, manifest, self._lists, spots, self._bases, new_bytes
+            self._store, self._writer, manifest, self._lists, locations, self._bases, new_bytes
         )
 
 

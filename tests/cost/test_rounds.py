@@ -34,7 +34,7 @@ def long_run(commits: int) -> Scratch:
             log.append(
                 lambda state, action=action: [*_places(action), commit_line(state, [action])]
             )
-        assert log.state.commits == commits
+        assert log.run.commits == commits
     return store
 
 

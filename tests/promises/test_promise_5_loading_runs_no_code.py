@@ -97,7 +97,7 @@ def _publish(registry: Registry, skeleton: Json) -> None:
         placement=placement.digest,
         placement_generation=0,
     )
-    step = log.state.commits
+    step = log.run.commits
     added = AddCheckpoint(manifest=manifest.digest, phase="main", step=step, size_bytes=0)
     log.append(lambda state: [place, commit_line(state, [added])])
 

@@ -17,7 +17,7 @@ from registry.maintenance.gc import Collector
 from registry.maintenance.live import RunFiles, list_run_ids
 from registry.storage.keys import Kind, ObjectKey, stem
 from registry.values.digest import Digest
-from registry.writing.object_writer import Choice, Writer
+from registry.writing.object_writer import ChosenKeys, Writer
 from tests.schedules.plays import OTHER
 
 Patch = pytest.MonkeyPatch
@@ -98,7 +98,7 @@ def rechecked_once(patch: Patch) -> None:
 def marks_unheeded(patch: Patch) -> None:
     """A mark met on the way to the head does not move the observed epoch."""
 
-    def recheck(self: Writer, state: RunManifest, choice: Choice) -> None:
+    def recheck(self: Writer, state: RunManifest, choice: ChosenKeys) -> None:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:
             raise registry.writing.object_writer.Condemned(refused)
@@ -157,7 +157,7 @@ def names_used_again(patch: Patch) -> None:
     def put_small(self: Writer, kind: Kind, digest: Digest, data: bytes, form: object) -> ObjectKey:
         return put(self, kind, digest, data)
 
-    def recheck(self: Writer, state: RunManifest, choice: Choice) -> None:
+    def recheck(self: Writer, state: RunManifest, choice: ChosenKeys) -> None:
         if state.epoch > self.epoch:
             self._observed = state.epoch
             refused = self._epochs.condemned(choice.unproven(state), self.epoch)

@@ -19,29 +19,29 @@ from registry.history.replay.run_manifest import RunManifest
 from registry.history.replay.slot import Slot
 
 
-def advance(state: RunManifest, slots: Iterable[Slot]) -> RunManifest:
+def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
     """Fold further slots into a run. A compact one stays compact.
 
     Raises:
         Malformed: They do not continue the log legally; the message names slot and rule.
         Forgotten: A rule needs what a compact run does not have; fold them into the complete one.
     """
-    draft = Draft(state)
+    draft = Draft(run)
     for slot in slots:
         _fold(draft, slot)
     return draft.freeze()
 
 
-def foresee(state: RunManifest, commits: Iterable[Commit]) -> RunManifest:
+def foresee(run: RunManifest, commits: Iterable[Commit]) -> RunManifest:
     """Return the run as it is after commits that nobody has put yet, nor placed what they name.
 
     Raises:
         Malformed: They are not legal.
         Forgotten: A rule needs what a compact run does not have.
     """
-    state.prepare()
-    draft = Draft(state)
-    draft.where = f"{state.run_id}: slot {state.next_slot}"
+    run.prepare()
+    draft = Draft(run)
+    draft.where = f"{run.run_id}: slot {run.next_slot}"
     for commit in commits:
         _commit(draft, commit.encode(), commit)
     draft.next_slot += 1

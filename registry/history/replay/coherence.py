@@ -11,17 +11,17 @@ from itertools import pairwise
 from registry.history.replay.run_manifest import RunManifest
 
 
-def is_coherent(state: RunManifest) -> bool:
+def is_coherent(run: RunManifest) -> bool:
     """Return whether the run was begun, and what is named by number is there, in order."""
-    numbers = [checkpoint.n for checkpoint in state.checkpoints]
-    versions = [entry.version for entry in state.pool]
-    named = {pin.checkpoint for pin in state.pins if pin.kind in ("gate", "tag")}
+    numbers = [checkpoint.n for checkpoint in run.checkpoints]
+    versions = [entry.version for entry in run.pool]
+    named = {pin.checkpoint for pin in run.pins if pin.kind in ("gate", "tag")}
     return (
-        (state.created is not None) == (state.commits > 0)
-        and _ascend([0, *numbers, max(state.commits, 1)])
-        and _ascend([0, *versions, state.next_version])
+        (run.created is not None) == (run.commits > 0)
+        and _ascend([0, *numbers, max(run.commits, 1)])
+        and _ascend([0, *versions, run.next_version])
         # A log may set a gate on what was evicted before, of which a compact run has the number.
-        and all(n in state.by_n or (n is not None and state.is_evicted(n)) for n in named)
+        and all(n in run.by_n or (n is not None and run.is_evicted(n)) for n in named)
     )
 
 

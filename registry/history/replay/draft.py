@@ -64,21 +64,21 @@ class Draft:
         gone: What was evicted, of a compact run.
     """
 
-    def __init__(self, state: RunManifest) -> None:
-        self.base = state
+    def __init__(self, run: RunManifest) -> None:
+        self.base = run
         self.fields: dict[str, Any] = {}
         self.where = ""
         self.time_ms = 0
-        self.next_slot = state.next_slot
-        self.commits = state.commits
-        self.head = state.head
-        self.created = state.created
-        self.phase = state.phase
-        self.next_version = state.next_version
-        self.phases: list[PhaseRecord] = list(state.phases)
-        self.streams: dict[str, StreamRecord] = {s.name: s for s in state.streams}
-        self.epoch = state.epoch
-        self.gone = None if state.gone is None else GoneDraft(state.gone)
+        self.next_slot = run.next_slot
+        self.commits = run.commits
+        self.head = run.head
+        self.created = run.created
+        self.phase = run.phase
+        self.next_version = run.next_version
+        self.phases: list[PhaseRecord] = list(run.phases)
+        self.streams: dict[str, StreamRecord] = {s.name: s for s in run.streams}
+        self.epoch = run.epoch
+        self.gone = None if run.gone is None else GoneDraft(run.gone)
         self._tables: dict[str, dict[Any, Any]] = {}
         self._groups: dict[str, GroupDraft] = {}
         self._line: list[int] | None = None

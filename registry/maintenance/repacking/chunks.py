@@ -27,7 +27,7 @@ from registry.values.dtypes import item_size
 _BATCH_BYTES = 16 * 2**20
 
 #: Where a chunk lies, and its entry there.
-Lying = tuple[PackRef, PackEntry]
+StoredFiles = tuple[PackRef, PackEntry]
 
 
 class RawChunks:
@@ -38,7 +38,7 @@ class RawChunks:
         lying: Where each lies, the bases of deltas included.
     """
 
-    def __init__(self, store: Store, lying: Mapping[Digest, Lying]) -> None:
+    def __init__(self, store: Store, lying: Mapping[Digest, StoredFiles]) -> None:
         self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in lying.items()}
         numbers = {digest: number for number, digest in enumerate(lying)}
         packs: dict[PackRef, int] = {}

@@ -50,13 +50,21 @@ class Layout:
         self._plan = plan
         self._table_of = table_of
         self._own = len(before.rows) - len(before.extra)
-        spots = dict(self._spots())
-        own, bases = list(spots)[: self._own], list(spots)[self._own :]
-        needed = self._needed(own, spots) if self._is_changed(spots) else dict.fromkeys(bases)
-        order = [*own, *(d for d in bases if d in needed), *(d for d in needed if d not in spots)]
-        found = {digest: spots.get(digest) or self._elsewhere(digest) for digest in order}
-        self._order = {digest: spot for digest, spot in found.items() if spot is not None}
-        whole = [spot.where for spot in self._order.values()]
+        locations = dict(self._spots())
+        own, bases = list(locations)[: self._own], list(locations)[self._own :]
+        needed = (
+            self._needed(own, locations) if self._is_changed(locations) else dict.fromkeys(bases)
+        )
+        order = [
+            *own,
+            *(d for d in bases if d in needed),
+            *(d for d in needed if d not in locations),
+        ]
+        found = {digest: locations.get(digest) or self._elsewhere(digest) for digest in order}
+        self._order = {
+            digest: location for digest, location in found.items() if location is not None
+        }
+        whole = [location.where for location in self._order.values()]
         self.targets = {id(one): one for one in whole if isinstance(one, Target)}
 
     def place(self, packs: Mapping[int, PackRef]) -> Placement:
@@ -68,9 +76,11 @@ class Layout:
         numbers = {digest: number for number, digest in enumerate(self._order)}
         known: dict[PackRef, int] = {}
         rows = []
-        for spot in self._order.values():
-            pack = packs[id(spot.where)] if isinstance(spot.where, Target) else spot.where
-            number, entry = known.setdefault(pack, len(known)), spot.entry
+        for location in self._order.values():
+            pack = (
+                packs[id(location.where)] if isinstance(location.where, Target) else location.where
+            )
+            number, entry = known.setdefault(pack, len(known)), location.entry
             base = NO_BASE if entry.base is None else numbers[entry.base]
             codec = codec_number(entry.codec, where=str(pack.key))
             rows.append(ChunkPlace(number, entry.offset, entry.stored_bytes, codec, base))
@@ -116,23 +126,23 @@ class Layout:
             )
         return entry
 
-    def _is_changed(self, spots: Mapping[Digest, _Spot]) -> bool:
+    def _is_changed(self, locations: Mapping[Digest, _Spot]) -> bool:
         """Return whether bases that stood in the placement may be needed no more, or others be."""
-        digests = list(spots)
-        for row, spot in zip(self._before.rows, spots.values(), strict=True):
+        digests = list(locations)
+        for row, location in zip(self._before.rows, locations.values(), strict=True):
             base = None if row.base == NO_BASE else digests[row.base]
-            if spot.entry.base != base:
+            if location.entry.base != base:
                 return True
         return False
 
-    def _needed(self, own: list[Digest], spots: Mapping[Digest, _Spot]) -> dict[Digest, None]:
+    def _needed(self, own: list[Digest], locations: Mapping[Digest, _Spot]) -> dict[Digest, None]:
         """Return the bases that the chunks of the state stand on, and those that these do."""
         needed: dict[Digest, None] = {}
         named, waiting = set(own), list(own)
         while waiting:
             digest = waiting.pop()
-            spot = spots.get(digest) or self._elsewhere(digest)
-            base = None if spot is None else spot.entry.base
+            location = locations.get(digest) or self._elsewhere(digest)
+            base = None if location is None else location.entry.base
             if base is not None and base not in needed:
                 needed[base] = None
                 waiting.append(base)
@@ -140,5 +150,5 @@ class Layout:
 
     def _elsewhere(self, digest: Digest) -> _Spot | None:
         """Return where a base lies that the state does not name as yet."""
-        found = self._plan.spots.get(digest)
+        found = self._plan.locations.get(digest)
         return None if found is None else _Spot(*found)

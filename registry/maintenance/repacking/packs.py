@@ -84,7 +84,7 @@ class Packs:
         key = writer.usable("packs", target.name, target.size_bytes)
         if key is not None and not self._is_sound(key):
             # What holds these chunks now is about to be let go: nothing may rest on a damaged pack.
-            writer.distrusted.add(key)
+            writer.suspect.add(key)
             key = None
         if key is None:
             body = self._build(target)

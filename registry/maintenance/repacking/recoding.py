@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TypeVar, cast
 
 from registry.errors import Malformed
-from registry.maintenance.repacking.chunks import Lying, RawChunks, Workshop, encode_chunk
+from registry.maintenance.repacking.chunks import RawChunks, StoredFiles, Workshop, encode_chunk
 from registry.maintenance.repacking.element_types import (
     Tensors,
     check_bases,
@@ -116,7 +116,7 @@ class _Forest:
     def __init__(self, store: Store, survey: Survey, within: Collection[ObjectKey]) -> None:
         self._store = store
         self._survey = survey
-        self._lying: dict[Chunk, Lying] = {}
+        self._lying: dict[Chunk, StoredFiles] = {}
         self._ranks: dict[Digest, int] = {}
         self._uses: dict[Digest, int] = {}
         self._fixed: set[Digest] = set()

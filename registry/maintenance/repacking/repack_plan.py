@@ -76,8 +76,8 @@ class RepackPlan:
         places: For each run with such packs the places of what it holds, each with those that it
             names: where there are any, it has to be placed anew.
         named: Every pack that some run needs.
-        spots: Where bases of deltas are to be found that are stored otherwise as yet, and the bases
-            of those.
+        locations: Where bases of deltas are to be found that are stored otherwise as yet, and the
+            bases of those.
         tables: The tables of the packs that some run needs, by offset.
         bases: Bytes of each base of deltas that nothing needs any more.
     """
@@ -87,7 +87,7 @@ class RepackPlan:
     moves: Mapping[ObjectKey, Mapping[int, tuple[Target, PackEntry]]]
     places: Mapping[str, Mapping[Place, frozenset[ObjectKey]]]
     named: frozenset[ObjectKey]
-    spots: Mapping[Digest, tuple[Target, PackEntry]]
+    locations: Mapping[Digest, tuple[Target, PackEntry]]
     tables: Mapping[ObjectKey, Mapping[int, PackEntry]]
     bases: Mapping[Chunk, int]
 
@@ -337,15 +337,15 @@ class _Choice:
         by_digest = {chunk.digest: chunk for chunk in self._ranks}
         finals = set(self._recoding.becomes.values())
         waiting = [chunk.base for chunk in finals if chunk is not None and chunk.base is not None]
-        spots: dict[Digest, tuple[Target, PackEntry]] = {}
+        locations: dict[Digest, tuple[Target, PackEntry]] = {}
         while waiting:
             digest = waiting.pop()
             where = whereabouts.find(by_digest.get(digest))
-            if digest not in spots and where is not None:
-                spots[digest] = where
+            if digest not in locations and where is not None:
+                locations[digest] = where
                 if where[1].base is not None:
                     waiting.append(where[1].base)
-        return spots
+        return locations
 
     def _places(
         self, going: Mapping[ObjectKey, Reason]

@@ -27,7 +27,7 @@ from registry.storage.threads import results
 from registry.values.digest import Digest
 from registry.writing.change import Change
 from registry.writing.committer import Committer
-from registry.writing.object_writer import Choice, Writer, placed_keys
+from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
 #: New packs held in memory at once ...
 _PACKS_IN_FLIGHT = 4
@@ -46,7 +46,7 @@ class _Move:
     before: Place
     after: Place
     packs: frozenset[ObjectKey]
-    choice: Choice
+    choice: ChosenKeys
 
 
 class RunRepack(Change):
@@ -98,12 +98,12 @@ class RunRepack(Change):
         # W1: the log is there and read before its writer observes the epoch.
         self._log.open()
         slots_left = len(self._pending) // _PLACES_PER_SLOT + PLANS
-        while waiting := self._waiting(self._log.state):
+        while waiting := self._waiting(self._log.run):
             if slots_left <= 0:
                 break
             self._note(self._committer.commit(self))
             slots_left -= 1
-        run = self._log.state
+        run = self._log.run
         self.lost &= run.held
         # What others have placed may be in packs that were written here.
         seen = [*waiting, *(run.by_manifest[manifest] for manifest in self.lost)]
@@ -113,11 +113,11 @@ class RunRepack(Change):
     def check(self, run: RunManifest) -> None:
         """Allow it: a repack says nothing, and a dropped run needs no state."""
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         """Put everything on the store that the next places of the run name."""
         writer = self._committer.writer
         _ = writer.epoch  # observed before any key is chosen
-        places = self._waiting(self._log.state)[:_PLACES_PER_SLOT]
+        places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
         placements = list(in_batches(self._store.pools.small, self._read, places))
         layouts = [Layout(one, self._plan, self._store.table) for one in placements]
         packs = self._provide(writer, layouts)
@@ -133,7 +133,7 @@ class RunRepack(Change):
                 moves.append((place, before, after))
         put = partial(self._put, writer)
         self._moves = list(in_batches(self._store.pools.small, put, moves))
-        return reduce(Choice.__or__, [move.choice for move in self._moves], Choice())
+        return reduce(ChosenKeys.__or__, [move.choice for move in self._moves], ChosenKeys())
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the new places of what is still needed and where it was."""
@@ -205,4 +205,4 @@ class RunRepack(Change):
         covered = {key: [place] for key in placed_keys(place, before)}
         self._touched[moved] = frozenset()
         packs = frozenset(pack.key for pack in after.packs)
-        return _Move(place, moved, packs, Choice(placed_keys(moved, after), covered))
+        return _Move(place, moved, packs, ChosenKeys(placed_keys(moved, after), covered))

@@ -182,12 +182,12 @@ def read_states(
 
     names = [name for name in list_runs(store) if name not in (damaged or {})]
     states = in_batches(store.pools.bulk, read, names)
-    return (state for state in states if state is not None)
+    return (run for run in states if run is not None)
 
 
-def _held_places(state: RunManifest) -> tuple[int, str, list[Place]]:
-    places = [place for place in state.places if place.manifest in state.held]
-    return state.created_ms, state.run_id, places
+def _held_places(run: RunManifest) -> tuple[int, str, list[Place]]:
+    places = [place for place in run.places if place.manifest in run.held]
+    return run.created_ms, run.run_id, places
 
 
 def chunk_of(entry: PackEntry) -> Chunk:

@@ -47,7 +47,7 @@ def status(i: int):
 
 def grow(run_log: RunLog, commits: int) -> None:
     for i in range(commits):
-        begin = run_log.state.commits == 0
+        begin = run_log.run.commits == 0
         action = CREATE if begin else TakeOver(token=f"t{i}", host="h")
         run_log.append(lambda state, action=action: [commit_line(state, [action])])
 
@@ -71,19 +71,19 @@ def reopened(store_on, backend) -> RunLog:
 def test_an_append_puts_exactly_one_slot_and_moves_the_state(run_log, backend):
     before = contents(backend)
     state = run_log.append(lambda state: [commit_line(state, [status(0)])])
-    assert state is run_log.state
+    assert state is run_log.run
     assert (state.status, state.next_slot, state.commits) == ("interrupted", 2, 2)
     assert contents(backend).keys() - before.keys() == {slot_key("r", 1)}
 
 
 def test_nothing_to_do_puts_nothing(run_log, backend):
     before = contents(backend)
-    assert run_log.append(lambda state: None) is run_log.state
+    assert run_log.append(lambda state: None) is run_log.run
     assert contents(backend) == before
 
 
 def test_a_failed_precondition_leaves_everything_as_it_was(run_log, backend):
-    before, state = contents(backend), run_log.state
+    before, state = contents(backend), run_log.run
 
     def refuse(state):
         raise Conflict("no")
@@ -91,7 +91,7 @@ def test_a_failed_precondition_leaves_everything_as_it_was(run_log, backend):
     with pytest.raises(Conflict):
         run_log.append(refuse)
     assert contents(backend) == before
-    assert run_log.state is state
+    assert run_log.run is state
 
 
 def test_an_illegal_slot_is_never_put(run_log, backend):
@@ -102,7 +102,7 @@ def test_an_illegal_slot_is_never_put(run_log, backend):
 
 
 def test_each_commit_has_a_write_id_of_its_own(run_log):
-    first, second = (commit_line(run_log.state, [status(0)]) for _ in range(2))
+    first, second = (commit_line(run_log.run, [status(0)]) for _ in range(2))
     assert first.write != second.write
 
 
@@ -276,7 +276,7 @@ def test_refreshing_when_nothing_is_new_costs_one_request(run_log, backend, stor
 def test_refreshing_reads_to_the_head(run_log, backend, store_on):
     mine = reopened(store_on, backend)
     grow(run_log, 5)
-    assert mine.refresh().encode() == run_log.state.encode()
+    assert mine.refresh().encode() == run_log.run.encode()
 
 
 def test_a_run_without_slots_is_empty(backend, store_on):
@@ -300,7 +300,7 @@ def test_a_listing_that_appends_overtake_is_no_gap(run_log, backend, store_on):
             yield from (info for info in super().list(prefix, **more) if info.key not in left_out)
 
     mine = reopened(store_on, Overtaken(backend))
-    assert mine.state.encode() == run_log.state.encode()
+    assert mine.state.encode() == run_log.run.encode()
 
 
 def test_a_log_without_its_beginning_is_a_gap(run_log, backend, store_on):
@@ -380,14 +380,14 @@ def test_opening_through_a_snapshot_is_a_full_replay(backend, store_on, long_log
     mine = reopened(store_on, backend)
     assert mine.state.commits > 200
     assert mine.state.encode() == full_replay(store_on, backend).compact().encode()
-    assert mine.state.encode() == long_log.state.encode()
+    assert mine.state.encode() == long_log.run.encode()
 
 
 def test_opening_reads_no_slot_before_the_newest_snapshot(backend, store_on, long_log):
     calls = []
     reopened(store_on, Metered(backend, calls))
     got = sorted(call.key for call in calls if call.method == "get" and "/log/" in call.key)
-    assert got == [slot_key("r", slot) for slot in range(127, long_log.state.next_slot)]
+    assert got == [slot_key("r", slot) for slot in range(127, long_log.run.next_slot)]
     assert sum(call.method == "list" for call in calls) == 2
 
 
@@ -468,28 +468,28 @@ def test_a_snapshot_that_cannot_be_trusted_is_ignored(
     mangled = mangle(backend.get(NEWEST))
     for key in snapshots(backend) if all_of_them else [NEWEST]:
         backend.put(key, mangled)
-    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
 
 
 def test_every_flipped_bit_of_a_snapshot_is_harmless(backend, store_on, long_log):
     original = backend.get(NEWEST)
     for bit in range(0, len(original) * 8, len(original) // 3):
         flip(backend, NEWEST, bit)
-        assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+        assert reopened(store_on, backend).state.encode() == long_log.run.encode()
         backend.put(NEWEST, original)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "0", snapshot_key("r", 10**6).split("/")[-1]])
 def test_other_files_among_the_snapshots_are_ignored(backend, store_on, long_log, name):
     backend.put(f"runs/r/snapshots/{name}", backend.get(NEWEST))
-    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
 
 
 def test_a_snapshot_of_another_history_of_the_run_is_ignored(backend, store_on, long_log):
     other = new_backend()
     grow(RunLog(store_on(other), "r"), 130)
     backend.put(NEWEST, other.get(NEWEST))
-    assert reopened(store_on, backend).state.encode() == long_log.state.encode()
+    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
 
 
 def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on, long_log):

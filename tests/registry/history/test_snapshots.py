@@ -170,7 +170,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     snapshots = Snapshots(reg.store, "gated")
     (newest, *_) = snapshots.listed()
     (slot, *_) = log.slots(newest)
-    assert snapshots.parse(snapshots.read(newest), slot) == log.state
+    assert snapshots.parse(snapshots.read(newest), slot) == log.run
     reopened = open_registry(backend).run("gated")
     assert reopened.gate("g").digest == first.digest
     with pytest.raises(Conflict, match="not kept any more"):

@@ -33,7 +33,7 @@ from registry.storage.keys import ObjectKey
 from registry.storage.pack import PackEntry, PackTable, trailer
 from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.values.digest import Digest, Digests
-from registry.writing.placing import Spot, build_placement, spots_of
+from registry.writing.placing import ChunkLocation, build_placement, locations_of
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same
@@ -69,9 +69,11 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
     """Place the weights of checkpoints as deltas against those of others, by step."""
     run = reg.run(run_id)
     saved = {checkpoint.step: checkpoint for checkpoint in run.checkpoints()}
-    spots: dict[Digest, Spot] = {}
+    locations: dict[Digest, ChunkLocation] = {}
     for step, checkpoint in sorted(saved.items()):
-        spots |= {d: s for d, s in spots_of([checkpoint._reader.base()]).items() if d not in spots}
+        locations |= {
+            d: s for d, s in locations_of([checkpoint._reader.base()]).items() if d not in locations
+        }
         digest = weights_of(checkpoint)
         if step in below:
             base = saved[below[step]]
@@ -95,8 +97,8 @@ def link(reg: Registry, run_id: str, below: dict[int, int], codec: str = ZSTD) -
             pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
             reg.store.backend.put(str(pack.key), body)
             number = CODECS.index(codec)
-            spots[digest] = Spot(pack, 0, len(stored), number, weights_of(base))
-        placement = build_placement(checkpoint.manifest, {}, spots)
+            locations[digest] = ChunkLocation(pack, 0, len(stored), number, weights_of(base))
+        placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run._committer.log.append(lambda _, place=place: [place])
@@ -113,8 +115,8 @@ def weights_of(checkpoint) -> Digest:
 
 def form(checkpoint) -> tuple[str, Digest | None]:
     """Return how the weights of a checkpoint are stored."""
-    spot = spots_of([checkpoint._reader.base()])[weights_of(checkpoint)]
-    return CODECS[spot.codec], spot.base
+    location = locations_of([checkpoint._reader.base()])[weights_of(checkpoint)]
+    return CODECS[location.codec], location.base
 
 
 def forms(checkpoint) -> set[str]:
@@ -185,8 +187,12 @@ def test_it_is_what_a_save_would_have_stored(run, reg, backend, open_registry):
     saved = saved.save(state(1), step=1, compression="zstd")
     reg.repack(compression="zstd")
     repacked = open_registry(backend).run("run").latest()
-    by_digest = {d: (s.codec, s.stored_bytes) for d, s in spots_of([saved._reader.base()]).items()}
-    found = {d: (s.codec, s.stored_bytes) for d, s in spots_of([repacked._reader.base()]).items()}
+    by_digest = {
+        d: (s.codec, s.stored_bytes) for d, s in locations_of([saved._reader.base()]).items()
+    }
+    found = {
+        d: (s.codec, s.stored_bytes) for d, s in locations_of([repacked._reader.base()]).items()
+    }
     assert found == by_digest
 
 
@@ -240,9 +246,9 @@ def test_chunks_of_digest_lists_are_compressed_and_lists_are_not(run, reg, backe
         fresh = open_registry(backend)
         loads(fresh)
         checkpoint = fresh.run("run").latest()
-        spots = spots_of([checkpoint._reader.base()])
+        locations = locations_of([checkpoint._reader.base()])
         assert checkpoint.manifest.chunk_lists
-        assert {spots[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
+        assert {locations[digest].codec for digest in checkpoint.manifest.chunk_lists} == {0}
         assert forms(checkpoint) == {RAW, ZSTD}
         settles(backend, compression="zstd")
 
@@ -299,8 +305,8 @@ def test_of_some_runs_only_what_no_other_pack_holds(run, reg, backend, open_regi
     fresh = open_registry(backend)
     assert fresh.verify(deep=True).findings == ()
     assert forms(fresh.run("run").latest()) == {RAW}
-    spots = spots_of([fresh.run("other").latest()._reader.base()])
-    assert sorted(CODECS[spot.codec] for spot in spots.values()) == [ZSTD, RAW, RAW]
+    locations = locations_of([fresh.run("other").latest()._reader.base()])
+    assert sorted(CODECS[location.codec] for location in locations.values()) == [ZSTD, RAW, RAW]
     assert same(fresh.run("other").latest().load(), {"m": mixed})
 
 
@@ -447,7 +453,7 @@ def spread(step: int) -> np.ndarray:
 def stars(reg: Registry, run, make) -> None:
     """Place every other state as a delta against the first."""
     saved = run.checkpoints()
-    first = spots_of([saved[0]._reader.base()])
+    first = locations_of([saved[0]._reader.base()])
     (root,) = first
     for checkpoint in saved[1:]:
         (digest,) = checkpoint.manifest.direct_chunks
@@ -459,8 +465,8 @@ def stars(reg: Registry, run, make) -> None:
         body = stored + table + trailer(table)
         pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
         reg.store.backend.put(str(pack.key), body)
-        spots = first | {digest: Spot(pack, 0, len(stored), CODECS.index(ZSTD), root)}
-        placement = build_placement(checkpoint.manifest, {}, spots)
+        locations = first | {digest: ChunkLocation(pack, 0, len(stored), CODECS.index(ZSTD), root)}
+        placement = build_placement(checkpoint.manifest, {}, locations)
         place = checkpoint._reader.place.model_copy(update={"placement": placement.digest})
         reg.store.backend.put(str(place.placement_key), placement.encode())
         run._committer.log.append(lambda _, place=place: [place])
@@ -594,8 +600,8 @@ def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
 def test_a_damaged_base_stops_it(reg, run, backend, open_registry):
     chain(reg, run, 1, 1, 2, 3)
     (kept,) = open_registry(backend).run("run").checkpoints()
-    spots = spots_of([kept._reader.base()])
-    bottom = next(spots[d] for d in kept._reader.placement.extra if spots[d].base is None)
+    locations = locations_of([kept._reader.base()])
+    bottom = next(locations[d] for d in kept._reader.placement.extra if locations[d].base is None)
     flip(backend, str(bottom.pack.key), 8 * bottom.offset + 99)
     before = contents(backend)
     with pytest.raises(Damaged, match="damaged chunk"):
@@ -956,7 +962,7 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         moves={going.key: {0: (target, entry)}},
         places={},
         named=frozenset(),
-        spots={b: (Target(PackTable((alone,)), (None,)), alone)},
+        locations={b: (Target(PackTable((alone,)), (None,)), alone)},
         tables={going.key: {0: PackEntry(x, 0, 100, 100)}},
         bases={},
     )

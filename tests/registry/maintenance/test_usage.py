@@ -59,7 +59,7 @@ def of(usage: Usage, ref: str):
 def small_files(checkpoint) -> int:
     """Return the bytes of a state's manifest and placement."""
     backend = checkpoint._store.backend
-    place = checkpoint._log.state.by_manifest[checkpoint.digest]
+    place = checkpoint._log.run.by_manifest[checkpoint.digest]
     return sum(len(backend.get(str(key))) for key in (place.manifest_key, place.placement_key))
 
 

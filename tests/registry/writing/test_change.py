@@ -22,7 +22,7 @@ from registry.storage.store import Store
 from registry.values.digest import Digest
 from registry.writing.change import Change, Composed, NewCommit, NewCommits, Stale
 from registry.writing.committer import Committer
-from registry.writing.object_writer import Choice
+from registry.writing.object_writer import ChosenKeys
 from registry.writing.placing import Written
 from tests.support.faults import Hooked, Once
 from tests.support.states import small_state
@@ -78,14 +78,14 @@ class Pinned(NewCommit):
 class Naming(Change):
     """A change that names keys of objects that are there already."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: ChosenKeys) -> None:
         self.choice = choice
         self.times = 0
 
     def check(self, run: RunManifest) -> None:
         pass
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         self.times += 1
         return self.choice
 
@@ -165,7 +165,7 @@ def test_after_a_lost_race_it_answers_for_the_run_of_the_winner(committer, hooke
 
 def test_nothing_is_put_if_there_is_nothing_to_say(committer, backend):
     before = contents(backend)
-    assert committer.commit(lambda run: None) is committer.log.state
+    assert committer.commit(lambda run: None) is committer.log.run
     assert contents(backend) == before
 
 
@@ -183,9 +183,9 @@ def test_several_commits_are_put_in_one_slot(committer):
 def test_a_place_that_the_run_gives_already_is_not_put_again(committer, backend):
     change = Pinned(committer, small_state())
     committer.commit(change)
-    placed = committer.log.state.places
+    placed = committer.log.run.places
     committer.commit(Pinned(committer, small_state()))
-    assert committer.log.state.places == placed
+    assert committer.log.run.places == placed
     (slot,) = committer.log.slots(2)
     assert [type(line).__name__ for _, line in slot.lines] == ["Commit"]
 
@@ -210,7 +210,7 @@ def test_a_run_that_is_dropped_while_a_change_is_written_takes_no_more(committer
     with pytest.raises(Conflict, match="the run was dropped"):
         committer.commit(change)
     assert change.asked == ["check", "write", "check", "lines", "check"]
-    assert committer.log.state.next_slot == 2
+    assert committer.log.run.next_slot == 2
 
 
 def test_a_change_that_only_says_something_is_refused_as_well(committer, reg):
@@ -251,7 +251,7 @@ def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, oth
     keys, place = placed.state_written.choice.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
     committer.log.refresh()
-    change = Naming(Choice(keys, {key: [place] for key in keys}))
+    change = Naming(ChosenKeys(keys, {key: [place] for key in keys}))
     committer.commit(change)
     assert change.times == 1
 
@@ -265,11 +265,11 @@ def test_w2a_covers_no_key_that_the_run_does_not_use_any_more(committer, other, 
     backend.put(str(moved.manifest_key), backend.get(str(place.manifest_key)))
     said(other, lambda run: [moved])
     committer.log.refresh()
-    before = committer.log.state.next_slot
-    change = Naming(Choice(keys, {key: [place] for key in keys}))
+    before = committer.log.run.next_slot
+    change = Naming(ChosenKeys(keys, {key: [place] for key in keys}))
     with pytest.raises(Conflict, match="overtook this commit 5 times in a row"):
         committer.commit(change)
-    assert (change.times, committer.log.state.next_slot) == (5, before)
+    assert (change.times, committer.log.run.next_slot) == (5, before)
 
 
 def test_what_does_not_fit_any_more_is_written_again(committer, hooked, other):
@@ -303,11 +303,11 @@ class Missing(Naming):
     """A change that misses an object at first."""
 
     def __init__(self, missed: Callable[[], object], *, is_read_again: bool = False) -> None:
-        super().__init__(Choice())
+        super().__init__(ChosenKeys())
         self.missed = missed
         self.is_read_again = is_read_again
 
-    def write(self) -> Choice:
+    def write(self) -> ChosenKeys:
         super().write()
         if self.times == 1:
             self.missed()
@@ -361,16 +361,16 @@ def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer,
 
     class Knowing(Pinned):
         def write_states(self):
-            self.committer.log.state.record(evicted)
+            self.committer.log.run.record(evicted)
             return super().write_states()
 
     with pytest.raises(Forgotten):
-        committer.log.state.record(evicted)
+        committer.log.run.record(evicted)
     change = Knowing(committer, small_state(3))
     committer.commit(change)
     assert change.asked.count("write") == 1
     with pytest.raises(Forgotten):
-        committer.log.state.record(evicted)  # compact again
+        committer.log.run.record(evicted)  # compact again
     committer.commit(lambda run: run.record(evicted) and [RUNNING])
 
 
@@ -399,7 +399,7 @@ def test_w4_a_look_that_was_overtaken_while_it_was_written_does_not_count(
             return super().write()
 
     with pytest.raises(RolledBack):
-        committer.commit(Late(Choice()))
+        committer.commit(Late(ChosenKeys()))
 
 
 def test_w5_what_others_put_is_durable_before_the_slot(other, backend, open_registry):
@@ -408,7 +408,7 @@ def test_w5_what_others_put_is_durable_before_the_slot(other, backend, open_regi
     swept(backend, other, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
     noting = Noting(backend)
     committer = committer_on(noting, open_registry)
-    committer.commit(Naming(Choice(theirs)))
+    committer.commit(Naming(ChosenKeys(theirs)))
     slot = noting.noted.index(("put", slot_key(RUN, 2)))
     synced = {key for method, key in noting.noted[:slot] if method == "sync"}
     assert synced == {*map(str, theirs), epoch_key(1), slot_key(RUN, 1)}

@@ -25,7 +25,7 @@ from registry.storage.keys import ObjectKey
 from registry.storage.pack import PackTable, trailer
 from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
 from registry.values.digest import Digest
-from registry.writing.placing import spots_of
+from registry.writing.placing import locations_of
 from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
@@ -274,13 +274,13 @@ def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
     first, second, third = saved(run, history(3), keyframe_every=8)
     names = [next(iter(one.manifest.direct_chunks)) for one in (first, second, third)]
     deep = [third._reader.base(), second._reader.base(), first._reader.base()]
-    below = [spots_of(deep)[name].base for name in names]
+    below = [locations_of(deep)[name].base for name in names]
     assert below == [None, names[0], names[1]]
     pack = PackRef(ObjectKey("packs", Digest.of(b"whole"), 0), 1000)
     whole = Placement(second.digest, (pack,), Rows([ChunkPlace(0, 0, 900, 1)]))
     known = Base(second._reader.place, second.manifest, whole, {})
-    assert spots_of([*deep, known])[names[1]].base is None
-    assert spots_of([known, *deep])[names[1]].base is None
+    assert locations_of([*deep, known])[names[1]].base is None
+    assert locations_of([known, *deep])[names[1]].base is None
 
 
 def test_no_save_makes_a_chain_too_long_to_read(reg, backend, open_registry):

@@ -14,7 +14,7 @@ from registry.storage.keys import ObjectKey, epoch_key
 from registry.storage.manifest import Component, Manifest
 from registry.storage.placement import PackRef, Placement, Rows
 from registry.values.digest import Digest
-from registry.writing.object_writer import Choice, Condemned, Writer, placed_keys
+from registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
@@ -291,7 +291,7 @@ PACK = ObjectKey("packs", Digest.of(b"pack"), 0)
 
 def test_w2a_a_key_is_covered_while_a_place_that_used_it_stands():
     place, placement = _placed(1, PACK)
-    choice = Choice(frozenset({PACK}), {PACK: [place]})
+    choice = ChosenKeys(frozenset({PACK}), {PACK: [place]})
     assert placed_keys(place, placement) >= {PACK}
     assert choice.unproven(_standing(place)) == set()
     assert choice.unproven(RunManifest(run_id="r")) == {PACK}
@@ -301,7 +301,7 @@ def test_w2a_a_key_is_covered_while_a_place_that_used_it_stands():
 
 def test_w2a_a_place_of_what_the_run_needs_no_more_covers_nothing():
     place, _ = _placed(1, PACK)
-    choice = Choice(frozenset({PACK}), {PACK: [place]})
+    choice = ChosenKeys(frozenset({PACK}), {PACK: [place]})
     (record,) = _standing(place).checkpoints
     assert choice.unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
     evicted = record.model_copy(update={"evicted": "for room"})
@@ -312,13 +312,13 @@ def test_w2a_a_place_of_what_the_run_needs_no_more_covers_nothing():
 
 def test_w2a_one_of_several_places_is_enough():
     first, second = _placed(1, PACK)[0], _placed(2, PACK)[0]
-    choice = Choice(frozenset({PACK}), {PACK: [first, second]})
+    choice = ChosenKeys(frozenset({PACK}), {PACK: [first, second]})
     assert choice.unproven(_standing(second)) == set()
 
 
 def test_w2a_a_key_that_nothing_covers_is_unproven():
     place, _ = _placed(1, PACK)
-    assert Choice(frozenset({PACK})).unproven(_standing(place)) == {PACK}
+    assert ChosenKeys(frozenset({PACK})).unproven(_standing(place)) == {PACK}
 
 
 def _annotate(state):
@@ -335,7 +335,7 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     writer = Writer(reg.store, log)
     assert writer.epoch == 0
     chosen = frozenset(ref.key for ref in old.packs)
-    choice = Choice(chosen, {key: [place] for key in chosen})
+    choice = ChosenKeys(chosen, {key: [place] for key in chosen})
     sweep(backend, 1, chosen)
     mark(reg.store, "run", 1)
     moved = place.model_copy(update={"placement_generation": 1})
@@ -343,11 +343,11 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     log.refresh()
     writer.commit(_annotate, choice)  # still covered: the place stands
     log.append(lambda state: [moved])
-    before = log.state.next_slot
+    before = log.run.next_slot
     with pytest.raises(Condemned) as caught:
         writer.commit(_annotate, choice)
     assert caught.value.keys == chosen
-    assert log.state.next_slot == before
+    assert log.run.next_slot == before
 
 
 def placement_of(place: Place) -> ObjectKey:
@@ -358,8 +358,8 @@ def test_a_commit_that_names_nothing_reads_no_epoch(run, backend, reg):
     log = RunLog(reg.store, "run")
     log.open()
     backend.put(epoch_key(1), b"damaged")
-    Writer(reg.store, log).commit(_annotate, Choice())
-    assert log.state.commits == 2
+    Writer(reg.store, log).commit(_annotate, ChosenKeys())
+    assert log.run.commits == 2
 
 
 # Epochs that cannot be read
@@ -405,11 +405,11 @@ def test_a_distrusted_pack_is_replaced_though_its_size_is_right(orphans, reg, ba
     writer = Writer(reg.store, log)
     parsed = ObjectKey.parse(key)
     assert writer.usable("packs", parsed.digest, len(sound)) == parsed
-    writer.distrusted.add(parsed)
+    writer.suspect.add(parsed)
     assert writer.usable("packs", parsed.digest, len(sound)) is None
     assert writer.put_pack(parsed.digest, [sound], len(sound)) == parsed
     assert backend.get(key) == sound
-    assert parsed not in writer.distrusted
+    assert parsed not in writer.suspect
 
 
 def test_an_unknown_file_beside_a_pack_is_no_obstacle(orphans, run, backend):
