@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo, refuse_links
-from backends.errors import (
+from holdfast.backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo, refuse_links
+from holdfast.backends.errors import (
     AccessDenied,
     InvalidLocation,
     ObjectNotFound,
@@ -21,9 +21,9 @@ from backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from backends.local import LocalBackend
-from backends.location import Location, parse
-from backends.memory import MemoryBackend
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.location import Location, parse
+from holdfast.backends.memory import MemoryBackend
 
 __all__ = [
     "AccessDenied",
@@ -52,7 +52,7 @@ def open_backend(url: str | os.PathLike[str]) -> Backend:
     """Open the store at a URL or path; nothing is created or contacted yet.
 
     Args:
-        url: A form that `backends.location` lists.
+        url: A form that `holdfast.backends.location` lists.
 
     Raises:
         InvalidLocation: It names no place where a registry can be.
@@ -68,7 +68,7 @@ def open_backend(url: str | os.PathLike[str]) -> Backend:
 
 def _open_s3(location: Location) -> Backend:
     try:
-        from backends.s3 import S3Backend
+        from holdfast.backends.s3 import S3Backend
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "botocore":
             raise

@@ -6,7 +6,7 @@ symbolic links and for a full store; a backend overrides a default answer that i
 A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
 `[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
 
-The five promises, each of which `backends.testing.BackendContract` tries to break:
+The five promises, each of which `holdfast.backends.testing.BackendContract` tries to break:
 
 1. Atomic visibility: an object is seen whole or not at all.
 2. Exclusive create: of any number of concurrent `put_if_absent` of one key exactly one creates it.
@@ -28,8 +28,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from backends.errors import InvalidLocation, ObjectTruncated, StoreUnsuitable
-from backends.escape import quoted
+from holdfast.backends.errors import InvalidLocation, ObjectTruncated, StoreUnsuitable
+from holdfast.backends.escape import quoted
 
 Buffer = bytes | bytearray | memoryview
 Body = Buffer | Sequence[Buffer]
@@ -112,7 +112,7 @@ class Backend(ABC):
             ObjectNotFound: The key is absent.
             ObjectTruncated: The object ends before the range does.
             StorageError: Any other failure, or the whole of an object that is longer than
-                `backends.limits` allows.
+                `holdfast.backends.limits` allows.
         """
 
     @abstractmethod

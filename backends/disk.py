@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from backends.errors import (
+from holdfast.backends.errors import (
     AccessDenied,
     InvalidLocation,
     ObjectNotFound,

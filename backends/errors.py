@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from backends.escape import printable, shortened
+from holdfast.backends.escape import printable, shortened
 
 #: Longer parts of a message are shortened to about this length: names can be very long.
 _MAX_PART = 2000

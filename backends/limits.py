@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from backends.errors import InvalidLocation, StorageError
+from holdfast.backends.errors import InvalidLocation, StorageError
 
 VARIABLE = "HOLDFAST_MAX_RECORD_BYTES"
 DEFAULT_BYTES = 1536 * 2**20

@@ -10,7 +10,8 @@ no lock, no check-then-act. The folder itself is made by the first put, never by
 
 Reading follows symbolic links below the folder. Writing and deleting refuse them (`folders`).
 
-File systems are judged by `backends.mounts`; `HOLDFAST_ALLOW_NETWORK_FS=1` admits network ones.
+File systems are judged by `holdfast.backends.mounts`; `HOLDFAST_ALLOW_NETWORK_FS=1` admits network
+ones.
 """
 
 # Paths stay strings here: to make a Path costs more than many of these calls.
@@ -28,8 +29,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NoReturn, TypeVar
 
-from backends import disk, folders, reserve
-from backends.base import (
+from holdfast.backends import disk, folders, reserve
+from holdfast.backends.base import (
     Backend,
     Body,
     ByteRange,
@@ -39,11 +40,11 @@ from backends.base import (
     check_key,
     link_found,
 )
-from backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
-from backends.limits import check_whole
-from backends.location import Location
-from backends.mounts import check_file_system, tells_free_bytes
-from backends.walk import TEMPORARY, Walk
+from holdfast.backends.errors import InvalidLocation, ObjectNotFound, StorageError, StoreUnavailable
+from holdfast.backends.limits import check_whole
+from holdfast.backends.location import Location
+from holdfast.backends.mounts import check_file_system, tells_free_bytes
+from holdfast.backends.walk import TEMPORARY, Walk
 
 _T = TypeVar("_T")
 

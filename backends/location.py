@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from backends.base import check_key
-from backends.errors import InvalidLocation
-from backends.escape import quoted
+from holdfast.backends.base import check_key
+from holdfast.backends.errors import InvalidLocation
+from holdfast.backends.escape import quoted
 
 SCHEMES = ("file", "memory", "s3")
 S3_OPTIONS = ("endpoint_url", "region")

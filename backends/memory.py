@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from backends.base import (
+from holdfast.backends.base import (
     Backend,
     Body,
     ByteRange,
@@ -17,7 +17,7 @@ from backends.base import (
     check_key,
     cut,
 )
-from backends.errors import ObjectNotFound
+from holdfast.backends.errors import ObjectNotFound
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import os
 import re
 from pathlib import Path
 
-from backends.errors import StoreUnsuitable
+from holdfast.backends.errors import StoreUnsuitable
 
 MOUNTS = Path("/proc/self/mounts")
 ALLOW = "HOLDFAST_ALLOW_NETWORK_FS"

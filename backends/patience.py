@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backends.errors import InvalidLocation, StoreUnavailable
+from holdfast.backends.errors import InvalidLocation, StoreUnavailable
 
 TIMEOUT = "HOLDFAST_S3_TIMEOUT"
 LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"

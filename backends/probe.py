@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from backends.base import Backend
-from backends.errors import ObjectNotFound, StorageError, StoreUnsuitable
+from holdfast.backends.base import Backend
+from holdfast.backends.errors import ObjectNotFound, StorageError, StoreUnsuitable
 
 # Long enough that two writers overlap on the store, short enough to be nothing.
 _BODY_BYTES = 4096

@@ -23,21 +23,29 @@ from weakref import WeakSet
 
 from botocore.exceptions import ClientError
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into, check_key
-from backends.errors import (
+from holdfast.backends.base import (
+    Backend,
+    Body,
+    ByteRange,
+    ObjectInfo,
+    as_buffers,
+    check_into,
+    check_key,
+)
+from holdfast.backends.errors import (
     AccessDenied,
     ObjectNotFound,
     ObjectTruncated,
     StoreUnavailable,
     StoreUnsuitable,
 )
-from backends.limits import check_whole
-from backends.location import Location
-from backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
-from backends.s3_body import SendBody, fill
-from backends.s3_client import make_client
-from backends.s3_errors import error_code, is_absent, translated
-from backends.s3_proof import (
+from holdfast.backends.limits import check_whole
+from holdfast.backends.location import Location
+from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
+from holdfast.backends.s3_body import SendBody, fill
+from holdfast.backends.s3_client import make_client
+from holdfast.backends.s3_errors import error_code, is_absent, translated
+from holdfast.backends.s3_proof import (
     NotProven,
     check_deleted,
     check_found,
@@ -45,7 +53,7 @@ from backends.s3_proof import (
     check_page,
     check_written,
 )
-from backends.waiting import Wait, waiting
+from holdfast.backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,7 +1,7 @@
 """Make the client of the SDK, with connections that another thread can cut.
 
-The SDK asks once. `backends.s3` retries, since it knows which answers to accept and when to stop.
-The SDK only still finds a bucket's region, from answers that name the region.
+The SDK asks once. `holdfast.backends.s3` retries, since it knows which answers to accept and when
+to stop. The SDK only still finds a bucket's region, from answers that name the region.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from botocore.awsrequest import (
 from botocore.config import Config
 from botocore.loaders import Loader, create_loader
 
-from backends.errors import InvalidLocation
-from backends.location import Location
-from backends.patience import Patience
-from backends.s3_proof import check_raw
-from backends.waiting import Wait, current
+from holdfast.backends.errors import InvalidLocation
+from holdfast.backends.location import Location
+from holdfast.backends.patience import Patience
+from holdfast.backends.s3_proof import check_raw
+from holdfast.backends.waiting import Wait, current
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -85,7 +85,7 @@ def _config(endpoint: str | None, patience: Patience, connections: int) -> Confi
         # One for each thread of a registry, or urllib3 warns and reconnects.
         max_pool_connections=connections,
         connect_timeout=min(_CONNECT_S, patience.try_s),
-        # Bounds each wait for bytes; `backends.waiting` bounds their sum.
+        # Bounds each wait for bytes; `holdfast.backends.waiting` bounds their sum.
         read_timeout=patience.try_s,
         tcp_keepalive=True,
         retries={"mode": "standard", "total_max_attempts": 1},

@@ -9,7 +9,7 @@
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
 | SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
-| what proves nothing (`backends.s3_proof`) | StoreUnavailable |
+| what proves nothing (`holdfast.backends.s3_proof`) | StoreUnavailable |
 | anything else | StorageError |
 """
 
@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from backends.errors import (
+from holdfast.backends.errors import (
     AccessDenied,
     InvalidLocation,
     ObjectNotFound,
@@ -37,7 +37,7 @@ from backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from backends.s3_proof import NotProven, Redirected
+from holdfast.backends.s3_proof import NotProven, Redirected
 
 _CREDENTIALS = {
     "ExpiredToken": "the credentials have expired",

@@ -5,7 +5,7 @@
         def backend(self):
             return MyBackend(...)          # empty, and another one for each test
 
-Each test tries to break one promise of `backends.base`.
+Each test tries to break one promise of `holdfast.backends.base`.
 """
 
 # Assertions are the point, `backend` is a fixture of the subclass, and random bytes hide nothing.
@@ -25,8 +25,8 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from backends.base import Backend, ByteRange
-from backends.errors import (
+from holdfast.backends.base import Backend, ByteRange
+from holdfast.backends.errors import (
     InvalidLocation,
     ObjectNotFound,
     ObjectTruncated,

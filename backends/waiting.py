@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from backends.errors import StoreUnavailable
-from backends.patience import Patience
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.patience import Patience
 
 #: Seconds without enough bytes after which a line is logged.
 TELL_AFTER_S = 5.0

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backends.base import ObjectInfo
-from backends.errors import StoreUnsuitable
+from holdfast.backends.base import ObjectInfo
+from holdfast.backends.errors import StoreUnsuitable
 
 #: Where files are written before they get their name; never listed.
 TEMPORARY = ".tmp"

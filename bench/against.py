@@ -37,7 +37,7 @@ class Host:
         folder.mkdir()
         command = [sys.executable, __file__, "--host", str(folder)]
         command += ["--workload", options.workload, "--scale", str(options.scale)]
-        paths = os.pathsep.join([str(checkout.resolve()), str(HERE)])
+        paths = os.pathsep.join([str(checkout.resolve() / "src"), str(HERE)])
         self._process = subprocess.Popen(
             command,
             env={**os.environ, "PYTHONPATH": paths},
@@ -71,11 +71,11 @@ def host(options: argparse.Namespace) -> None:
     from holdfast_contender import Holdfast
     from scene import Scene
 
-    import registry
+    import holdfast
 
-    holdfast = Holdfast(Scene.of(options.workload, options.scale, options.host))
-    contenders = {one.name: one for one in holdfast.contenders()}
-    print(json.dumps({"names": list(contenders), "code": registry.__file__}), flush=True)
+    ours = Holdfast(Scene.of(options.workload, options.scale, options.host))
+    contenders = {one.name: one for one in ours.contenders()}
+    print(json.dumps({"names": list(contenders), "code": holdfast.__file__}), flush=True)
     for line in sys.stdin:
         contender = contenders[line.strip()]
         contender.before()

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from workloads import blank, flatten, hydra, size_bytes
 
-import registry
-from registry.storage.chunk_cache import ChunkCache
+import holdfast
+from holdfast.registry.storage.chunk_cache import ChunkCache
 
 YARDSTICK = "hash and write"
 #: Options of `registry.init`, and whether the trainer keeps a cache of chunks.
@@ -51,8 +51,8 @@ class _Trainer:
     def __init__(self, folder: Path, options: dict[str, Any], *, is_cached: bool) -> None:
         folder.mkdir()
         cache = ChunkCache(folder / "cache") if is_cached else None
-        registry.init(folder / "registry", **options).close()
-        self._open = registry.open(folder / "registry", cache=cache)
+        holdfast.init(folder / "registry", **options).close()
+        self._open = holdfast.open(folder / "registry", cache=cache)
         self._run = self._open.create_run("run", seed=0)
 
     def save(self, state: Any) -> None:

@@ -39,24 +39,24 @@ _PAGE = 1000
 
 def build_holdfast(folder: Path, objects: int) -> None:
     """Save, and let go of half; without syncs, which are none of a collection's business."""
-    import registry
+    import holdfast
 
     checkpoints = objects // _OBJECTS_EACH
-    with registry.init(folder, skip_race_probe=True) as reg:
+    with holdfast.init(folder, skip_race_probe=True) as reg:
         for number in range(max(1, checkpoints // _CHECKPOINTS_A_RUN)):
             run = reg.create_run(f"run{number:05d}", seed=number)
             for step in range(_CHECKPOINTS_A_RUN):
                 weights = np.full(64, number * _CHECKPOINTS_A_RUN + step, np.int64)
                 run.save({"model": {"w": weights}}, step=step)
-            run.prune(registry.Retention(last=_CHECKPOINTS_A_RUN // 2))
+            run.prune(holdfast.Retention(last=_CHECKPOINTS_A_RUN // 2))
 
 
 def collect_holdfast(folder: Path) -> dict[str, Any]:
     """Collect, and tell what it took."""
-    from backends.local import LocalBackend
-    from backends.wrappers import Metered
-    from registry.maintenance.gc import Collector
-    from registry.registry import open_on
+    from holdfast.backends.local import LocalBackend
+    from holdfast.backends.wrappers import Metered
+    from holdfast.registry.maintenance.gc import Collector
+    from holdfast.registry.registry import open_on
 
     calls: list[Any] = []
     seconds: dict[str, float] = {}

@@ -43,11 +43,11 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-import registry
-from backends.local import LocalBackend
-from backends.wrappers import Metered
-from registry.registry import open_on
-from registry.storage.chunk_cache import ChunkCache
+import holdfast
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.chunk_cache import ChunkCache
 
 TENSORS = 64
 #: Spread of the weights, and the updates that change about 1 % and 10 % of them.
@@ -105,7 +105,7 @@ class Shelf:
         self._folder = folder
         self._trainer = trainer
         self.models = {name: _empty(trainer.weights) for name in NAMES}
-        kept = registry.init(folder / "registry", compression="zstd", keyframe_every=keyframe_every)
+        kept = holdfast.init(folder / "registry", compression="zstd", keyframe_every=keyframe_every)
         self._run = kept.create_run("run")
         self._meters = {name: Metered(LocalBackend(folder / "registry")) for name in NAMES[:4]}
         cache = ChunkCache(folder / "cache")

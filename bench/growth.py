@@ -30,10 +30,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from backends.memory import MemoryBackend
-from registry import Checkpoint, Monitor, Retention, init
-from registry.registry import Registry, open_on
-from registry.storage.store import create_config
+from holdfast import Checkpoint, Monitor, Retention, init
+from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage.store import create_config
 
 BATCH = 64
 ACTS = ("save", "report", "tag")

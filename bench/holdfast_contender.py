@@ -12,7 +12,7 @@ from rounds import Contender
 from scene import Scene
 from workloads import State
 
-import registry
+import holdfast
 
 
 class Holdfast:
@@ -96,11 +96,11 @@ class Holdfast:
 
 def load(folder: Path, ref: str, into: State) -> None:
     """Open a registry and load a checkpoint into an existing state, as a new process would."""
-    reg = registry.open(str(folder))
+    reg = holdfast.open(str(folder))
     reg.checkpoint(ref).load_into(into)
     reg.close()
 
 
 def _new_run(folder: Path) -> tuple[Any, Any]:
-    reg = registry.init(str(folder))
+    reg = holdfast.init(str(folder))
     return reg, reg.create_run(seed=1, config={})

@@ -69,9 +69,9 @@ class _Plain:
 
 def _holdfast(folder: str) -> Open:
     def opened(at: Path, name: str) -> Any:
-        import registry
+        import holdfast
 
-        return registry.open(at / folder, read_only=True).checkpoint("run/latest")[f"model/{name}"]
+        return holdfast.open(at / folder, read_only=True).checkpoint("run/latest")[f"model/{name}"]
 
     return opened
 
@@ -134,7 +134,7 @@ def _io() -> dict[str, int]:
 
 def _metered() -> dict[str, int]:
     """Count what Holdfast's backend hands out; return the counter, which goes on counting."""
-    from backends.local import LocalBackend
+    from holdfast.backends.local import LocalBackend
 
     counted = {"bytes": 0, "calls": 0}
     get = LocalBackend.get
@@ -225,10 +225,10 @@ def _write_all(at: Path, training: Any, names: list[str]) -> Any:
 
 
 def _save(folder: Path, states: list[Any], **options: Any) -> None:
-    import registry
+    import holdfast
 
     is_new = not folder.exists()
-    opened = registry.init(folder, **options) if is_new else registry.open(folder)
+    opened = holdfast.init(folder, **options) if is_new else holdfast.open(folder)
     with opened:
         run = opened.create_run("run", seed=0) if is_new else opened.run("run")
         for state in states:

@@ -87,16 +87,16 @@ def _status_bytes(name: str) -> int:
 
 
 def _load_fresh(at_rest: Path, ref: str) -> None:
-    import registry
+    import holdfast
 
-    with registry.open(at_rest / "registry", read_only=True) as opened:
+    with holdfast.open(at_rest / "registry", read_only=True) as opened:
         opened.checkpoint(ref).load()
 
 
 def _child(options: argparse.Namespace) -> None:
     """Measure one loader in this process and print its figures."""
     if options.loader in (FRESH, HOLDFAST):
-        import registry.storage.codecs.blosc  # noqa: F401 - what imports take is not the load's
+        import holdfast.registry.storage.codecs.blosc  # noqa: F401 - what imports take is not the load's
     if options.loader == FRESH:
 
         def load() -> None:
@@ -113,7 +113,7 @@ def _child(options: argparse.Namespace) -> None:
 
 def _ratios(workload: str, options: argparse.Namespace, folder: Path) -> None:
     """Save a history in every way, load it in both, print the peaks."""
-    import registry
+    import holdfast
 
     size = 0
     for name in options.ways:
@@ -121,7 +121,7 @@ def _ratios(workload: str, options: argparse.Namespace, folder: Path) -> None:
         at = folder / name
         at.mkdir()
         training = WORKLOADS[workload](options.scale)
-        with registry.init(at / "registry", **how) as opened:
+        with holdfast.init(at / "registry", **how) as opened:
             run = opened.create_run("run", seed=0)
             for number in range(options.saves):
                 state = training.next_save() if number else training.state()

@@ -34,7 +34,7 @@ import s3fs
 from botocore.config import Config
 from obstore.store import S3Store
 
-from backends import ByteRange, open_backend
+from holdfast.backends import ByteRange, open_backend
 
 SIZE = 16 * 2**20
 

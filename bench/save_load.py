@@ -161,11 +161,11 @@ def _print_memory(report: Report, console: Console) -> None:
 
 
 def _print_import(console: Console, rounds: int) -> list[float]:
-    seconds = import_seconds("registry", rounds)
+    seconds = import_seconds("holdfast", rounds)
     middle, least = median(seconds) * 1e3, min(seconds) * 1e3
     goal = IMPORT_GOAL_S * 1e3
-    console.print(f"import registry: median {middle:.0f} ms, least {least:.0f}, goal {goal:.0f}")
-    for name, cumulative in slowest_parts("registry"):
+    console.print(f"import holdfast: median {middle:.0f} ms, least {least:.0f}, goal {goal:.0f}")
+    for name, cumulative in slowest_parts("holdfast"):
         console.print(f"    {cumulative * 1e3:7.1f} ms {name}")
     return seconds
 
@@ -187,7 +187,7 @@ def main() -> None:
     reports = [measure(name, options, console) for name in names]
     figures: dict[str, Any] = {"workloads": [dataclasses.asdict(each) for each in reports]}
     if not options.peers_only:
-        figures["import registry, seconds"] = _print_import(console, max(5, options.rounds or 0))
+        figures["import holdfast, seconds"] = _print_import(console, max(5, options.rounds or 0))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from workloads import frozen, hydra, pool_copy
 
-import registry
-from registry.loading.stored import reader_of
+import holdfast
+from holdfast.registry.loading.stored import reader_of
 
-#: Options of `registry.init`, and the highest ratio to the plain files that is good enough.
+#: Options of `holdfast.init`, and the highest ratio to the plain files that is good enough.
 WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "raw": ({}, 0.68),
     "zstd": ({"compression": "zstd"}, 0.55),
@@ -57,11 +57,11 @@ def plain_files(folder: Path, saves: int, scale: float) -> Counter[str]:
     return sizes
 
 
-def holdfast(folder: Path, saves: int, scale: float, **options: Any) -> Counter[str]:
+def in_registry(folder: Path, saves: int, scale: float, **options: Any) -> Counter[str]:
     """Keep the same history in a registry; return the bytes by which each step made it grow."""
     sizes: Counter[str] = Counter()
     shared = frozen(scale)
-    with registry.init(folder / "registry", **options) as reg:
+    with holdfast.init(folder / "registry", **options) as reg:
         run = reg.create_run("hydra", seed=0)
 
         @contextmanager
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="default: the temp folder")
     options = parser.parse_args()
     plain = _measured(plain_files, options)
-    ours = {name: _measured(holdfast, options, **WAYS[name][0]) for name in options.ways}
+    ours = {name: _measured(in_registry, options, **WAYS[name][0]) for name in options.ways}
     table = Table(
         title=f"bytes after {options.saves} Hydra saves, MB, and the ratio to plain files"
     )

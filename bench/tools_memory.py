@@ -39,7 +39,7 @@ def _make(at: Path, size: str, stored: str) -> None:
     """Save two checkpoints that differ in every element, and compress to about three quarters."""
     import numpy as np
 
-    import registry
+    import holdfast
 
     rng = np.random.default_rng(1)
 
@@ -59,7 +59,7 @@ def _make(at: Path, size: str, stored: str) -> None:
             f"w{i}": (large if n > MIB * 64 else tensor)(n) for i, n in enumerate(SIZES[size])
         }
     }
-    with registry.init(at, skip_race_probe=True, **STORED[stored]) as opened:
+    with holdfast.init(at, skip_race_probe=True, **STORED[stored]) as opened:
         run = opened.create_run("run", seed=1)
         run.save(state, step=1)
         for values in state["model"].values():
@@ -77,13 +77,13 @@ def _status_mib(name: str) -> float:
 
 def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
     os.cpu_count = lambda: threads  # what the tools ask
-    import registry
-    from registry.comparing import elements  # noqa: F401 - counted as imports
-    from registry.comparing.diff import diff
-    from registry.comparing.stats import stats
-    from registry.merging import averaging  # noqa: F401 - counted as imports
+    import holdfast
+    from holdfast.registry.comparing import elements  # noqa: F401 - counted as imports
+    from holdfast.registry.comparing.diff import diff
+    from holdfast.registry.comparing.stats import stats
+    from holdfast.registry.merging import averaging  # noqa: F401 - counted as imports
 
-    with registry.open(at) as opened:
+    with holdfast.open(at) as opened:
         run = opened.run("run")
         one, two = run.checkpoints()[:2]
         tools: dict[str, Callable[[], object]] = {

@@ -1,38 +1,18 @@
-"""Holdfast: a checkpoint registry for machine learning that needs no server.
+"""The meaning of the bytes: states, checkpoints, runs, and all that is done with them.
 
-`init` makes a registry, `open` opens one, `sync` copies between two, `trust` accepts one that went
-back; everything else hangs on the objects that they return. `docs/spec.md` says what is on the
-store.
+The rooms, from the ground up; each imports only what is below it:
+
+- `values`, `pytree`: digests, canonical JSON, records; states taken apart into JSON and arrays.
+- `storage`, `precision`, `zarr`: objects on a store, read and verified; narrower types; Zarr views.
+- `spec`, `history`: what a run is to be; its log, replay, retention.
+- `loading`, `writing`: a state's way into memory, and onto the store.
+- `comparing`, `following`, `formats`, `maintenance`, `names`, `streams`, `pool`: what uses those.
+- `training`, `merging`, `transitions`: what adds checkpoints to a run.
+- `run_view`, `run`, `refs`, `registry`, `sync`: the objects that users hold. `cli` is the command.
 """
 
 from __future__ import annotations
 
-from registry.errors import RegistryError
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.pytree import register_adapter
-from registry.registry import Registry, init, open  # noqa: A004
-from registry.run import Run
-from registry.spec import Retention
-from registry.spec.migrations import register_migration
-from registry.spec.monitors import Monitor
-from registry.storage.heads import trust
-from registry.sync import sync
-from registry.values.digest import Digest
-
-__all__ = [
-    "Checkpoint",
-    "Digest",
-    "Monitor",
-    "Registry",
-    "RegistryError",
-    "Retention",
-    "Run",
-    "Stored",
-    "init",
-    "open",
-    "register_adapter",
-    "register_migration",
-    "sync",
-    "trust",
-]
+if __name__ != "holdfast.registry":
+    # Loaded under another name, every class would exist twice.
+    raise ImportError("import `holdfast`: `registry` is a part of it and has no name of its own")

@@ -33,7 +33,7 @@ The storage branch and the root are defined in `backends/errors.py`.
 
 from __future__ import annotations
 
-from backends.errors import (
+from holdfast.backends.errors import (
     AccessDenied,
     InvalidLocation,
     ObjectNotFound,

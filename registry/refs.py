@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from registry.errors import AmbiguousRef, InvalidInput, NotFound
-from registry.history.replay import CheckpointRecord
-from registry.loading.checkpoint import Checkpoint, phase_segment
-from registry.loading.stored import Stored
-from registry.run import Run
-from registry.values.suggest import near
+from holdfast.registry.errors import AmbiguousRef, InvalidInput, NotFound
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.run import Run
+from holdfast.registry.values.suggest import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
 _STEP = re.compile(r"step(\d{1,16})")

@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
 
-from backends import Backend, open_backend, parse
-from backends.escape import quoted
-from backends.probe import probe_put_if_absent
-from backends.wrappers import ReadOnly
-from registry.errors import (
+from holdfast.backends import Backend, open_backend, parse
+from holdfast.backends.escape import quoted
+from holdfast.backends.probe import probe_put_if_absent
+from holdfast.backends.wrappers import ReadOnly
+from holdfast.registry.errors import (
     AmbiguousRef,
     Conflict,
     IntegrityError,
@@ -25,31 +25,38 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.history.actions import CreateRun
-from registry.history.creation import RunOptions, begin, check_same, creation, default_ids, forked
-from registry.history.log import RunLog, list_runs
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.maintenance.findings import VerifyReport
-from registry.maintenance.gc import DAY_S, collect
-from registry.maintenance.gc_report import GcReport
-from registry.maintenance.repacking.repack import RepackReport, repack
-from registry.maintenance.repair import RepairReport, repair
-from registry.maintenance.usage import Usage, measure
-from registry.maintenance.verify import Progress, verify
-from registry.names.forking import inherit, inheritance
-from registry.refs import find_in_run, is_digest
-from registry.run import Run
-from registry.run_view import committer_of
-from registry.spec import Retention, RunSpec
-from registry.spec.monitors import Monitor
-from registry.storage.chunk_cache import ChunkCache, choose_cache
-from registry.storage.codecs import Compression, check_compression
-from registry.storage.heads import Heads, recall
-from registry.storage.keys import PROBES, check_run_id
-from registry.storage.store import Store, create_config, read_config
-from registry.values.suggest import near
-from registry.writing.deltas import check_keyframe_every
+from holdfast.registry.history.actions import CreateRun
+from holdfast.registry.history.creation import (
+    RunOptions,
+    begin,
+    check_same,
+    creation,
+    default_ids,
+    forked,
+)
+from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.maintenance.findings import VerifyReport
+from holdfast.registry.maintenance.gc import DAY_S, collect
+from holdfast.registry.maintenance.gc_report import GcReport
+from holdfast.registry.maintenance.repacking.repack import RepackReport, repack
+from holdfast.registry.maintenance.repair import RepairReport, repair
+from holdfast.registry.maintenance.usage import Usage, measure
+from holdfast.registry.maintenance.verify import Progress, verify
+from holdfast.registry.names.forking import inherit, inheritance
+from holdfast.registry.refs import find_in_run, is_digest
+from holdfast.registry.run import Run
+from holdfast.registry.run_view import committer_of
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
+from holdfast.registry.storage.codecs import Compression, check_compression
+from holdfast.registry.storage.heads import Heads, recall
+from holdfast.registry.storage.keys import PROBES, check_run_id
+from holdfast.registry.storage.store import Store, create_config, read_config
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.deltas import check_keyframe_every
 
 #: How often a fork looks at its parent again before what is gone counts as lost.
 _LOOKS = 2

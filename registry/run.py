@@ -7,28 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from backends.escape import quoted
-from registry.errors import InvalidInput, RegistryError
-from registry.history.actions import Evict, RunStatus, SetStatus
-from registry.history.log import RunLog
-from registry.history.retention import RetentionPlan
-from registry.history.writer_token import check_not_dropped
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.load_to_train import load_to_train
-from registry.loading.stored import Stored
-from registry.merging.merge import merge
-from registry.names import pins, pruning
-from registry.precision.policy import PrecisionPolicy
-from registry.run_view import RunView
-from registry.spec import Retention
-from registry.storage.codecs import Compression
-from registry.storage.store import Store
-from registry.training.pending import PendingSave
-from registry.training.restoring import Restored, check_source, restore_newest
-from registry.training.save_request import SaveRequest
-from registry.training.trainer import Trainer
-from registry.transitions import Initialise, Transitioned, TransitionOptions, transition
-from registry.writing.committer import Committer
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.history.actions import Evict, RunStatus, SetStatus
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.retention import RetentionPlan
+from holdfast.registry.history.writer_token import check_not_dropped
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.merging.merge import merge
+from holdfast.registry.names import pins, pruning
+from holdfast.registry.precision.policy import PrecisionPolicy
+from holdfast.registry.run_view import RunView
+from holdfast.registry.spec import Retention
+from holdfast.registry.storage.codecs import Compression
+from holdfast.registry.storage.store import Store
+from holdfast.registry.training.pending import PendingSave
+from holdfast.registry.training.restoring import Restored, check_source, restore_newest
+from holdfast.registry.training.save_request import SaveRequest
+from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.transitions import Initialise, Transitioned, TransitionOptions, transition
+from holdfast.registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
 

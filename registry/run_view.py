@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from backends.escape import quoted, shown
-from registry.errors import InvalidInput, NotFound
-from registry.following.following import Following
-from registry.following.watching import Watch
-from registry.history.actions import Commit, RunStatus
-from registry.history.log_values import check_phase, decode_plain
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.loading.checkpoint import Checkpoint, phase_value
-from registry.loading.stored import Stored
-from registry.names import pins
-from registry.names.releases import Releases
-from registry.pool.league import OpponentPool
-from registry.spec import RunSpec
-from registry.spec.monitors import Monitor
-from registry.spec.seeds import child, phase_number
-from registry.streams.stream import Stream
-from registry.training.save_request import DEFAULT_PHASE
-from registry.writing.committer import Committer
+from holdfast.backends.escape import quoted, shown
+from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.following.following import Following
+from holdfast.registry.following.watching import Watch
+from holdfast.registry.history.actions import Commit, RunStatus
+from holdfast.registry.history.log_values import check_phase, decode_plain
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names import pins
+from holdfast.registry.names.releases import Releases
+from holdfast.registry.pool.league import OpponentPool
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.seeds import child, phase_number
+from holdfast.registry.streams.stream import Stream
+from holdfast.registry.training.save_request import DEFAULT_PHASE
+from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from registry.errors import (
+from holdfast.registry.errors import (
     Diverged,
     IntegrityError,
     InvalidInput,
@@ -20,18 +20,18 @@ from registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from registry.history.actions import Commit, Line, Place, line_digest
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest
-from registry.registry import Registry, open  # noqa: A004
-from registry.storage.placement import PackRef
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.suggest import near
-from registry.writing.adopting import adopt
-from registry.writing.change import Change, Stale
-from registry.writing.committer import Committer
-from registry.writing.object_writer import ChosenKeys
+from holdfast.registry.history.actions import Commit, Line, Place, line_digest
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.registry import Registry, open  # noqa: A004
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.adopting import adopt
+from holdfast.registry.writing.change import Change, Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.object_writer import ChosenKeys
 
 #: Called with the number of bytes copied so far.
 Progress = Callable[[int], object]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.values import environment
+from holdfast.registry.values import environment
 
 pytest_plugins = ["tests.servers.fixtures"]
 

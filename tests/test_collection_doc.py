@@ -14,12 +14,12 @@ from typing import Any, get_args
 
 import pytest
 
-from registry.history import log
-from registry.history.actions.union import Action
-from registry.history.epochs import Epochs
-from registry.maintenance import gc, live
-from registry.values.digest import Digest
-from registry.writing import committer, object_writer
+from holdfast.registry.history import log
+from holdfast.registry.history.actions.union import Action
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.maintenance import gc, live
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing import committer, object_writer
 
 ROOT = Path(__file__).parents[1]
 DOC = ROOT / "docs" / "collection.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 
 _MAIN = Path(__file__).parents[1] / "examples" / "digits" / "main.py"
 
@@ -16,7 +16,7 @@ _MAIN = Path(__file__).parents[1] / "examples" / "digits" / "main.py"
 def test_the_main_job_where_one_was_broken_off_before(tmp_path: Path) -> None:
     for module in ("torch", "sklearn", "moto", "boto3"):
         pytest.importorskip(module)
-    with registry.init(tmp_path / "demo" / "registry") as reg:
+    with holdfast.init(tmp_path / "demo" / "registry") as reg:
         reg.create_run("demo1-killed")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(_MAIN), "demo"],
@@ -29,7 +29,7 @@ def test_the_main_job_where_one_was_broken_off_before(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "FAIL" not in done.stdout
     assert "every claim held" in done.stdout
-    with registry.open(tmp_path / "demo" / "registry", read_only=True) as reg:
+    with holdfast.open(tmp_path / "demo" / "registry", read_only=True) as reg:
         branch = "demo2-killed-branch"
         assert reg.runs() == ["demo1-killed", "demo2-killed", branch, "demo2-straight"]
         assert (

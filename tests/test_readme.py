@@ -130,10 +130,10 @@ def test_every_snippet_runs(
 
 
 def test_what_the_snippets_leave_is_sound(clean_world: Path) -> None:
-    import registry
+    import holdfast
 
     names = _readers_own()
-    with registry.init("checkpoints"):
+    with holdfast.init("checkpoints"):
         pass
     blocks = [block for block in _blocks() if block.language == "python"]
     _run_python(blocks[0], names)
@@ -151,13 +151,13 @@ def test_what_the_snippets_leave_is_sound(clean_world: Path) -> None:
 
 def test_a_requeued_job_goes_on(clean_world: Path) -> None:
     """The block for clusters: warned in mid-run, it saves and leaves; started again, it ends."""
-    import registry
+    import holdfast
 
-    with registry.init("checkpoints") as reg:
+    with holdfast.init("checkpoints") as reg:
         (block,) = [
             block for block in _blocks() if "SIGTERM" in block.text and "warned" in block.text
         ]
-        names = {**_readers_own(), "registry": registry, "reg": reg}
+        names = {**_readers_own(), "registry": holdfast, "reg": reg}
         train_step = names["train_step"]
 
         def warned_at_150(step: int) -> float:
@@ -251,32 +251,32 @@ def _statements() -> list[dict[str, Any]]:
 
 
 def test_the_policy_is_enough(clean_world: Path, become: Become) -> None:
-    import registry
+    import holdfast
 
     become(_statements())
-    with registry.init(os.environ["GUARDED"] + "/team") as reg:
+    with holdfast.init(os.environ["GUARDED"] + "/team") as reg:
         run = reg.create_run("a")
         ck = run.save({"model": {"weight": bytes(100_000)}}, step=1)
         ck.report({"loss": 1.0})
         assert run.restore() is not None
         assert reg.verify(deep=True).findings == ()
     _run_sh(Block("", "sh", "holdfast doctor -r $GUARDED/team", 0))
-    with pytest.raises(registry.RegistryError, match="access is denied"):
-        registry.init(os.environ["GUARDED"] + "/other")
+    with pytest.raises(holdfast.RegistryError, match="access is denied"):
+        holdfast.init(os.environ["GUARDED"] + "/other")
 
 
 def test_the_policy_is_not_more_than_enough(clean_world: Path, become: Become) -> None:
-    import registry
+    import holdfast
 
     listing, objects, deleting = _statements()
     get, put = ({**objects, "Action": action} for action in objects["Action"])
     for number, rest in enumerate(([get, put], [listing, get], [listing, put])):
         become([deleting, *rest])
-        with pytest.raises(registry.RegistryError, match="access is denied"):
-            registry.init(os.environ["GUARDED"] + f"/team/{number}")
+        with pytest.raises(holdfast.RegistryError, match="access is denied"):
+            holdfast.init(os.environ["GUARDED"] + f"/team/{number}")
     become(_statements())
-    with registry.init(os.environ["GUARDED"] + "/team") as reg:
+    with holdfast.init(os.environ["GUARDED"] + "/team") as reg:
         reg.create_run("a").save({"model": {"weight": bytes(100_000)}}, step=1)
     become([listing, get])
-    with registry.open(os.environ["GUARDED"] + "/team", read_only=True) as reg:
+    with holdfast.open(os.environ["GUARDED"] + "/team", read_only=True) as reg:
         assert reg.checkpoint("a/latest").load() == {"model": {"weight": bytes(100_000)}}

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import registry
-from registry.names.releases import Release
-from registry.pool.entries import PoolEntry
-from registry.pool.selection import Matchup
-from registry.run_view import RunView
+import holdfast
+from holdfast.registry.names.releases import Release
+from holdfast.registry.pool.entries import PoolEntry
+from holdfast.registry.pool.selection import Matchup
+from holdfast.registry.run_view import RunView
 
 OURS = ("registry.", "backends.")
 #: Calls that take any number of like things.
@@ -32,8 +32,8 @@ STATE_NAMES = {
 
 
 @pytest.fixture
-def reg(tmp_path: Path) -> Iterator[registry.Registry]:
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as made:
+def reg(tmp_path: Path) -> Iterator[holdfast.Registry]:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as made:
         yield made
 
 
@@ -75,7 +75,7 @@ def returned(function: Callable[..., Any]) -> Iterator[type]:
 def face() -> dict[str, Any]:
     """Return the public functions, and the classes that they return, with their members."""
     found: dict[str, Any] = {}
-    todo = [getattr(registry, name) for name in registry.__all__]
+    todo = [getattr(holdfast, name) for name in holdfast.__all__]
     while todo:
         one = todo.pop()
         name = one.__qualname__
@@ -117,7 +117,7 @@ def test_a_public_call_shows_every_option_and_is_documented(name: str) -> None:
             assert VARIADIC.get(name) == option.name
 
 
-@pytest.mark.parametrize("value", [registry.Monitor, registry.Retention, registry.Digest])
+@pytest.mark.parametrize("value", [holdfast.Monitor, holdfast.Retention, holdfast.Digest])
 def test_a_value_that_users_make_shows_its_fields(value: type) -> None:
     kinds = {option.kind for option in inspect.signature(value).parameters.values()}
     assert kinds
@@ -151,13 +151,13 @@ def shown(function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("call", [registry.Run.save, registry.Run.save_async, registry.Run.push])
+@pytest.mark.parametrize("call", [holdfast.Run.save, holdfast.Run.save_async, holdfast.Run.push])
 def test_an_editor_completes_the_options_of_a_save(call: Callable[..., Any]) -> None:
     assert shown(call) == SAVE
 
 
 def test_help_explains_each_option_of_a_save_once() -> None:
-    text = pydoc.render_doc(registry.Run.save, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(holdfast.Run.save, renderer=pydoc.plaintext)
     for name in SAVE:
         assert text.count(f"\n        {name}: ") == 1, name
 
@@ -167,8 +167,8 @@ def public(cls: type) -> set[str]:
 
 
 def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
-    assert public(registry.Stored) == STATE_NAMES
-    assert public(registry.Checkpoint) == STATE_NAMES | {
+    assert public(holdfast.Stored) == STATE_NAMES
+    assert public(holdfast.Checkpoint) == STATE_NAMES | {
         *("companion", "companions", "created", "eviction", "is_evicted", "meta", "metrics", "n"),
         *("nonfinite", "phase", "record", "report", "step", "superseded", "tier"),
     }
@@ -188,7 +188,7 @@ def test_the_attributes_of_handles_are_no_plumbing(reg) -> None:
     assert {name for name in vars(run) if not name.startswith("_")} == set()
     assert {name for name in vars(checkpoint) if not name.startswith("_")} == {"digest"}
     assert {name for name in vars(reg) if not name.startswith("_")} == set()
-    assert public(registry.Run) >= public(RunView)
+    assert public(holdfast.Run) >= public(RunView)
 
 
 class Stop(Exception):
@@ -218,22 +218,22 @@ def passed_on(
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
     call = getattr(reg.create_run("run"), name)
-    given, found = passed_on(monkeypatch, call, "registry.run.SaveRequest", {})
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.SaveRequest", {})
     assert found == {**given, "takes_over": name != "push"}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
     call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
-    given, found = passed_on(monkeypatch, call, "registry.run.SaveRequest", [])
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.SaveRequest", [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
-    monkeypatch.setattr("registry.run.SaveRequest", lambda step, **_: step)
-    given, found = passed_on(monkeypatch, call, "registry.run.merge", [])
+    monkeypatch.setattr("holdfast.registry.run.SaveRequest", lambda step, **_: step)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
 
 def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").transition
-    given, found = passed_on(monkeypatch, call, "registry.run.TransitionOptions", 2)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.TransitionOptions", 2)
     assert found == given
 
 
@@ -242,5 +242,5 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     source = reg.create_run("source").save({"w": np.zeros(3)}, step=1)
     values = (source, "new") if name == "fork" else ("source",)
     call = getattr(reg, name)
-    given, found = passed_on(monkeypatch, call, "registry.registry.RunOptions", *values)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.registry.RunOptions", *values)
     assert found == {name: one for name, one in given.items() if name != "create"}

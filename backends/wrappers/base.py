@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo
-from backends.errors import ReadOnlyStore
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo
+from holdfast.backends.errors import ReadOnlyStore
 
 
 class Wrapper(Backend):

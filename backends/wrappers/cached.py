@@ -6,8 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.base import Backend, Body, ByteRange, cut
-from backends.wrappers.base import Wrapper
+from holdfast.backends.base import Backend, Body, ByteRange, cut
+from holdfast.backends.wrappers.base import Wrapper
 
 
 class Cached(Wrapper):

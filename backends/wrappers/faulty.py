@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
-from backends.errors import StorageError
-from backends.wrappers.base import Wrapper
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from holdfast.backends.errors import StorageError
+from holdfast.backends.wrappers.base import Wrapper
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
-from backends.wrappers.base import Wrapper
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from holdfast.backends.wrappers.base import Wrapper
 
 
 @dataclass(frozen=True, slots=True)

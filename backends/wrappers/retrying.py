@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from backends.base import Backend, Body, ByteRange, ObjectInfo
-from backends.errors import StoreUnavailable
-from backends.patience import Attempts, Patience
-from backends.wrappers.base import Wrapper
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.patience import Attempts, Patience
+from holdfast.backends.wrappers.base import Wrapper
 
 _T = TypeVar("_T")
 

@@ -14,10 +14,10 @@ import os
 
 from task import Net, load_data, make_deterministic, score
 
-import registry
+import holdfast
 
 
-def evaluate(reg: registry.Registry, ref: str) -> dict[str, object]:
+def evaluate(reg: holdfast.Registry, ref: str) -> dict[str, object]:
     """Score one checkpoint and report it."""
     ck = reg.checkpoint(ref)
     model = Net()
@@ -36,7 +36,7 @@ def main() -> None:
     if chosen.registry is None:
         parser.error("name a registry by --registry or HOLDFAST_REGISTRY")
     make_deterministic()
-    with registry.open(chosen.registry) as reg:
+    with holdfast.open(chosen.registry) as reg:
         print(json.dumps(evaluate(reg, chosen.ref)))
 
 

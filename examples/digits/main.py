@@ -23,8 +23,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import registry
-from registry import Checkpoint, Registry
+import holdfast
+from holdfast import Checkpoint, Registry
 
 HERE = Path(__file__).parent
 STEPS = 480
@@ -128,7 +128,7 @@ def make_registry(story: Story, folder: Path) -> Registry:
     (folder / ".gitignore").write_text("*\n")
     place = folder / "registry"
     there = (place / "registry.json").exists()
-    reg = registry.open(place) if there else registry.init(place)
+    reg = holdfast.open(place) if there else holdfast.init(place)
     story.say(f"{place}: {'opened' if there else 'made'}, {len(reg.runs())} runs, id {reg.id[:12]}")
     return reg
 
@@ -230,7 +230,7 @@ def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(done.stdout)
     accuracy = found["score"]["test_accuracy"]
     story.say(f"step {found['step']}, {found['id'][:19]}, test accuracy {accuracy:.4f}")
-    with registry.open(url, read_only=True) as reg:
+    with holdfast.open(url, read_only=True) as reg:
         ck = reg.checkpoint(ref)
         run = reg.run(ck.run_id)
         phase = [one for one in run.full_manifest().checkpoints if one.phase == ck.phase]
@@ -340,9 +340,9 @@ def mirror(story: Story, reg: Registry, endpoint: str) -> str:
     far = f"s3://{BUCKET}/team"
     story.chapter(f"A prefix of a bucket is a registry, too: {far} at {endpoint}")
     boto3.client("s3").create_bucket(Bucket=BUCKET)
-    with registry.init(far) as there:
+    with holdfast.init(far) as there:
         began = time.monotonic()
-        report = registry.sync(reg, there)
+        report = holdfast.sync(reg, there)
         took_s = time.monotonic() - began
         story.say(
             f"synced {len(report.runs)} runs: {megabytes(report.bytes_copied)}, {took_s:.1f} s"
@@ -358,7 +358,7 @@ def mirror(story: Story, reg: Registry, endpoint: str) -> str:
 def bring_home(story: Story, reg: Registry, far: str, run_id: str) -> None:
     """Copy back what the evaluator reported at the mirror."""
     before = reg.checkpoint(f"{run_id}/best").metrics
-    report = registry.sync(far, reg, [run_id])
+    report = holdfast.sync(far, reg, [run_id])
     after = reg.checkpoint(f"{run_id}/best").metrics
     story.claim(
         f"a sync back brings its report home: {report.runs[0].commits} commit, "
@@ -369,7 +369,7 @@ def bring_home(story: Story, reg: Registry, far: str, run_id: str) -> None:
 
 def verify(story: Story, url: str) -> None:
     """Verify a registry whole."""
-    with registry.open(url, read_only=True) as reg:
+    with holdfast.open(url, read_only=True) as reg:
         began = time.monotonic()
         report = reg.verify(deep=True)
         took_s = time.monotonic() - began

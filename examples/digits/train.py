@@ -25,7 +25,7 @@ import torch
 from task import Net, load_data, make_deterministic, score
 from torch.nn import functional
 
-import registry
+import holdfast
 
 BATCH = 64
 LEARNING_RATES = {"plain": 2e-3, "shifted": 1e-3}
@@ -107,7 +107,7 @@ class Training:
         return {f"validation_{name}": value for name, value in found.items()}
 
 
-def train(reg: registry.Registry, run_id: str | None, seed: int, steps: int) -> None:
+def train(reg: holdfast.Registry, run_id: str | None, seed: int, steps: int) -> None:
     """Bring a run to `steps`, from wherever it is."""
     config = {"steps": steps, "batch": BATCH, "learning_rates": LEARNING_RATES}
     run = reg.run(run_id, create=True, preset=PRESET, config=config, seed=seed)
@@ -134,7 +134,7 @@ def train(reg: registry.Registry, run_id: str | None, seed: int, steps: int) -> 
         finish_phase(run, training)
 
 
-def finish_phase(run: registry.Run, training: Training) -> None:
+def finish_phase(run: holdfast.Run, training: Training) -> None:
     """Train to the end of a phase, and save whenever its cadence asks for it."""
     while training.step < training.end:
         loss = training.advance()
@@ -165,7 +165,7 @@ def main() -> None:
     # A scheduler says goodbye by SIGTERM: leave by the door, so that the run reads `interrupted`.
     signal.signal(signal.SIGTERM, _leave)
     make_deterministic()
-    with registry.open(chosen.registry) as reg:
+    with holdfast.open(chosen.registry) as reg:
         train(reg, chosen.run, chosen.seed, chosen.steps)
 
 

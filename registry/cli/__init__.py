@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from registry.cli.signals import INTERRUPTED, Terminated, end_on_signals
+from holdfast.registry.cli.signals import INTERRUPTED, Terminated, end_on_signals
 
 __all__ = ["main"]
 
@@ -21,7 +21,7 @@ def main() -> None:
             # A terminal of another encoding gets escapes, not a fault.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
-        from registry.cli.app import app
+        from holdfast.registry.cli.app import app
 
         app(prog_name="holdfast")
     except KeyboardInterrupt:
@@ -31,6 +31,6 @@ def main() -> None:
 
 
 def _end(told: str, status: int) -> NoReturn:
-    """Exit while no command runs; `registry.cli.failures` reports how a command ends."""
+    """Exit while no command runs; `holdfast.registry.cli.failures` reports how a command ends."""
     print(told, file=sys.stderr)
     sys.exit(status)

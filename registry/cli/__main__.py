@@ -1,5 +1,5 @@
-"""`python -m registry.cli` is `holdfast`."""
+"""`python -m holdfast.registry.cli` is `holdfast`."""
 
-from registry.cli import main
+from holdfast.registry.cli import main
 
 main()

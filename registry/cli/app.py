@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from registry.cli.failures import DEBUG, told
+from holdfast.registry.cli.failures import DEBUG, told
 
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {

@@ -10,24 +10,24 @@ from typing import Any
 
 import typer
 
-from registry.cli import options, output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer
-from registry.cli.command import command as as_command
-from registry.cli.describe import picked
-from registry.cli.diffs import SHOWN, tensor_diff_json
-from registry.cli.executing import Command, told
-from registry.cli.opening import reads
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Part
-from registry.comparing.bisecting import Bisected, steps_left
-from registry.comparing.bisecting import bisect as search
-from registry.comparing.diff import TensorDiff, diff
-from registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
-from registry.loading.checkpoint import Checkpoint
-from registry.registry import Registry
-from registry.run import Run
-from registry.values.suggest import near
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer
+from holdfast.registry.cli.command import command as as_command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.diffs import SHOWN, tensor_diff_json
+from holdfast.registry.cli.executing import Command, told
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.comparing.bisecting import Bisected, steps_left
+from holdfast.registry.comparing.bisecting import bisect as search
+from holdfast.registry.comparing.diff import TensorDiff, diff
+from holdfast.registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
+from holdfast.registry.values.suggest import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

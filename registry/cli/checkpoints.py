@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from backends.escape import shown
-from registry import formats
-from registry.cli import describe, options, output
-from registry.cli.columns import Column, Table, row
-from registry.cli.command import Answer, command
-from registry.cli.failures import mark
-from registry.cli.listing import Listing
-from registry.cli.opening import reads, writes
-from registry.cli.options import argument, flag
-from registry.cli.output import Note, Part
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.merging.merge import MERGE
-from registry.registry import Registry
-from registry.run import Run
+from holdfast.backends.escape import shown
+from holdfast.registry import formats
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.failures import mark
+from holdfast.registry.cli.listing import Listing
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, flag
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.merging.merge import MERGE
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
 
 #: Columns of a checkpoint's record and its marks.
 _LS = (

@@ -8,15 +8,15 @@ from typing import Any
 
 import typer
 
-from registry.cli import output
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked
-from registry.cli.opening import writes
-from registry.cli.options import flag, option
-from registry.cli.output import Part
-from registry.cli.progress import Progress
-from registry.maintenance.gc_report import GcReport, Tally
-from registry.registry import Registry
+from holdfast.registry.cli import output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.options import flag, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.progress import Progress
+from holdfast.registry.maintenance.gc_report import GcReport, Tally
+from holdfast.registry.registry import Registry
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 _UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -10,10 +10,10 @@ from typing import Any
 
 import typer
 
-from registry.cli import failures, options, output, progress
-from registry.cli.columns import Column, Table
-from registry.cli.output import Note, Part
-from registry.errors import RegistryError
+from holdfast.registry.cli import failures, options, output, progress
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.errors import RegistryError
 
 #: Opens the registry at a URL; `dry_run` says whether the command must not write.
 Opener = Callable[..., AbstractContextManager[object]]

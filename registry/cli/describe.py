@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from registry.cli import output
-from registry.errors import IncompatibleState
-from registry.history.actions import AddCheckpoint
-from registry.history.log_values import decode_plain, is_dated, moment
-from registry.history.replay import CheckpointRecord, Pin, RunManifest
-from registry.loading.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
-from registry.loading.stored import Stored
-from registry.run import Run
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.cli import output
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.history.actions import AddCheckpoint
+from holdfast.registry.history.log_values import decode_plain, is_dated, moment
+from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.run import Run
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 
 def picked(thing: object, names: str) -> dict[str, Any]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from backends.escape import quoted
-from registry.cli import output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked, tensor_json
-from registry.cli.opening import reads
-from registry.cli.options import argument, flag
-from registry.cli.output import Part
-from registry.comparing.diff import KINDS, Diff, TensorDiff, ValueDiff
-from registry.comparing.diff import diff as compare
-from registry.comparing.distances import Distance
-from registry.history.log_values import json_ready
-from registry.loading.checkpoint import Checkpoint, TensorInfo
-from registry.registry import Registry
+from holdfast.backends.escape import quoted
+from holdfast.registry.cli import output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked, tensor_json
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import argument, flag
+from holdfast.registry.cli.output import Part
+from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff, ValueDiff
+from holdfast.registry.comparing.diff import diff as compare
+from holdfast.registry.comparing.distances import Distance
+from holdfast.registry.history.log_values import json_ready
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
+from holdfast.registry.registry import Registry
 
 _DIFF = (
     Column("component", folds=True),

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from backends import (
+from holdfast.backends import (
     Backend,
     Location,
     ReadOnlyStore,
@@ -25,19 +25,19 @@ from backends import (
     parse,
     refuse_links,
 )
-from backends.limits import VARIABLE as MAX_RECORD
-from backends.mounts import ALLOW, file_system
-from backends.patience import LEAST_RATE, TIMEOUT
-from backends.probe import probe_put_if_absent
-from registry.cli import options, output
-from registry.cli.command import Answer, command
-from registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
-from registry.history.epochs import Epochs
-from registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
-from registry.storage.heads import MEMORY
-from registry.storage.keys import FOLDERS, PROBES
-from registry.storage.store import WRITER_VERSION, RegistryConfig, Store, read_config
-from registry.training.pending import EXIT_WAIT
+from holdfast.backends.limits import VARIABLE as MAX_RECORD
+from holdfast.backends.mounts import ALLOW, file_system
+from holdfast.backends.patience import LEAST_RATE, TIMEOUT
+from holdfast.backends.probe import probe_put_if_absent
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
+from holdfast.registry.storage.heads import MEMORY
+from holdfast.registry.storage.keys import FOLDERS, PROBES
+from holdfast.registry.storage.store import WRITER_VERSION, RegistryConfig, Store, read_config
+from holdfast.registry.training.pending import EXIT_WAIT
 
 Status = Literal["ok", "warn", "fail"]
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from registry.errors import InvalidInput
-from registry.loading.checkpoint import Checkpoint
-from registry.values.suggest import near
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.values.suggest import near
 
 # Seconds that a command has to end after SIGTERM, before it is killed.
 _GRACE_S = 10

@@ -25,9 +25,9 @@ from contextlib import contextmanager
 
 import typer
 
-from backends.escape import printable
-from registry.cli.signals import INTERRUPTED, Terminated
-from registry.errors import IntegrityError, RegistryError, StorageError
+from holdfast.backends.escape import printable
+from holdfast.registry.cli.signals import INTERRUPTED, Terminated
+from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
 BROKEN_PIPE = 128 + signal.SIGPIPE

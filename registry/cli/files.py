@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from registry import formats
-from registry.cli import describe, options, output
-from registry.cli.command import Answer, command
-from registry.cli.opening import moves
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Note, Part
-from registry.errors import InvalidInput
-from registry.registry import Registry
+from holdfast.registry import formats
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.opening import moves
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.registry import Registry
 
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"

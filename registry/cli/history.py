@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from registry.cli import describe, lineage, options, output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer, command
-from registry.cli.opening import reads
-from registry.cli.options import flag, option
-from registry.errors import IntegrityError, NotFound, UnsupportedFormat
-from registry.history import actions
-from registry.history.actions import Action, Commit, line_digest
-from registry.history.log import RunLog
-from registry.registry import Registry
-from registry.run import Run
+from holdfast.registry.cli import describe, lineage, options, output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import flag, option
+from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
+from holdfast.registry.history import actions
+from holdfast.registry.history.actions import Action, Commit, line_digest
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
 
 _LOG = (
     Column("n", is_number=True),

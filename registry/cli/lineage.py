@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
-from registry.history.actions import CreateRun, Parent
-from registry.history.log import list_runs
-from registry.history.replay import Slot
-from registry.loading.checkpoint import phase_segment, phase_value
-from registry.run import Run
-from registry.storage.keys import slot_key
-from registry.storage.store import Store
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, UnsupportedFormat
+from holdfast.registry.history.actions import CreateRun, Parent
+from holdfast.registry.history.log import list_runs
+from holdfast.registry.history.replay import Slot
+from holdfast.registry.loading.checkpoint import phase_segment, phase_value
+from holdfast.registry.run import Run
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.storage.store import Store
 
 
 def forks_of(store: Store, run_id: str) -> list[str]:

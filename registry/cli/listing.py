@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from registry.cli import output
-from registry.errors import NotFound, RegistryError, StoreUnavailable
-from registry.registry import Registry
-from registry.run import Run
+from holdfast.registry.cli import output
+from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
 
 _T = TypeVar("_T")
 

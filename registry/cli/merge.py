@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import typer
 
-from registry.cli import describe, options, output
-from registry.cli.command import Answer, command
-from registry.cli.opening import moves
-from registry.cli.options import argument, option
-from registry.registry import Registry
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.opening import moves
+from holdfast.registry.cli.options import argument, option
+from holdfast.registry.registry import Registry
 
 
 @command(moves("merging"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from backends import open_backend, parse
-from registry.cli import progress
-from registry.registry import Registry, open, open_on  # noqa: A004
-from registry.storage.heads import recall
+from holdfast.backends import open_backend, parse
+from holdfast.registry.cli import progress
+from holdfast.registry.registry import Registry, open, open_on  # noqa: A004
+from holdfast.registry.storage.heads import recall
 
 
 def reads(url: str, *, dry_run: bool) -> Registry:  # noqa: ARG001 - it reads in any case

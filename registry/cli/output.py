@@ -14,9 +14,9 @@ import textwrap
 import time as clock
 from collections.abc import Iterable, Mapping, Sequence
 
-from backends.escape import printable
-from registry.cli.columns import Column, Table
-from registry.history.log_values import format_time, json_ready
+from holdfast.backends.escape import printable
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.history.log_values import format_time, json_ready
 
 
 class Note(str):
@@ -69,7 +69,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
     """Print a table."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if is_terminal():
-        from registry.cli import terminal
+        from holdfast.registry.cli import terminal
 
         terminal.print_table(columns, cells)
         return

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from registry import formats
-from registry.cli import describe, options, output
-from registry.cli.columns import Column
-from registry.cli.command import Answer, command, listed, said
-from registry.cli.files import OPAQUE
-from registry.cli.opening import moves, reads, writes
-from registry.cli.options import argument
-from registry.registry import Registry
-from registry.run import Run
+from holdfast.registry import formats
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.files import OPAQUE
+from holdfast.registry.cli.opening import moves, reads, writes
+from holdfast.registry.cli.options import argument
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
 
 _GATES = (
     Column("gate", lambda gate: gate["name"]),

@@ -7,14 +7,14 @@ from typing import Any
 
 import typer
 
-from registry.cli import options, output
-from registry.cli.columns import Column, numbers
-from registry.cli.command import Answer, command, listed, said
-from registry.cli.describe import iso, picked
-from registry.cli.opening import reads, writes
-from registry.cli.options import argument, flag, option
-from registry.pool.entries import PoolEntry
-from registry.registry import Registry
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column, numbers
+from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.describe import iso, picked
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.pool.entries import PoolEntry
+from holdfast.registry.registry import Registry
 
 _LS = (
     Column("version", lambda one: f"v{one.version:04d}"),

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from registry.cli import output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer, command, listed
-from registry.cli.options import argument
-from registry.cli.output import Note
-from registry.errors import NotFound
-from registry.spec import Retention, RunSpec
-from registry.spec.presets import load_preset, preset_names
-from registry.values.suggest import near
+from holdfast.registry.cli import output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, command, listed
+from holdfast.registry.cli.options import argument
+from holdfast.registry.cli.output import Note
+from holdfast.registry.errors import NotFound
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.presets import load_preset, preset_names
+from holdfast.registry.values.suggest import near
 
 _PRESETS = (
     Column("preset", lambda one: one["name"]),
@@ -50,7 +50,7 @@ def show(*, name: str = argument("NAME", "Name of a preset.")) -> Answer:
             expected=", ".join(preset_names()),
             hint=near(name, preset_names()),
         )
-    file = files("registry.spec.presets").joinpath(f"{name}.toml")
+    file = files("holdfast.registry.spec.presets").joinpath(f"{name}.toml")
     return Answer(
         lambda: load_preset(name).to_json(),
         lambda: [file.read_text(encoding="utf-8").removesuffix("\n")],

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-from backends import Backend, Body, ByteRange
-from backends.base import as_buffers
-from backends.wrappers.base import Wrapper
+from holdfast.backends import Backend, Body, ByteRange
+from holdfast.backends.base import as_buffers
+from holdfast.backends.wrappers.base import Wrapper
 
 #: Told of the number of bytes done so far.
 Progress = Callable[[int], object]
@@ -21,7 +21,7 @@ def bar(label: str, total: int | None = None) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from registry.cli import terminal
+    from holdfast.registry.cli import terminal
 
     with terminal.progress_bar(label, total) as progress:
         (task,) = progress.task_ids

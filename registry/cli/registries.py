@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from backends import parse
-from registry.cli import options, output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer, command, said
-from registry.cli.describe import picked
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Note, Part
-from registry.cli.progress import Progress
-from registry.registry import init as make_registry
-from registry.storage.heads import trust as trust_registry
-from registry.sync import sync as sync_registries
+from holdfast.backends import parse
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, command, said
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.cli.progress import Progress
+from holdfast.registry.registry import init as make_registry
+from holdfast.registry.storage.heads import trust as trust_registry
+from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
     Column("run", lambda done: done.run_id, folds=True),

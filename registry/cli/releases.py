@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from registry.cli import describe, options, output
-from registry.cli.columns import Column
-from registry.cli.command import Answer, command, listed, said
-from registry.cli.opening import reads, writes
-from registry.cli.options import argument, option
-from registry.cli.output import Part
-from registry.names.cards import write_card
-from registry.names.releases import Release
-from registry.registry import Registry
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.names.cards import write_card
+from holdfast.registry.names.releases import Release
+from holdfast.registry.registry import Registry
 
 _LS = (
     Column("version"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from registry.cli import options, output
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked
-from registry.cli.opening import writes
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Part
-from registry.cli.progress import Progress
-from registry.maintenance.repacking.repack import RepackReport
-from registry.maintenance.repacking.repack_plan import RewrittenPack
-from registry.registry import Registry
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.progress import Progress
+from holdfast.registry.maintenance.repacking.repack import RepackReport
+from holdfast.registry.maintenance.repacking.repack_plan import RewrittenPack
+from holdfast.registry.registry import Registry
 
 _REASONS = {"dead": "dead in part", "recoded": "recoded", "small": "small"}
 _COUNTS = (

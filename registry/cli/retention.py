@@ -6,20 +6,20 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from registry.cli import describe, options, output
-from registry.cli.columns import Column, Table, numbers
-from registry.cli.command import Answer, command, said
-from registry.cli.opening import writes
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Part
-from registry.errors import AmbiguousRef, NotFound
-from registry.history.retention import RetentionPlan, Verdict
-from registry.loading.checkpoint import Checkpoint, phase_segment
-from registry.refs import is_digest
-from registry.registry import Registry
-from registry.run import Run
-from registry.spec import Retention
-from registry.values.suggest import near
+from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli.columns import Column, Table, numbers
+from holdfast.registry.cli.command import Answer, command, said
+from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.errors import AmbiguousRef, NotFound
+from holdfast.registry.history.retention import RetentionPlan, Verdict
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.refs import is_digest
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Retention
+from holdfast.registry.values.suggest import near
 
 _STEP = re.compile(r"\d{1,16}$")
 _PLAN = (

@@ -11,23 +11,23 @@ from typing import Any
 
 import typer
 
-from backends.escape import shown
-from registry.cli import lineage, options, output
-from registry.cli.columns import Column, Table, row
-from registry.cli.command import Answer, command
-from registry.cli.describe import iso, plain, ref, source
-from registry.cli.failures import mark
-from registry.cli.listing import Listing
-from registry.cli.opening import reads, writes
-from registry.cli.options import argument, flag, option
-from registry.cli.output import Note, Part
-from registry.errors import InvalidInput
-from registry.registry import Registry
-from registry.run import Run
-from registry.spec import Retention
-from registry.spec.monitors import Monitor
-from registry.spec.presets import load_preset
-from registry.values.digest import Digest
+from holdfast.backends.escape import shown
+from holdfast.registry.cli import lineage, options, output
+from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import iso, plain, ref, source
+from holdfast.registry.cli.failures import mark
+from holdfast.registry.cli.listing import Listing
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Retention
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.values.digest import Digest
 
 _LS = (
     Column("run", lambda run: run.id),

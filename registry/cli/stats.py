@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from registry.cli import options, output
-from registry.cli.columns import Column, Table
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked
-from registry.cli.opening import reads
-from registry.cli.options import argument
-from registry.cli.output import Part
-from registry.comparing.stats import StateStats, TensorStats
-from registry.comparing.stats import stats as sum_up
-from registry.loading.stored import Stored
-from registry.registry import Registry
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import argument
+from holdfast.registry.cli.output import Part
+from holdfast.registry.comparing.stats import StateStats, TensorStats
+from holdfast.registry.comparing.stats import stats as sum_up
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.registry import Registry
 
 _STATS = (
     Column("tensor", lambda one: one.path, folds=True),

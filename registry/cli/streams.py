@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from registry.cli import options, output
-from registry.cli.columns import Column
-from registry.cli.command import Answer, command, listed, said
-from registry.cli.describe import picked
-from registry.cli.opening import reads, writes
-from registry.cli.options import argument, option
-from registry.errors import InvalidInput
-from registry.history.actions import Lifetime
-from registry.history.log_values import json_ready
-from registry.history.replay import StreamRecord
-from registry.registry import Registry
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import argument, option
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.actions import Lifetime
+from holdfast.registry.history.log_values import json_ready
+from holdfast.registry.history.replay import StreamRecord
+from holdfast.registry.registry import Registry
 
 _LS = (
     Column("stream", lambda one: one.name),

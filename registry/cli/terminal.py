@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from registry.cli.columns import Column
+from holdfast.registry.cli.columns import Column
 
 _GAP = 2
 _LEAST_FOLDED = 12

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from registry.cli import output
-from registry.cli.columns import Column, Table, row
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked
-from registry.cli.failures import mark
-from registry.cli.opening import reads
-from registry.cli.options import argument
-from registry.cli.output import Part
-from registry.errors import NotFound, RegistryError
-from registry.maintenance.usage import RunUsage, Usage, measure
-from registry.registry import Registry
-from registry.values.suggest import near
+from holdfast.registry.cli import output
+from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.failures import mark
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import argument
+from holdfast.registry.cli.output import Part
+from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.maintenance.usage import RunUsage, Usage, measure
+from holdfast.registry.registry import Registry
+from holdfast.registry.values.suggest import near
 
 _SIZES = (
     Column("own", lambda one: output.size(one.own_bytes), is_number=True),

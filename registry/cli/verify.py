@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from registry.cli import options, output
-from registry.cli.command import Answer, command
-from registry.cli.describe import picked
-from registry.cli.opening import reads, writes
-from registry.cli.options import flag, option
-from registry.cli.output import Part
-from registry.cli.progress import Progress
-from registry.errors import IntegrityError
-from registry.maintenance.findings import Finding, VerifyReport
-from registry.maintenance.repair import RepairReport
-from registry.registry import Registry
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.options import flag, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.progress import Progress
+from holdfast.registry.errors import IntegrityError
+from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.maintenance.repair import RepairReport
+from holdfast.registry.registry import Registry
 
 
 @command(reads, bar="verifying")

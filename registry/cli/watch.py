@@ -7,20 +7,20 @@ import time
 
 import typer
 
-from registry.cli import options, output
-from registry.cli.command import command as as_command
-from registry.cli.executing import Command, told
-from registry.cli.opening import writes
-from registry.cli.options import flag, option
-from registry.cli.output import Note
-from registry.errors import NotFound, RegistryError
-from registry.following.watching import Watch
-from registry.history.log_values import check_phase
-from registry.history.replay import RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.registry import Registry
-from registry.run import Run
-from registry.values.suggest import near
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.command import command as as_command
+from holdfast.registry.cli.executing import Command, told
+from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.options import flag, option
+from holdfast.registry.cli.output import Note
+from holdfast.registry.errors import NotFound, RegistryError
+from holdfast.registry.following.watching import Watch
+from holdfast.registry.history.log_values import check_phase
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
+from holdfast.registry.values.suggest import near
 
 
 @as_command(writes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Generic, Literal, TypeVar
 
-from registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput
 
 _T = TypeVar("_T")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
-from registry.storage.lazy import Source
-from registry.storage.threads import Threads, results
-from registry.values.digest import Digest
+from holdfast.registry.storage.lazy import Source
+from holdfast.registry.storage.threads import Threads, results
+from holdfast.registry.values.digest import Digest
 
 #: Raw chunks that one thread reads together.
 _BATCH_BYTES = 8 * 2**20

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from registry.comparing.distances import Distance, distances
-from registry.errors import RegistryError
-from registry.history.log_values import decode_plain
-from registry.loading.checkpoint import Checkpoint, TensorInfo
-from registry.pytree import leaf_kinds
-from registry.pytree.paths import component, segment
-from registry.storage.manifest import Component
-from registry.values import canonical
-from registry.values.canonical import Json
-from registry.values.digest import Digest
+from holdfast.registry.comparing.distances import Distance, distances
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
+from holdfast.registry.pytree import leaf_kinds
+from holdfast.registry.pytree.paths import component, segment
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
 
 #: `reshaped` is another shape or element type, or another that it had before precision was lost;
 #: `moved` is the same content under another path.

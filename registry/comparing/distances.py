@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from registry.comparing.chunkwise import Piece, reduce_pieces
-from registry.loading.fit import tensors_by_path
-from registry.loading.stored import Stored, reader_of
-from registry.storage.manifest import TensorEntry
+from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
+from holdfast.registry.loading.fit import tensors_by_path
+from holdfast.registry.loading.stored import Stored, reader_of
+from holdfast.registry.storage.manifest import TensorEntry
 
 if TYPE_CHECKING:
-    from registry.comparing.elements import Change
+    from holdfast.registry.comparing.elements import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,9 @@ def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, 
     Raises:
         IntegrityError: A chunk is damaged or gone.
     """
-    from registry.comparing import elements  # with numpy, which a comparison of manifests needs not
+    from holdfast.registry.comparing import (
+        elements,  # with numpy, which a comparison of manifests needs not
+    )
 
     old, new = (tensors_by_path(one.manifest.components) for one in (before, after))
     pieces = {path: _pieces(before, old[path], after, new[path]) for path in paths}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from registry.values.dtypes import FLOATING, item_size
+from holdfast.registry.values.dtypes import FLOATING, item_size
 
 #: Elements looked at in one go.
 _BLOCK = 2**16

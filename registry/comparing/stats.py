@@ -14,15 +14,15 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from registry.comparing.chunkwise import Piece, reduce_pieces
-from registry.errors import NotFound
-from registry.loading.fit import tensors_by_path
-from registry.loading.stored import Stored, reader_of
-from registry.storage.manifest import TensorEntry
-from registry.values.suggest import near
+from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
+from holdfast.registry.errors import NotFound
+from holdfast.registry.loading.fit import tensors_by_path
+from holdfast.registry.loading.stored import Stored, reader_of
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.suggest import near
 
 if TYPE_CHECKING:
-    from registry.comparing.elements import Summary
+    from holdfast.registry.comparing.elements import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
         NotFound: A pattern matches no tensor.
         IntegrityError: A chunk is damaged or gone.
     """
-    from registry.comparing import elements
+    from holdfast.registry.comparing import elements
 
     entries = _wanted(stored, patterns)
     pieces = {path: _pieces(stored, entry) for path, entry in entries.items()}

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Self
 
-from registry.errors import MissingObject
-from registry.following.swapping import Exchange, SwappedModel
-from registry.following.watching import OVER, Patience
-from registry.history.log_values import check_phase
-from registry.history.replay import CheckpointRecord
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import reader_of
-from registry.spec.requirements import check_phase_is_declared
-from registry.writing.committer import Committer
+from holdfast.registry.errors import MissingObject
+from holdfast.registry.following.swapping import Exchange, SwappedModel
+from holdfast.registry.following.watching import OVER, Patience
+from holdfast.registry.history.log_values import check_phase
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import reader_of
+from holdfast.registry.spec.requirements import check_phase_is_declared
+from holdfast.registry.writing.committer import Committer
 
 
 @dataclass(frozen=True, slots=True)

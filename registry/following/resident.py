@@ -2,7 +2,7 @@
 
 Owns the way from a chunk of the grid to a part of a tensor that exists, on the host or not,
 contiguous or not, and the mark by which it can be told that a tensor was written to. What its
-chunks ought to be is the business of `registry.following.swapping`.
+chunks ought to be is the business of `holdfast.registry.following.swapping`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
-from registry import pytree
-from registry.loading.destinations import Destination, Extent
-from registry.precision.policy import stored_view, widen_all
-from registry.storage.chunking import grid
-from registry.values.digest import Digest
+from holdfast.registry import pytree
+from holdfast.registry.loading.destinations import Destination, Extent
+from holdfast.registry.precision.policy import stored_view, widen_all
+from holdfast.registry.storage.chunking import grid
+from holdfast.registry.values.digest import Digest
 
 
 class Resident:
@@ -27,7 +27,7 @@ class Resident:
 
     Args:
         source: The tensor or array.
-        dtype: Its element type, a name of `registry.values.dtypes`.
+        dtype: Its element type, a name of `holdfast.registry.values.dtypes`.
         shape: Its axis lengths.
         stored_dtype: The narrower type that chunks have, to be widened here; its own without.
 
@@ -158,7 +158,7 @@ def _copy(into: memoryview, data: memoryview) -> None:
 
 def _rounding() -> Any:
     # It imports numpy.
-    from registry.precision import rounding
+    from holdfast.registry.precision import rounding
 
     return rounding
 

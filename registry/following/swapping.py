@@ -2,7 +2,7 @@
 
 Owns finding that out, having the missing chunks fetched and verified aside, and putting them into
 the model, which is done whole or, unless a device fails meanwhile, not at all. Which checkpoint it
-is to have is the business of `registry.following.following`.
+is to have is the business of `holdfast.registry.following.following`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from registry import pytree
-from registry.errors import NotFound
-from registry.following.resident import LiveChunks, Resident
-from registry.history.base import Base
-from registry.loading.fit import (
+from holdfast.registry import pytree
+from holdfast.registry.errors import NotFound
+from holdfast.registry.following.resident import LiveChunks, Resident
+from holdfast.registry.history.base import Base
+from holdfast.registry.loading.fit import (
     LoadReport,
     arrays_in,
     check_any_fits,
@@ -25,13 +25,13 @@ from registry.loading.fit import (
     tensors_by_path,
     widened_paths,
 )
-from registry.storage.fetching import Fetch
-from registry.storage.manifest import Component, Manifest, TensorEntry, parse_list
-from registry.storage.reading import index_chunks
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.gc_pause import collector_paused
-from registry.values.suggest import near
+from holdfast.registry.storage.fetching import Fetch
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.reading import index_chunks
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.suggest import near
 
 _Chunks = tuple[Digest, ...]
 

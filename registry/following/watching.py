@@ -2,7 +2,8 @@
 
 What a group is done with, and who of it works on what until when, stands in the run's log; so
 followers need no other way to agree, and any of them may die. Owns choosing the next checkpoint and
-waiting for it. What a claim means to retention is the business of `registry.history.retention`.
+waiting for it. What a claim means to retention is the business of
+`holdfast.registry.history.retention`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from backends.escape import quoted
-from registry.errors import Conflict, InvalidInput
-from registry.history.actions import Acknowledge, Action, Claim
-from registry.history.log_values import check_name, check_phase
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.spec.requirements import check_phase_is_declared
-from registry.writing.change import Composed
-from registry.writing.committer import Committer
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.history.actions import Acknowledge, Action, Claim
+from holdfast.registry.history.log_values import check_name, check_phase
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.spec.requirements import check_phase_is_declared
+from holdfast.registry.writing.change import Composed
+from holdfast.registry.writing.committer import Committer
 
 #: Statuses after which nothing comes any more.
 OVER = ("completed", "failed")

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from registry.errors import IncompatibleState, InvalidInput
-from registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
-from registry.formats.target import check_target
-from registry.loading.checkpoint import Checkpoint
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
+from holdfast.registry.formats.target import check_target
+from holdfast.registry.loading.checkpoint import Checkpoint
 
 __all__ = ["FORMATS", "FileState", "WrittenFile", "format_of", "opaque_name", "read", "write"]
 
@@ -53,15 +53,15 @@ def read(path: str | os.PathLike[str]) -> FileState:
         case "torch":
             return _torch(path).read(path)  # type: ignore[no-any-return]
         case "safetensors":
-            from registry.formats import safetensors
+            from holdfast.registry.formats import safetensors
 
             return safetensors.read(path)
         case "zarr" if path.is_dir():
-            from registry.formats import zarr_reading
+            from holdfast.registry.formats import zarr_reading
 
             return zarr_reading.read(path)
         case "opaque" | "zarr":
-            from registry.formats import opaque
+            from holdfast.registry.formats import opaque
 
             return opaque.read(path)
 
@@ -92,7 +92,7 @@ def write(
     check_target(path, force=force)
     only = None if only is None else list(only)
     if opaque_name(checkpoint) is not None and only in (None, [OPAQUE]):
-        from registry.formats import opaque
+        from holdfast.registry.formats import opaque
 
         return opaque.write(path, checkpoint, force=force)
     match format_of(path):
@@ -101,7 +101,7 @@ def write(
                 path, checkpoint, only=only, force=force
             )
         case "safetensors":
-            from registry.formats import safetensors
+            from holdfast.registry.formats import safetensors
 
             return safetensors.write(path, checkpoint, only=only, force=force)
         case "zarr":
@@ -109,7 +109,7 @@ def write(
                 raise InvalidInput(
                     "a file stands there", where=path, expected="the path of a new folder"
                 )
-            from registry.formats import zarr
+            from holdfast.registry.formats import zarr
 
             return zarr.write(path, checkpoint, only=only)
     raise IncompatibleState(
@@ -122,7 +122,7 @@ def write(
 
 def _torch(path: Path) -> Any:
     try:
-        from registry.formats import torch
+        from holdfast.registry.formats import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

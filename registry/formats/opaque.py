@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
-from registry.formats.source import read_exactly, stable
-from registry.formats.state_file import OPAQUE, FileState, WrittenFile
-from registry.formats.target import new_file
-from registry.loading.checkpoint import Checkpoint
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.state_file import OPAQUE, FileState, WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.loading.checkpoint import Checkpoint
 
 _PATH = f"{OPAQUE}/bytes"
 

@@ -1,9 +1,9 @@
 """Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata where it has some.
 
-The header is checked by `registry.formats.safetensors_header`, since a hostile one is to be named
-and not merely refused; the tensors are read by the library. Files are written here: the library's
-own output differs from call to call as soon as there are two metadata keys, and lacks some element
-types.
+The header is checked by `holdfast.registry.formats.safetensors_header`, since a hostile one is to
+be named and not merely refused; the tensors are read by the library. Files are written here: the
+library's own output differs from call to call as soon as there are two metadata keys, and lacks
+some element types.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from registry import pytree
-from registry.errors import IncompatibleState
-from registry.formats.safetensors_header import NAMES, broken, encode_header, read_header
-from registry.formats.source import stable
-from registry.formats.state_file import FileState, WrittenFile
-from registry.formats.target import new_file
-from registry.loading.checkpoint import Checkpoint
-from registry.pytree import ArrayLeaf, FlatComponent
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.safetensors_header import NAMES, broken, encode_header, read_header
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import FileState, WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"
 METADATA = "metadata"
@@ -144,7 +144,7 @@ def _unfit(path: Path, place: str, what: str) -> IncompatibleState:
         what,
         where=place,
         expected=f"what fits into {path.name}",
-        hint="Pull to a .pt file, or load it in Python: registry.open(URL).checkpoint(REF).load().",
+        hint="Pull to a .pt file, or load it in Python: holdfast.open(URL).checkpoint(REF).load().",
     )
 
 

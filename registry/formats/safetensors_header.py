@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from registry.errors import InvalidInput
-from registry.formats.source import read_exactly
-from registry.pytree import ArrayLeaf
-from registry.values.dtypes import ITEM_SIZES
-from registry.values.parse_limits import check_json
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.source import read_exactly
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.parse_limits import check_json
 
 #: The library's own bound on the header, in bytes.
 MAX_HEADER_BYTES = 100_000_000

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from registry.errors import AccessDenied, InvalidInput, StorageError
+from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
 
 
 @contextmanager

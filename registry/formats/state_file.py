@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from registry.loading.checkpoint import Checkpoint
-from registry.pytree import FlatState
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.pytree import FlatState
 
 #: The component that an opaque file is: its name, and its bytes as an array.
 OPAQUE = "file"

@@ -17,9 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from backends.disk import NO_ROOM, no_room
-from backends.escape import quoted
-from registry.errors import AccessDenied, InvalidInput, RegistryError, StorageError, StoreFull
+from holdfast.backends.disk import NO_ROOM, no_room
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
+    AccessDenied,
+    InvalidInput,
+    RegistryError,
+    StorageError,
+    StoreFull,
+)
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 

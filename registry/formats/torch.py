@@ -15,12 +15,12 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
-from registry.formats.source import stable
-from registry.formats.state_file import FileState, WrittenFile
-from registry.formats.target import new_file
-from registry.loading.checkpoint import Checkpoint
-from registry.values.parse_limits import check_bytes, max_record_bytes
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import FileState, WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
 
 #: Values that a file may unfold to when each shared list is counted wherever it is used.
 MAX_VALUES = 20_000_000
@@ -228,5 +228,5 @@ def _unfit(checkpoint: Checkpoint, path: Path, error: Exception) -> Incompatible
         expected=f"tensors and plain values for {path.name}",
         found=what,
         hint="Choose components with `--only`, or load the checkpoint in Python: "
-        "registry.open(URL).checkpoint(REF).load().",
+        "holdfast.open(URL).checkpoint(REF).load().",
     )

@@ -3,7 +3,8 @@
 The same nodes, metadata and chunks (section 31 of the specification), one file each, so that any
 reader of Zarr v3 finds what the view has. Plain values have no place in a hierarchy: an attribute
 of the root keeps them, and long strings are arrays of bytes, so that the folder comes back as the
-same checkpoint by `registry.formats.zarr_reading`. No more than 16 MiB of chunks are held at once.
+same checkpoint by `holdfast.registry.formats.zarr_reading`. No more than 16 MiB of chunks are held
+at once.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, NotFound
-from registry.formats.state_file import WrittenFile
-from registry.formats.target import fail
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.fit import arrays_in
-from registry.loading.stored import commit_keys, reader_of
-from registry.storage.manifest import Component, TensorEntry
-from registry.values.canonical import Json
-from registry.values.digest import Digest
-from registry.values.suggest import near
-from registry.zarr.layout import STATE_ATTRIBUTE, ArrayLayout, Layout
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.formats.state_file import WrittenFile
+from holdfast.registry.formats.target import fail
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.fit import arrays_in
+from holdfast.registry.loading.stored import commit_keys, reader_of
+from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
+from holdfast.registry.zarr.layout import STATE_ATTRIBUTE, ArrayLayout, Layout
 
 #: Chunks are fetched together up to so many bytes.
 _HELD_BYTES = 16 * 2**20

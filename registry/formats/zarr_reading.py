@@ -1,10 +1,10 @@
 """Zarr folders as states: any hierarchy of numbers, and what Holdfast wrote as it was.
 
 Groups become dicts and arrays NumPy arrays, names in order of their characters. A folder that
-`registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back with the
-same id: what was saved with less precision is so marked again. Decoding is left to zarr, behind the
-checks of `registry.zarr.nodes`; links and anything but files are refused, since a
-folder may come from anywhere.
+`holdfast.registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back
+with the same id: what was saved with less precision is so marked again. Decoding is left to zarr,
+behind the checks of `holdfast.registry.zarr.nodes`; links and anything but files are refused, since
+a folder may come from anywhere.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
-from registry.formats.source import read_exactly, stable
-from registry.formats.state_file import FileState
-from registry.pytree import FlatState
-from registry.storage.manifest import NarrowedDtype
-from registry.values.parse_limits import check_json
-from registry.zarr import read_zarr_array
-from registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
-from registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
+from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.state_file import FileState
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.storage.manifest import NarrowedDtype
+from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.zarr import read_zarr_array
+from holdfast.registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
+from holdfast.registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
 
 #: The component that an array without a group becomes.
 ALONE = "array"

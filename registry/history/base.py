@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from registry.history.actions import Place
-from registry.storage.manifest import Manifest
-from registry.storage.placement import Placement
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Place
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

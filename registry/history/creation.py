@@ -14,17 +14,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from backends.escape import printable, quoted, shown
-from registry.errors import Conflict, InvalidInput
-from registry.history.actions import CreateRun, Line, Parent
-from registry.history.log import RunLog, commit_line
-from registry.history.log_values import check_phase, decode_plain, encode_plain, plain_digest
-from registry.history.replay import RunManifest
-from registry.spec import Retention, RunSpec
-from registry.spec.monitors import Monitor
-from registry.spec.presets import load_preset
-from registry.values.canonical import Json, encode
-from registry.values.environment import describe_environment
+from holdfast.backends.escape import printable, quoted, shown
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.history.actions import CreateRun, Line, Parent
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.log_values import (
+    check_phase,
+    decode_plain,
+    encode_plain,
+    plain_digest,
+)
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.presets import load_preset
+from holdfast.registry.values.canonical import Json, encode
+from holdfast.registry.values.environment import describe_environment
 
 _LOGGER = logging.getLogger("holdfast")
 _COLLISIONS = 100

@@ -2,8 +2,8 @@
 
 An entry is a file of lines: a header (epoch, kind, least writer version from here on), then, for a
 sweep, one line for each leading byte with the condemned keys under it. Entries are put-if-absent,
-dense from 1, never deleted. Writers read them (`registry.writing.object_writer`), collectors add to
-them (`registry.maintenance.gc`).
+dense from 1, never deleted. Writers read them (`holdfast.registry.writing.object_writer`),
+collectors add to them (`holdfast.registry.maintenance.gc`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from backends.escape import quoted
-from registry.errors import Malformed, ObjectNotFound
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_number
-from registry.storage.store import Store, check_writer_version, gaps
-from registry.values.records import Record
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import Malformed, ObjectNotFound
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_number
+from holdfast.registry.storage.store import Store, check_writer_version, gaps
+from holdfast.registry.values.records import Record
 
 
 class EpochHeader(Record):

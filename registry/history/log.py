@@ -1,10 +1,11 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, putting the next slot, and reading the
-records of evicted checkpoints. `registry.history.slots` lists, fetches and puts the files;
-`registry.history.tail` checks that the log is still the one that was read;
-`registry.history.snapshots` shortens the reading. `registry.history.replay` defines the meaning of
-slots; `registry.writing.object_writer` which objects a commit may name.
+records of evicted checkpoints. `holdfast.registry.history.slots` lists, fetches and puts the files;
+`holdfast.registry.history.tail` checks that the log is still the one that was read;
+`holdfast.registry.history.snapshots` shortens the reading. `holdfast.registry.history.replay`
+defines the meaning of slots; `holdfast.registry.writing.object_writer` which objects a commit may
+name.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import RLock
 
-from backends import refuse_links
-from registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
-from registry.history.actions import Action, Commit, Line, Place
-from registry.history.replay import Forgotten, RunManifest, Slot, advance, has_bit
-from registry.history.slots import AHEAD, Slots, pause
-from registry.history.snapshots import Snapshots
-from registry.history.tail import Look, SeenHead, Tail, check_newest
-from registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.environment import host_name
+from holdfast.backends import refuse_links
+from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
+from holdfast.registry.history.actions import Action, Commit, Line, Place
+from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, has_bit
+from holdfast.registry.history.slots import AHEAD, Slots, pause
+from holdfast.registry.history.snapshots import Snapshots
+from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
+from holdfast.registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.environment import host_name
 
 #: A snapshot is written when the log has grown by this many slots.
 SNAPSHOT_EVERY = 64

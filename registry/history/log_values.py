@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 from operator import index
 from typing import Any
 
-from backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
-from registry import pytree
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.parse_limits import check_json
+from holdfast.backends.escape import MAX_DECIMAL_BITS, hexadecimal, quoted, shown
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.parse_limits import check_json
 
 MAX_STEP = 2**53
 #: Levels of JSON in a value of the log; readers of JSON commonly stop at 200.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
 
-from registry.history.actions import Action, Evict, Eviction
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.spec import Retention, RunSpec
+from holdfast.registry.history.actions import Action, Evict, Eviction
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.spec import Retention, RunSpec
 
 _DAY_MS = 24 * 60 * 60 * 1000
 

@@ -1,6 +1,6 @@
 """The slots of one run as files: listed, fetched several at once, and put if absent.
 
-`registry.history.log` decides what a slot holds, and replays it.
+`holdfast.registry.history.log` decides what a slot holds, and replays it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from backends import ObjectNotFound, StoreUnavailable
-from registry.errors import Malformed
-from registry.history.replay import Slot
-from registry.storage.keys import log_prefix, parse_number, slot_key
-from registry.storage.store import Store, gaps
+from holdfast.backends import ObjectNotFound, StoreUnavailable
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.replay import Slot
+from holdfast.registry.storage.keys import log_prefix, parse_number, slot_key
+from holdfast.registry.storage.store import Store, gaps
 
 #: Slots that are fetched ahead of whoever takes them.
 AHEAD = 512

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from registry.errors import IntegrityError, ObjectNotFound, RegistryError
-from registry.history.actions import line_digest
-from registry.history.replay import RunManifest, Slot
-from registry.history.replay.coherence import is_coherent
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
-from registry.storage.store import Store
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.records import Record
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
+from holdfast.registry.history.actions import line_digest
+from holdfast.registry.history.replay import RunManifest, Slot
+from holdfast.registry.history.replay.coherence import is_coherent
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.records import Record
 
 #: One slot between snapshots for each sixteen checkpoints that the run keeps, up to a bound.
 _KEPT_PER_SLOT = 16

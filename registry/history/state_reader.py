@@ -1,7 +1,7 @@
 """Read a stored state of a run: its manifest, digest lists and chunks, wherever a repack put them.
 
 Owns following the state from one place to the next, and the error for a state that was collected.
-Users hold a `registry.loading.stored.Stored`, which reads through this.
+Users hold a `holdfast.registry.loading.stored.Stored`, which reads through this.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from registry.errors import MissingObject
-from registry.history.actions import Evict, Place
-from registry.history.base import Base
-from registry.history.log import RunLog
-from registry.history.log_values import format_time
-from registry.history.replay import CheckpointRecord
-from registry.storage.manifest import Manifest, TensorEntry, parse_list
-from registry.storage.placement import Placement, Places
-from registry.storage.reading import (
+from holdfast.registry.errors import MissingObject
+from holdfast.registry.history.actions import Evict, Place
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import format_time
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.placement import Placement, Places
+from holdfast.registry.storage.reading import (
     Target,
     check_lists,
     index_chunks,
@@ -25,8 +25,8 @@ from registry.storage.reading import (
     read_lists,
     read_tensors,
 )
-from registry.storage.store import Store
-from registry.values.digest import Digest
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
 
 _T = TypeVar("_T")
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from registry.errors import NotFound, ObjectNotFound, RolledBack
-from registry.history.replay import RunManifest, Slot, link_after
-from registry.storage.keys import CONFIG, slot_key
-from registry.storage.store import Store, read_config
-from registry.values.digest import Digest
+from holdfast.registry.errors import NotFound, ObjectNotFound, RolledBack
+from holdfast.registry.history.replay import RunManifest, Slot, link_after
+from holdfast.registry.storage.keys import CONFIG, slot_key
+from holdfast.registry.storage.store import Store, read_config
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from registry.history.replay import RunManifest
-from registry.spec import Phase, Tier
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.spec import Phase, Tier
 
 
 def choose_tier(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-from registry.errors import Conflict, Fenced
-from registry.history.actions import Action, Rewind, SetStatus, TakeOver
-from registry.history.log_values import format_time
-from registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
-from registry.values.digest import Digest
-from registry.values.environment import host_name
+from holdfast.registry.errors import Conflict, Fenced
+from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
+from holdfast.registry.history.log_values import format_time
+from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.environment import host_name
 
 
 class WriterToken:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
-from registry.precision.policy import stored_view
-from registry.storage.manifest import Component, TensorEntry
-from registry.storage.reading import Target
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, RegistryError
+from holdfast.registry.precision.policy import stored_view
+from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.storage.reading import Target
 
 #: The element types of a loaded state: those on the store, or those that it had when it was saved.
 LoadPrecision = Literal["stored", "original"]

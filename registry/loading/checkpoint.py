@@ -1,6 +1,6 @@
 """A checkpoint as a user holds it: a stored state with its place in the life of a run.
 
-Saving is the business of `registry.training.trainer`.
+Saving is the business of `holdfast.registry.training.trainer`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from registry.errors import NotFound
-from registry.history.actions import CommitKeys, ReportMetrics
-from registry.history.log import RunLog
-from registry.history.log_values import check_metrics, decode_plain, moment
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.history.state_reader import told_eviction
-from registry.history.tiers import tier_after_report
-from registry.loading.allocating import LoadPrecision
-from registry.loading.fit import LoadReport
-from registry.loading.stored import Stored, TensorInfo
-from registry.spec.migrations import MIGRATIONS
-from registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
-from registry.storage.store import Store
-from registry.values.suggest import near
-from registry.writing.committer import Committer
+from holdfast.registry.errors import NotFound
+from holdfast.registry.history.actions import CommitKeys, ReportMetrics
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import check_metrics, decode_plain, moment
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.state_reader import told_eviction
+from holdfast.registry.history.tiers import tier_after_report
+from holdfast.registry.loading.allocating import LoadPrecision
+from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.loading.stored import Stored, TensorInfo
+from holdfast.registry.spec.migrations import MIGRATIONS
+from holdfast.registry.spec.requirements import check_dtypes, check_keys, manifest_dtypes
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.committer import Committer
 
 __all__ = ["Checkpoint", "LoadReport", "TensorInfo", "phase_segment", "phase_value"]
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
-from registry.precision.policy import stored_view
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.precision.policy import stored_view
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: Steps that are spent on telling whether two tensors have an element in common.
 _MAX_WORK: Any = 10**6

@@ -7,13 +7,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
-from registry.loading.destinations import Destination, Extent, check_writable, overlaps
-from registry.precision.policy import widen_all
-from registry.storage.manifest import Component, TensorEntry
-from registry.values.canonical import Json
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
+from holdfast.registry.precision.policy import widen_all
+from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.values.canonical import Json
 
 _NAMED_AT_MOST = 8
 #: What `torch.compile` puts before the names of a module's tensors.

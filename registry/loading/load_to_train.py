@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from backends.escape import printable
-from registry.loading.stored import Stored
+from holdfast.backends.escape import printable
+from holdfast.registry.loading.stored import Stored
 
 _LOGGER = logging.getLogger("holdfast")
 _NAMED_AT_MOST = 4

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import InvalidInput, Malformed, NotFound
-from registry.history.actions import CommitKeys
-from registry.history.log import RunLog
-from registry.history.log_values import decode_plain
-from registry.history.state_reader import StateReader
-from registry.loading.allocating import LoadPrecision, allocate, check_load_precision
-from registry.loading.destinations import Destination, check_device, to_device
-from registry.loading.fit import (
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput, Malformed, NotFound
+from holdfast.registry.history.actions import CommitKeys
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.loading.allocating import LoadPrecision, allocate, check_load_precision
+from holdfast.registry.loading.destinations import Destination, check_device, to_device
+from holdfast.registry.loading.fit import (
     LoadReport,
     check_component,
     check_fit,
@@ -31,14 +31,14 @@ from registry.loading.fit import (
     tensors_by_path,
     widened_paths,
 )
-from registry.precision.policy import widen_all
-from registry.storage.lazy import LazyTensor
-from registry.storage.manifest import Component, Manifest, TensorEntry
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.gc_pause import collector_paused
-from registry.values.suggest import near
-from registry.zarr import open_zarr
+from holdfast.registry.precision.policy import widen_all
+from holdfast.registry.storage.lazy import LazyTensor
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.suggest import near
+from holdfast.registry.zarr import open_zarr
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Reading the packs of a registry, each once: all of them, or a share drawn anew each time.
 
 Owns which packs one verification reads, and what was wrong with them. Who needs them is the
-business of `registry.maintenance.verify`: a pack is read by its name alone, whatever runs say.
+business of `holdfast.registry.maintenance.verify`: a pack is read by its name alone, whatever runs
+say.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
 
-from backends import ObjectInfo
-from registry.errors import (
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import (
     AccessDenied,
     IntegrityError,
     InvalidInput,
@@ -23,13 +24,13 @@ from registry.errors import (
     StoreUnavailable,
     UnsupportedFormat,
 )
-from registry.maintenance.findings import DataRead
-from registry.maintenance.object_checks import Tables, check_object
-from registry.maintenance.pass_notes import PassNotes
-from registry.maintenance.window import each
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackTable
-from registry.storage.store import Store
+from holdfast.registry.maintenance.findings import DataRead
+from holdfast.registry.maintenance.object_checks import Tables, check_object
+from holdfast.registry.maintenance.pass_notes import PassNotes
+from holdfast.registry.maintenance.window import each
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackTable
+from holdfast.registry.storage.store import Store
 
 #: Told of bytes that were read and hashed.
 Count = Callable[[int], object]

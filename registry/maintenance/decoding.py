@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from copy import copy
 from threading import Lock
 
-from registry.errors import Damaged, IntegrityError, MissingObject
-from registry.storage.codecs import CODECS, RAW
-from registry.storage.fetching import Fetch
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Manifest
-from registry.storage.placement import Placement
-from registry.storage.reading import index_chunks, read_lists
-from registry.storage.store import Store
-from registry.values.digest import Digest
+from holdfast.registry.errors import Damaged, IntegrityError, MissingObject
+from holdfast.registry.storage.codecs import CODECS, RAW
+from holdfast.registry.storage.fetching import Fetch
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.reading import index_chunks, read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
 
 #: Raw bytes that are decoded at once for one state.
 _BATCH_BYTES = 8 * 2**20

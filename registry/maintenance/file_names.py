@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from backends.escape import quoted
-from backends.walk import TEMPORARY
-from registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
-from registry.history.epochs import EpochHeader, Epochs
-from registry.maintenance.findings import Finding, Severity
-from registry.storage.keys import (
+from holdfast.backends.escape import quoted
+from holdfast.backends.walk import TEMPORARY
+from holdfast.registry.errors import IntegrityError, Malformed, RegistryError, UnsupportedFormat
+from holdfast.registry.history.epochs import EpochHeader, Epochs
+from holdfast.registry.maintenance.findings import Finding, Severity
+from holdfast.registry.storage.keys import (
     CONFIG,
     EPOCHS,
     FOLDERS,
@@ -28,7 +28,7 @@ from registry.storage.keys import (
     parse_number,
     snapshot_slot,
 )
-from registry.storage.store import Store, check_writer_version, gaps, read_config
+from holdfast.registry.storage.store import Store, check_writer_version, gaps, read_config
 
 #: Lost epochs that are told one by one.
 _GAPS_TOLD = 16

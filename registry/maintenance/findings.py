@@ -1,6 +1,6 @@
 """What a verification says: findings, and the report that holds them.
 
-Plain values without a way to the store. `registry.maintenance.verify` makes them.
+Plain values without a way to the store. `holdfast.registry.maintenance.verify` makes them.
 """
 
 from __future__ import annotations

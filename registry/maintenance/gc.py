@@ -3,7 +3,8 @@
 *A condemned name is never spoken again.* Rules G1 to G5 of docs/spec.md, section 13, in four steps:
 choose (G1), condemn (G1), mark (G2 to G4), delete (G5). Each may be repeated, by anyone, after any
 crash, and any number of collectors may be at any of them. The proof is in docs/collection.md, the
-protocol as a program in tests/model; the writers' side is `registry.writing.object_writer`.
+protocol as a program in tests/model; the writers' side is
+`holdfast.registry.writing.object_writer`.
 
 Nothing here asks a clock whether a deletion is safe. Grace spares writers from storing again what
 was about to be named, and keeps `undo` possible for a while.
@@ -23,9 +24,9 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from backends import ObjectInfo, refuse_links
-from backends.escape import quoted
-from registry.errors import (
+from holdfast.backends import ObjectInfo, refuse_links
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
     Conflict,
     IntegrityError,
     InvalidInput,
@@ -35,12 +36,12 @@ from registry.errors import (
     StoreUnsuitable,
     UnsupportedFormat,
 )
-from registry.history.actions import Line, Mark
-from registry.history.epochs import Epochs, encode_sweep
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest
-from registry.maintenance.gc_report import GcReport, Plan, Tally
-from registry.maintenance.live import (
+from holdfast.registry.history.actions import Line, Mark
+from holdfast.registry.history.epochs import Epochs, encode_sweep
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.maintenance.gc_report import GcReport, Plan, Tally
+from holdfast.registry.maintenance.live import (
     Needs,
     RunFiles,
     StoredFiles,
@@ -49,8 +50,8 @@ from registry.maintenance.live import (
     list_run_files,
     list_run_ids,
 )
-from registry.storage.heads import Head
-from registry.storage.keys import (
+from holdfast.registry.storage.heads import Head
+from holdfast.registry.storage.keys import (
     FOLDERS,
     PROBES,
     RUNS,
@@ -59,8 +60,8 @@ from registry.storage.keys import (
     is_probe,
     snapshot_slot,
 )
-from registry.storage.store import Store
-from registry.storage.threads import results
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
 
 DAY_S = 86_400.0
 #: The longest grace: 30,000 years.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from backends import ObjectInfo
-from registry.storage.keys import ObjectKey
+from holdfast.backends import ObjectInfo
+from holdfast.registry.storage.keys import ObjectKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry.errors import IntegrityError, InvalidInput
-from registry.maintenance.findings import Finding
-from registry.maintenance.histories import History
-from registry.storage.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
-from registry.storage.store import Store
+from holdfast.registry.errors import IntegrityError, InvalidInput
+from holdfast.registry.maintenance.findings import Finding
+from holdfast.registry.maintenance.histories import History
+from holdfast.registry.storage.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
+from holdfast.registry.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)

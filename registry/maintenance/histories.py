@@ -10,20 +10,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from registry import pytree
-from registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
-from registry.history.actions import Place, line_digest
-from registry.history.log import RunLog
-from registry.history.replay import Forgotten, RunManifest, Slot, advance
-from registry.history.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
-from registry.maintenance.findings import Finding
-from registry.storage.framing import split_lines
-from registry.storage.heads import Head
-from registry.storage.keys import log_prefix, parse_number, slot_key, snapshot_key
-from registry.storage.store import Store, gaps
-from registry.values import canonical
-from registry.values.canonical import Json
-from registry.values.digest import Digest
+from holdfast.registry import pytree
+from holdfast.registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
+from holdfast.registry.history.actions import Place, line_digest
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance
+from holdfast.registry.history.snapshots import COMPLETE_VERSIONS, REPLAY_VERSION
+from holdfast.registry.maintenance.findings import Finding
+from holdfast.registry.storage.framing import split_lines
+from holdfast.registry.storage.heads import Head
+from holdfast.registry.storage.keys import log_prefix, parse_number, slot_key, snapshot_key
+from holdfast.registry.storage.store import Store, gaps
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
 
 #: Slots folded in together, and fetched ahead.
 _TOGETHER = 512

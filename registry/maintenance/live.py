@@ -15,12 +15,12 @@ from functools import partial
 from itertools import groupby
 from math import inf
 
-from backends import ObjectInfo
-from registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
-from registry.history.actions import Action, Place, Recover
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest, Slot
-from registry.storage.keys import (
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import IntegrityError, Malformed, MissingObject, ObjectNotFound
+from holdfast.registry.history.actions import Action, Place, Recover
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest, Slot
+from holdfast.registry.storage.keys import (
     KINDS,
     RUNS,
     Kind,
@@ -30,9 +30,9 @@ from registry.storage.keys import (
     slot_key,
     snapshot_slot,
 )
-from registry.storage.placement import Placement
-from registry.storage.store import Store, gaps
-from registry.values.digest import Digest
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.store import Store, gaps
+from holdfast.registry.values.digest import Digest
 
 _FOREIGN = (
     "Nothing in a registry is called that: move it away, or upgrade if a newer Holdfast put it."

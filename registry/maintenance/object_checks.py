@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from registry.errors import Malformed
-from registry.storage.codecs import CODECS
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Manifest
-from registry.storage.pack import PackEntry, PackTable, open_pack
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement
-from registry.storage.reading import index_chunks, read_lists
-from registry.storage.store import Store, decode_manifest
-from registry.values.digest import Digest
+from holdfast.registry.errors import Malformed
+from holdfast.registry.storage.codecs import CODECS
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.pack import PackEntry, PackTable, open_pack
+from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from holdfast.registry.storage.reading import index_chunks, read_lists
+from holdfast.registry.storage.store import Store, decode_manifest
+from holdfast.registry.values.digest import Digest
 
 
 def check_object(data: bytes, key: ObjectKey) -> PackTable | None:

@@ -17,9 +17,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from backends import ObjectInfo
-from registry.errors import InvalidInput, Malformed
-from registry.values.records import Record
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values.records import Record
 
 #: A pass that began longer ago begins anew.
 MAX_AGE_S = 30 * 86_400

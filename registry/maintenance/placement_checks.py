@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeVar
 
-from registry import pytree
-from registry.errors import (
+from holdfast.registry import pytree
+from holdfast.registry.errors import (
     IntegrityError,
     MissingObject,
     ObjectNotFound,
     RegistryError,
     UnsupportedFormat,
 )
-from registry.history.actions import Place
-from registry.maintenance.data_pass import fault_of
-from registry.maintenance.decoding import DecodePass
-from registry.maintenance.object_checks import Tables, check_rows
-from registry.storage.framing import content_bytes
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Manifest
-from registry.storage.placement import PackRef, Placement
-from registry.storage.store import Store, decode_manifest, missing
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Place
+from holdfast.registry.maintenance.data_pass import fault_of
+from holdfast.registry.maintenance.decoding import DecodePass
+from holdfast.registry.maintenance.object_checks import Tables, check_rows
+from holdfast.registry.storage.framing import content_bytes
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.store import Store, decode_manifest, missing
+from holdfast.registry.values.digest import Digest
 
 #: Manifests that unpack to more are checked one at a time.
 _LARGE_BYTES = 2**20

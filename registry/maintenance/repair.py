@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from backends.location import parse
-from registry.errors import (
+from holdfast.backends.location import parse
+from holdfast.registry.errors import (
     Conflict,
     IntegrityError,
     InvalidInput,
@@ -28,25 +28,25 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.history.actions import Action, Place
-from registry.history.base import Base
-from registry.history.epochs import Epochs
-from registry.history.log import RunLog, list_runs
-from registry.history.replay import RunManifest
-from registry.maintenance.data_pass import fault_of
-from registry.maintenance.findings import Finding, VerifyReport
-from registry.maintenance.object_checks import Tables, check_object, check_rows
-from registry.maintenance.verify import Need, Progress, Verification
-from registry.maintenance.window import each
-from registry.storage.keys import ObjectKey, stem
-from registry.storage.placement import PackRef
-from registry.storage.reading import read_lists
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.adopting import adopt
-from registry.writing.change import Composed
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.history.actions import Action, Place
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.maintenance.data_pass import fault_of
+from holdfast.registry.maintenance.findings import Finding, VerifyReport
+from holdfast.registry.maintenance.object_checks import Tables, check_object, check_rows
+from holdfast.registry.maintenance.verify import Need, Progress, Verification
+from holdfast.registry.maintenance.window import each
+from holdfast.registry.storage.keys import ObjectKey, stem
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.reading import read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.adopting import adopt
+from holdfast.registry.writing.change import Composed
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 #: What a damaged placement names comes to light once it is back: so often it is looked again.
 _ROUNDS = 4
@@ -306,8 +306,8 @@ class _Repair:
         """Bring a state under keys of this registry, and let its run give the new place.
 
         Rules W1 to W5 hold as for every commit that names objects
-        (`registry.writing.object_writer`). What is damaged is suspect first, so that it is not
-        used again but put anew.
+        (`holdfast.registry.writing.object_writer`). What is damaged is suspect first, so that it is
+        not used again but put anew.
         """
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)

@@ -12,15 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from registry.errors import MissingObject, RegistryError, StoreUnavailable
-from registry.history.actions import Place
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.loading.checkpoint import phase_segment
-from registry.maintenance.live import StoredFiles, list_objects, place_of
-from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of, in_batches, read_states
-from registry.storage.keys import KINDS, RUNS, ObjectKey
-from registry.storage.store import Store, missing
-from registry.values.digest import Digest
+from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavailable
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading.checkpoint import phase_segment
+from holdfast.registry.maintenance.live import StoredFiles, list_objects, place_of
+from holdfast.registry.maintenance.repacking.survey import (
+    Chunk,
+    Survey,
+    chunk_of,
+    in_batches,
+    read_states,
+)
+from holdfast.registry.storage.keys import KINDS, RUNS, ObjectKey
+from holdfast.registry.storage.store import Store, missing
+from holdfast.registry.values.digest import Digest
 
 #: How often the registry is looked at before what is gone meanwhile counts as lost.
 _LOOKS = 3

@@ -15,26 +15,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from registry.errors import IntegrityError, ObjectNotFound, RegistryError, UnsupportedFormat
-from registry.history.actions import Place
-from registry.history.epochs import Epochs
-from registry.history.log import list_runs
-from registry.maintenance.data_pass import DataPass, check_sample, fault_of
-from registry.maintenance.decoding import HELD_BYTES, DecodePass
-from registry.maintenance.file_names import Names, check_config
-from registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
-from registry.maintenance.head_check import HeadCheck
-from registry.maintenance.histories import History, read_history
-from registry.maintenance.object_checks import check_object
-from registry.maintenance.pass_notes import PassNotes
-from registry.maintenance.placement_checks import Checked, Fault, PlaceCheck
-from registry.maintenance.window import each
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import open_pack
-from registry.storage.placement import PackRef, Placement
-from registry.storage.store import Store
-from registry.values.digest import Digest
+from holdfast.registry.errors import (
+    IntegrityError,
+    ObjectNotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import list_runs
+from holdfast.registry.maintenance.data_pass import DataPass, check_sample, fault_of
+from holdfast.registry.maintenance.decoding import HELD_BYTES, DecodePass
+from holdfast.registry.maintenance.file_names import Names, check_config
+from holdfast.registry.maintenance.findings import DataRead, Finding, Severity, VerifyReport
+from holdfast.registry.maintenance.head_check import HeadCheck
+from holdfast.registry.maintenance.histories import History, read_history
+from holdfast.registry.maintenance.object_checks import check_object
+from holdfast.registry.maintenance.pass_notes import PassNotes
+from holdfast.registry.maintenance.placement_checks import Checked, Fault, PlaceCheck
+from holdfast.registry.maintenance.window import each
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
 
 #: Times that places are looked up again which others move while they are checked.
 _ROUNDS = 3

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import TypeVar
 
-from registry.storage.threads import abandon
+from holdfast.registry.storage.threads import abandon
 
 #: Bytes of objects held in memory at once; a larger object is held alone.
 BYTES_IN_FLIGHT = 256 * 2**20

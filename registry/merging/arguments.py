@@ -7,8 +7,8 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from registry.errors import InvalidInput
-from registry.loading.stored import Stored
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loading.stored import Stored
 
 #: A chunk is computed from those of all sources at once, so their number bounds memory.
 MAX_SOURCES = 32

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from registry.comparing.elements import PARTS, blocks, float8_values
-from registry.values.dtypes import item_size
+from holdfast.registry.comparing.elements import PARTS, blocks, float8_values
+from holdfast.registry.values.dtypes import item_size
 
 _Array = np.ndarray[Any, Any]
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from registry.storage.keys import ObjectKey
-from registry.storage.placement import PackRef
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.values.digest import Digest
-from registry.writing.object_writer import Writer
-from registry.writing.placing import ChunkLocation
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.object_writer import Writer
+from holdfast.registry.writing.placing import ChunkLocation
 
 
 def borrow(

@@ -1,7 +1,8 @@
 """Merges: a new checkpoint of averages and parts of several ones, committed like a push.
 
 Owns where the sources come from, what a merge says and its commit. What may be merged is the
-business of `registry.merging.merge_plan`, the bytes that of `registry.merging.mixing`.
+business of `holdfast.registry.merging.merge_plan`, the bytes that of
+`holdfast.registry.merging.mixing`.
 """
 
 from __future__ import annotations
@@ -11,34 +12,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from backends.escape import printable, quoted
-from registry.errors import Conflict, InvalidInput, NotFound
-from registry.history.actions import Action
-from registry.history.base import Base
-from registry.history.log import RunLog
-from registry.history.log_values import encode_plain
-from registry.history.replay import RunManifest
-from registry.history.state_reader import StateReader
-from registry.history.writer_token import WriterToken, check_not_dropped
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored, commit_keys
-from registry.merging.arguments import (
+from holdfast.backends.escape import printable, quoted
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.history.actions import Action
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import encode_plain
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.history.writer_token import WriterToken, check_not_dropped
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored, commit_keys
+from holdfast.registry.merging.arguments import (
     check_average,
     check_pick,
     check_sources,
     check_weights,
     shown,
 )
-from registry.merging.merge_plan import Material, MergePlan, plan_merge
-from registry.merging.mixing import Mixing
-from registry.pytree import FlatState
-from registry.storage.codecs import COMPRESSIONS
-from registry.storage.manifest import Component
-from registry.training.save_commit import SaveCommit
-from registry.training.save_request import PreparedSave, SaveRequest, prepare_save
-from registry.writing.change import Stale
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.merging.merge_plan import Material, MergePlan, plan_merge
+from holdfast.registry.merging.mixing import Mixing
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.storage.codecs import COMPRESSIONS
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.training.save_commit import SaveCommit
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
+from holdfast.registry.writing.change import Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 #: The key of a checkpoint's meta that says what it was merged from.
 MERGE = "merge"

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from registry import pytree
-from registry.comparing.diff import compare_values, plain_values
-from registry.errors import IncompatibleState, InvalidInput, NotFound
-from registry.precision.optimizers import optimizer_leaves
-from registry.pytree import FlatComponent, FlatState
-from registry.pytree.leaves import NamedLeaf
-from registry.storage.manifest import Component, TensorEntry
-from registry.values import canonical
-from registry.values.canonical import Json
-from registry.values.dtypes import FLOATING
-from registry.values.suggest import near
+from holdfast.registry import pytree
+from holdfast.registry.comparing.diff import compare_values, plain_values
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.precision.optimizers import optimizer_leaves
+from holdfast.registry.pytree import FlatComponent, FlatState
+from holdfast.registry.pytree.leaves import NamedLeaf
+from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import FLOATING
+from holdfast.registry.values.suggest import near
 
 _NAMED_AT_MOST = 8
 _SAID_AT_MOST = 200

@@ -11,24 +11,30 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from registry.comparing.chunkwise import Piece, reduce_pieces
-from registry.errors import UnsupportedValue
-from registry.history.base import Base
-from registry.history.state_reader import StateReader
-from registry.merging.borrowing import borrow, shorter
-from registry.pytree import FlatState
-from registry.storage.manifest import Component, Manifest, TensorEntry
-from registry.storage.store import Store
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.dtypes import FLOATING
-from registry.writing.object_writer import Writer, placed_keys
-from registry.writing.placing import ChunkLocation, Written, locations_of
-from registry.writing.readable import check_readable
-from registry.writing.saving import Chunk, chunked_entry, cut_groups, group_name, write_stream
+from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.merging.borrowing import borrow, shorter
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import FLOATING
+from holdfast.registry.writing.object_writer import Writer, placed_keys
+from holdfast.registry.writing.placing import ChunkLocation, Written, locations_of
+from holdfast.registry.writing.readable import check_readable
+from holdfast.registry.writing.saving import (
+    Chunk,
+    chunked_entry,
+    cut_groups,
+    group_name,
+    write_stream,
+)
 
 if TYPE_CHECKING:
-    from registry.merging.merge_plan import Blend
+    from holdfast.registry.merging.merge_plan import Blend
 
 #: Memory for reading, beside the group that is made of it and what encoding that takes.
 _READING_BYTES = 96 * 2**20
@@ -120,7 +126,7 @@ class Mixing:
 
         Args:
             bases: States of the run, among them those materials that it holds.
-            codec: How chunks are encoded; a name of `registry.storage.codecs`.
+            codec: How chunks are encoded; a name of `holdfast.registry.storage.codecs`.
 
         Raises:
             IntegrityError: A material is damaged or gone.
@@ -263,7 +269,9 @@ class Mixing:
         return _Made(digest, kept, sound, overflows)
 
     def _average(self, data: Sequence[memoryview | bytes], dtype: str) -> tuple[memoryview, bool]:
-        from registry.merging.averaging import average  # with numpy, which picking needs not
+        from holdfast.registry.merging.averaging import (
+            average,  # with numpy, which picking needs not
+        )
 
         made = memoryview(bytearray(len(data[0])))
         views = [memoryview(one) for one in data]
@@ -294,7 +302,7 @@ def _has_nan(dtype: str) -> bool:
 
 
 def _is_finite(view: memoryview, dtype: str) -> bool:
-    from registry.comparing.elements import summarise  # with numpy, likewise
+    from holdfast.registry.comparing.elements import summarise  # with numpy, likewise
 
     found = summarise(view, dtype)
     return not found.nans and not found.infs

@@ -14,9 +14,9 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.escape import quoted
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.pytree.paths import clip
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.pytree.paths import clip
 
 if TYPE_CHECKING:
     import yaml

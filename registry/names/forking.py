@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from backends.escape import quoted
-from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
-from registry.history.actions import (
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from holdfast.registry.history.actions import (
     Action,
     AddCheckpoint,
     AppendStream,
@@ -24,15 +24,15 @@ from registry.history.actions import (
     SetStatus,
     line_digest,
 )
-from registry.history.log import RunLog
-from registry.history.replay import CheckpointRecord, Pin, RunManifest, Slot, advance
-from registry.history.writer_token import check_not_dropped
-from registry.loading.checkpoint import Checkpoint
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.change import NewCommits
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest, Slot, advance
+from holdfast.registry.history.writer_token import check_not_dropped
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import NewCommits
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 
 @dataclass(frozen=True, slots=True)

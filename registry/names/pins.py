@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, NotFound
-from registry.history.actions import Action, SetPin, SetTag
-from registry.history.log_values import check_name
-from registry.history.replay import CheckpointRecord, Pin, RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.values.digest import Digest
-from registry.values.suggest import near
-from registry.writing.change import Composed
-from registry.writing.committer import Committer
+from holdfast.registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, NotFound
+from holdfast.registry.history.actions import Action, SetPin, SetTag
+from holdfast.registry.history.log_values import check_name
+from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.change import Composed
+from holdfast.registry.writing.committer import Committer
 
 
 def set_tag(committer: Committer, name: str, checkpoint: Checkpoint) -> None:

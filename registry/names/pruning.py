@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
-from registry.history.actions import Action, DropRun, Evict, Place, Recover
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.history.retention import RetentionPlan, has_policies, plan_retention
-from registry.spec import Retention
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.change import Composed, Stale
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
+from holdfast.registry.history.actions import Action, DropRun, Evict, Place, Recover
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.retention import RetentionPlan, has_policies, plan_retention
+from holdfast.registry.spec import Retention
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import Composed, Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 
 def prune(

@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import Conflict, InvalidInput, NotFound
-from registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
-from registry.history.log import RunLog
-from registry.history.log_values import check_metrics, moment
-from registry.history.replay import CheckpointRecord, Pin, RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.names.cards import check_card, read_card, write_card
-from registry.names.pins import find_pin, own, sound
-from registry.pytree import FlatState
-from registry.spec.requirements import inference_parts
-from registry.storage.store import Store
-from registry.values.canonical import float_to_hex
-from registry.values.digest import Digest
-from registry.values.semver import release_version
-from registry.values.suggest import near
-from registry.writing.change import NewCommit
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import check_metrics, moment
+from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names.cards import check_card, read_card, write_card
+from holdfast.registry.names.pins import find_pin, own, sound
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec.requirements import inference_parts
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.canonical import float_to_hex
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.semver import release_version
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.change import NewCommit
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 #: A card: a mapping, or the path of a YAML file.
 Card = Mapping[str, Any] | str | os.PathLike[str]

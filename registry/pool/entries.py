@@ -1,20 +1,21 @@
 """An entry of the pool as a user holds it: an inference-only state with its rating.
 
-Nothing here commits; letting entries in, rating them and drawing them is `registry.pool.league`.
+Nothing here commits; letting entries in, rating them and drawing them is
+`holdfast.registry.pool.league`.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from backends.escape import shown
-from registry.errors import NotFound
-from registry.history.log import RunLog
-from registry.history.log_values import moment
-from registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
-from registry.loading.checkpoint import phase_value
-from registry.loading.stored import Stored
-from registry.storage.store import Store
+from holdfast.backends.escape import shown
+from holdfast.registry.errors import NotFound
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.log_values import moment
+from holdfast.registry.history.replay import Forgotten, PoolRecord, RunManifest, has_bit
+from holdfast.registry.loading.checkpoint import phase_value
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.storage.store import Store
 
 
 class PoolEntry(Stored):

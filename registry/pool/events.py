@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from registry.errors import Malformed
-from registry.history.actions import Action, Commit, EvictEntries, Promote, RateMatch
-from registry.history.log_values import moment
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import Action, Commit, EvictEntries, Promote, RateMatch
+from holdfast.registry.history.log_values import moment
 
 
 @dataclass(frozen=True, slots=True)

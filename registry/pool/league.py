@@ -10,25 +10,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry.errors import InvalidInput, NotFound
-from registry.history.actions import Action
-from registry.history.log_values import check_phase
-from registry.history.replay import PoolRecord, RunManifest
-from registry.loading.checkpoint import Checkpoint
-from registry.names.pins import own
-from registry.pool.entries import PoolEntry, require_playing, require_record
-from registry.pool.events import PoolEvent, pool_events
-from registry.pool.matches import check_match, check_places, check_version, rating_match
-from registry.pool.model_cache import ModelCache
-from registry.pool.promoting import PromotionCommit, Source, Terms
-from registry.pool.promotion import pool_rules
-from registry.spec.requirements import check_phase_is_declared
-from registry.spec.seeds import phase_number
-from registry.values.suggest import near
-from registry.writing.committer import Committer
+from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.history.actions import Action
+from holdfast.registry.history.log_values import check_phase
+from holdfast.registry.history.replay import PoolRecord, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.names.pins import own
+from holdfast.registry.pool.entries import PoolEntry, require_playing, require_record
+from holdfast.registry.pool.events import PoolEvent, pool_events
+from holdfast.registry.pool.matches import check_match, check_places, check_version, rating_match
+from holdfast.registry.pool.model_cache import ModelCache
+from holdfast.registry.pool.promoting import PromotionCommit, Source, Terms
+from holdfast.registry.pool.promotion import pool_rules
+from holdfast.registry.spec.requirements import check_phase_is_declared
+from holdfast.registry.spec.seeds import phase_number
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
-    from registry.pool.selection import Matchup
+    from holdfast.registry.pool.selection import Matchup
 
 
 class OpponentPool:
@@ -240,7 +240,9 @@ class OpponentPool:
         Raises:
             InvalidInput: The run's preset declares no opponents, or there is no such phase.
         """
-        from registry.pool import selection  # here, for it needs NumPy: `import registry` is light
+        from holdfast.registry.pool import (
+            selection,  # here, for it needs NumPy: `import holdfast` is light
+        )
 
         run = self._log.run
         rules, created = pool_rules(run), run.created

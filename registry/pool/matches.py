@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from operator import index
 
-from backends.escape import quoted
-from registry.errors import InvalidInput, Malformed
-from registry.history.actions import Rated, RateMatch
-from registry.history.replay import PoolRecord, RunManifest
-from registry.pool.entries import require_record
-from registry.pool.promotion import rating_of
-from registry.pool.ratings import Rating, rate
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.history.actions import Rated, RateMatch
+from holdfast.registry.history.replay import PoolRecord, RunManifest
+from holdfast.registry.pool.entries import require_record
+from holdfast.registry.pool.promotion import rating_of
+from holdfast.registry.pool.ratings import Rating, rate
 
 _LONGEST_ID = 128
 

@@ -11,8 +11,8 @@ from concurrent.futures import CancelledError, Future
 from threading import Lock
 from typing import Generic, TypeVar
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
 
 T = TypeVar("T")
 

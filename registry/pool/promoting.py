@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from registry.history.actions import Action
-from registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
-from registry.loading.stored import Stored
-from registry.names.pins import sound
-from registry.pool.promotion import (
+from holdfast.registry.history.actions import Action
+from holdfast.registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names.pins import sound
+from holdfast.registry.pool.promotion import (
     Candidate,
     find_entry,
     own_rating,
     promotion,
     rating_of,
 )
-from registry.pool.ratings import DEFAULT, Rating
-from registry.spec.requirements import inference_parts
-from registry.storage.manifest import Manifest
-from registry.values.digest import Digest
-from registry.writing.change import NewCommit, Stale
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.pool.ratings import DEFAULT, Rating
+from holdfast.registry.spec.requirements import inference_parts
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import NewCommit, Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from registry.errors import InvalidInput
-from registry.history.actions import Action, EvictEntries, Promote
-from registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
-from registry.pool.ratings import DEFAULT, Rating, inherited
-from registry.spec import Pool
-from registry.values.digest import Digest
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.actions import Action, EvictEntries, Promote
+from holdfast.registry.history.replay import CheckpointRecord, Forgotten, PoolRecord, RunManifest
+from holdfast.registry.pool.ratings import DEFAULT, Rating, inherited
+from holdfast.registry.spec import Pool
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
 
 # Pinned, though openskill 6 has the same defaults: ratings of one league must stay comparable when
 # the library is upgraded in the middle of it.

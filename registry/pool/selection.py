@@ -29,8 +29,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
 
 #: Where an opponent comes from: the current weights in all seats; one of the roster, each as
 #: likely; the frozen entry of a name.

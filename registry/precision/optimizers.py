@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from registry.pytree import FlatComponent
-from registry.values.canonical import Json
+from holdfast.registry.pytree import FlatComponent
+from holdfast.registry.values.canonical import Json
 
 #: Keys that optimizers are kept under: `optimizer`, `actor_optim`, `opt_state`, `optimizer_states`.
 _OPTIMIZER = re.compile(

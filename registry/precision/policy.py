@@ -18,13 +18,13 @@ from functools import partial
 from types import ModuleType
 from typing import NoReturn
 
-from backends.escape import quoted
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.precision.optimizers import optimizer_leaves
-from registry.pytree import ArrayLeaf, FlatComponent, FlatState
-from registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
-from registry.values.dtypes import ITEM_SIZES
-from registry.values.suggest import near
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.precision.optimizers import optimizer_leaves
+from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from holdfast.registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.suggest import near
 
 #: Policy -> the element type that a tensor is stored in. `auto` depends on its size.
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -356,6 +356,8 @@ def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
 
 
 def _rounding() -> ModuleType:
-    from registry.precision import rounding  # with numpy, which a program that only lists needs not
+    from holdfast.registry.precision import (
+        rounding,  # with numpy, which a program that only lists needs not
+    )
 
     return rounding

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: Elements looked at in one go.
 _BLOCK = 2**16

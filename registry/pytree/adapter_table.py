@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)

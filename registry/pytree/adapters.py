@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from registry.errors import InvalidInput
-from registry.pytree import containers, libraries, scalars, stamps
-from registry.pytree.adapter_table import ADAPTERS, Adapter
-from registry.pytree.encoding import HANDLERS
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.pytree import containers, libraries, scalars, stamps
+from holdfast.registry.pytree.adapter_table import ADAPTERS, Adapter
+from holdfast.registry.pytree.encoding import HANDLERS
 
 # Imported for the codecs that they register.
 __all__ = ["containers", "register_adapter", "scalars", "stamps"]

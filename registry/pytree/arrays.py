@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.pytree import libraries, refusals
-from registry.values.dtypes import item_size
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.pytree import libraries, refusals
+from holdfast.registry.values.dtypes import item_size
 
 Destination = tuple[object, memoryview]
 
@@ -18,7 +18,7 @@ def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
     """Return a new array and its flat, writable bytes, not cleared.
 
     Args:
-        dtype: A name of `registry.values.dtypes.ITEM_SIZES`.
+        dtype: A name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
         shape: Lengths of the axes, in elements.
         kind: `torch`, `numpy`, `bytes` or `str`, as `leaf_kinds` gives it.
 

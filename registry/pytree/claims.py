@@ -13,11 +13,11 @@ from math import prod
 from operator import mul
 from typing import Any, Protocol
 
-from registry.errors import IncompatibleState, Malformed
-from registry.pytree.survey import walk
-from registry.pytree.unflatten import unflatten_component
-from registry.values.canonical import Json
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.pytree.survey import walk
+from holdfast.registry.pytree.unflatten import unflatten_component
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 _LIMIT = 2**63
 #: Tags whose payload is, or ends in, arrays.

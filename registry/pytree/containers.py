@@ -6,12 +6,12 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from itertools import pairwise
 from typing import Any
 
-from registry.pytree.decoding import DECODERS, Decoder
-from registry.pytree.encoding import HANDLERS, Encoder
-from registry.pytree.paths import Link, OddKey, clip
-from registry.pytree.scalars import pack_int, unpack_int
-from registry.values import canonical
-from registry.values.canonical import Json
+from holdfast.registry.pytree.decoding import DECODERS, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.paths import Link, OddKey, clip
+from holdfast.registry.pytree.scalars import pack_int, unpack_int
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
 
 #: The only default factories that are stored, by name; a name is never looked up anywhere else.
 FACTORIES: dict[str, type] = {

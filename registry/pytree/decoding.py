@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from registry.errors import IncompatibleState, Malformed
-from registry.pytree import libraries
-from registry.pytree.adapter_table import ADAPTERS
-from registry.pytree.encoding import MAX_DEPTH
-from registry.pytree.paths import Link, OddKey, clip, where
-from registry.values import canonical
-from registry.values.canonical import MAX_INTEGER, Json
+from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.pytree import libraries
+from holdfast.registry.pytree.adapter_table import ADAPTERS
+from holdfast.registry.pytree.encoding import MAX_DEPTH
+from holdfast.registry.pytree.paths import Link, OddKey, clip, where
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import MAX_INTEGER, Json
 
 DecodeNode = Callable[["Decoder", Any, Link, int], Any]
 DecodeAtom = Callable[[Any], Any]
@@ -151,7 +151,7 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
         raise IncompatibleState(
             f"no adapter named {name!r} is registered",
             where=where(link),
-            hint="Call registry.pytree.register_adapter with this name before loading.",
+            hint="Call holdfast.registry.pytree.register_adapter with this name before loading.",
         )
     plain = decoder.node(node, link, depth + 1)
     try:

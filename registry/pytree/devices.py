@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from registry.pytree.flatten import FlatState
+from holdfast.registry.pytree.flatten import FlatState
 
 
 def await_devices(state: FlatState) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from registry.errors import UnsupportedValue
-from registry.pytree import refusals
-from registry.pytree.adapter_table import ADAPTERS
-from registry.pytree.leaves import ArrayLeaf
-from registry.pytree.paths import Link, OddKey, clip, shown
-from registry.values import canonical
-from registry.values.canonical import Json
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.pytree import refusals
+from holdfast.registry.pytree.adapter_table import ADAPTERS
+from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.paths import Link, OddKey, clip, shown
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
 
 #: Containers within containers, in a state and in a skeleton.
 MAX_DEPTH = 100

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from registry.errors import UnsupportedValue
-from registry.pytree import containers, libraries, scalars, stamps
-from registry.pytree.encoding import Encoder, has_state_dict
-from registry.pytree.leaves import ArrayLeaf
-from registry.pytree.paths import clip, shown
-from registry.values.canonical import Json
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.pytree import containers, libraries, scalars, stamps
+from holdfast.registry.pytree.encoding import Encoder, has_state_dict
+from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.paths import clip, shown
+from holdfast.registry.values.canonical import Json
 
 # Imported for the codecs that they register.
 __all__ = ["FlatComponent", "FlatState", "containers", "flatten", "scalars", "stamps"]

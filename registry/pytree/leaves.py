@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from registry.pytree.paths import Link, join
+from holdfast.registry.pytree.paths import Link, join
 
 
 class ArrayLeaf:
@@ -14,7 +14,7 @@ class ArrayLeaf:
     It holds what it views, so the memory stays alive as long as the leaf, or a buffer of it, does.
 
     Attributes:
-        dtype: Element type, a name of `registry.values.dtypes.ITEM_SIZES`.
+        dtype: Element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
         shape: Lengths of the axes, in elements.
         nbytes: Length of `buffer()`, in bytes.
         is_ours: Whether nobody else can write to what `buffer()` returns: a copy, or what cannot

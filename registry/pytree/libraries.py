@@ -11,15 +11,15 @@ import importlib
 import sys
 from types import ModuleType
 
-from registry.errors import IncompatibleState
+from holdfast.registry.errors import IncompatibleState
 
 #: Module of ours that wraps a library, the library, and the tags it rebuilds.
 _WRAPPERS = {
-    "registry.pytree.torch_arrays": (
+    "holdfast.registry.pytree.torch_arrays": (
         "torch",
         frozenset({"t", "ts", "tt", "tv", "coo", "csr", "csc", "bsr", "bsc"}),
     ),
-    "registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
+    "holdfast.registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
 }
 _INSTALL = {
     "torch": "Install it: pip install torch.",
@@ -52,12 +52,12 @@ def load_for_tag(tag: str) -> bool:
 
 def torch_wrapper() -> ModuleType:
     """Return the module that wraps torch."""
-    return _load("registry.pytree.torch_arrays")
+    return _load("holdfast.registry.pytree.torch_arrays")
 
 
 def numpy_wrapper() -> ModuleType:
     """Return the module that wraps numpy."""
-    return _load("registry.pytree.numpy_arrays")
+    return _load("holdfast.registry.pytree.numpy_arrays")
 
 
 def _load(wrapper: str) -> ModuleType:

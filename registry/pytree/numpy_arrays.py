@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from registry.errors import IncompatibleState, UnsupportedValue
-from registry.pytree import refusals
-from registry.pytree.decoding import ATOMS, DECODERS, Decoder
-from registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
-from registry.pytree.leaves import ArrayLeaf
-from registry.pytree.paths import Link, clip
-from registry.pytree.scalars import atom_handler
-from registry.values.canonical import Json
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.errors import IncompatibleState, UnsupportedValue
+from holdfast.registry.pytree import refusals
+from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder
+from holdfast.registry.pytree.encoding import FAMILIES, HANDLERS, Encoder
+from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.paths import Link, clip
+from holdfast.registry.pytree.scalars import atom_handler
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 _SCALARS = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.longlong),

@@ -11,9 +11,9 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-from registry.errors import InvalidInput
-from registry.values import canonical
-from registry.values.canonical import Json
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values import canonical
+from holdfast.registry.values.canonical import Json
 
 #: (link of the container or None, key in it); typed loosely because mypy knows no recursive tuples.
 Link = tuple[Any, Any]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_ADAPTER = "Register an adapter for its type (registry.pytree.register_adapter)."
+_ADAPTER = "Register an adapter for its type (holdfast.registry.pytree.register_adapter)."
 _LOCKS = (
     type(threading.Lock()),
     type(threading.RLock()),

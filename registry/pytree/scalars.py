@@ -10,11 +10,11 @@ from math import gcd
 from types import EllipsisType
 from typing import Any
 
-from registry.pytree.decoding import ATOMS, DECODERS, Decoder
-from registry.pytree.encoding import HANDLERS, Encoder, Handler
-from registry.pytree.leaves import bytes_leaf
-from registry.pytree.paths import Link, clip
-from registry.values.canonical import MAX_INTEGER, Json, float_from_hex, float_to_hex
+from holdfast.registry.pytree.decoding import ATOMS, DECODERS, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
+from holdfast.registry.pytree.leaves import bytes_leaf
+from holdfast.registry.pytree.paths import Link, clip
+from holdfast.registry.values.canonical import MAX_INTEGER, Json, float_from_hex, float_to_hex
 
 #: Longer byte strings become leaves, in bytes.
 MAX_INLINE_BYTES = 4096

@@ -10,11 +10,11 @@ from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, W
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from registry.pytree.decoding import DECODERS, Decoder
-from registry.pytree.encoding import HANDLERS, Encoder
-from registry.pytree.paths import Link, clip
-from registry.pytree.scalars import atom
-from registry.values.canonical import Json
+from holdfast.registry.pytree.decoding import DECODERS, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.paths import Link, clip
+from holdfast.registry.pytree.scalars import atom
+from holdfast.registry.values.canonical import Json
 
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from registry.errors import Malformed
-from registry.pytree.encoding import MAX_DEPTH
-from registry.pytree.paths import clip, component, segment
-from registry.values.canonical import Json
+from holdfast.registry.errors import Malformed
+from holdfast.registry.pytree.encoding import MAX_DEPTH
+from holdfast.registry.pytree.paths import clip, component, segment
+from holdfast.registry.values.canonical import Json
 
 #: Tag of an array -> how it is to be rebuilt.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from registry.pytree.decoding import DECODERS, Decoder
-from registry.pytree.encoding import HANDLERS, Encoder
-from registry.pytree.leaves import ArrayLeaf
-from registry.pytree.paths import Link, clip
-from registry.pytree.scalars import atom, pack_int, unpack_int
-from registry.pytree.torch_memory import (
+from holdfast.registry.pytree.decoding import DECODERS, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.paths import Link, clip
+from holdfast.registry.pytree.scalars import atom, pack_int, unpack_int
+from holdfast.registry.pytree.torch_memory import (
     ALL_DTYPES,
     NAMES,
     PLAIN,
@@ -25,7 +25,7 @@ from registry.pytree.torch_memory import (
     quiet,
     view_of,
 )
-from registry.values.canonical import Json
+from holdfast.registry.values.canonical import Json
 
 __all__ = ["allocate", "describe", "view_of"]
 

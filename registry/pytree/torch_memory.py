@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from registry.errors import IncompatibleState, UnsupportedValue
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.errors import IncompatibleState, UnsupportedValue
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: Every element type of torch by its name, and those that can be stored.
 ALL_DTYPES = {

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from numbers import Number
 from typing import Any
 
-from registry.errors import IncompatibleState
-from registry.pytree import libraries, refusals
-from registry.pytree.arrays import describe
-from registry.pytree.encoding import Encoder, has_state_dict
-from registry.pytree.paths import OddKey, component, segment
-from registry.values.dtypes import FLOATING
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.pytree import libraries, refusals
+from holdfast.registry.pytree.arrays import describe
+from holdfast.registry.pytree.encoding import Encoder, has_state_dict
+from holdfast.registry.pytree.paths import OddKey, component, segment
+from holdfast.registry.values.dtypes import FLOATING
 
 #: What `visit` returns for a leaf that is to go.
 DROP = object()

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from registry.errors import Malformed
-from registry.pytree import containers, scalars, stamps
-from registry.pytree.decoding import Decoder
-from registry.pytree.paths import clip
-from registry.values.canonical import Json
+from holdfast.registry.errors import Malformed
+from holdfast.registry.pytree import containers, scalars, stamps
+from holdfast.registry.pytree.decoding import Decoder
+from holdfast.registry.pytree.paths import clip
+from holdfast.registry.values.canonical import Json
 
 # Imported for the codecs that they register.
 __all__ = ["containers", "scalars", "stamps", "unflatten", "unflatten_component"]

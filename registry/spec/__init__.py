@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from registry.spec.policies import Retention, Tier
-from registry.spec.run_spec import (
+from holdfast.registry.spec.policies import Retention, Tier
+from holdfast.registry.spec.run_spec import (
     Draw,
     DtypeRule,
     Gate,
@@ -12,7 +12,7 @@ from registry.spec.run_spec import (
     RunSpec,
     Stream,
 )
-from registry.spec.transition_table import Change, Readiness, Row, Transition
+from holdfast.registry.spec.transition_table import Change, Readiness, Row, Transition
 
 __all__ = [
     "Change",

@@ -16,9 +16,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from backends.escape import shown
-from registry.errors import IncompatibleState, InvalidInput, RegistryError
-from registry.pytree.paths import clip
+from holdfast.backends.escape import shown
+from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.pytree.paths import clip
 
 __all__ = ["MIGRATIONS", "LossyMigration", "Migrations", "Version", "register_migration"]
 

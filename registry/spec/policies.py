@@ -1,4 +1,4 @@
-"""Policies: which checkpoints a phase or a tier keeps. `registry.history.retention` plans with them."""
+"""Policies: which checkpoints a phase or a tier keeps; `registry/history/retention.py` plans."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from registry.errors import InvalidInput
-from registry.values.records import Name, NamedFields, Record
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values.records import Name, NamedFields, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 

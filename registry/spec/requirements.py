@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
-from registry.pytree import FlatState
-from registry.spec import RunSpec
-from registry.storage.manifest import Manifest
-from registry.values.dtypes import FLOATING
-from registry.values.suggest import near
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.values.dtypes import FLOATING
+from holdfast.registry.values.suggest import near
 
 _NAMED_AT_MOST = 8
 

@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from registry.spec.monitors import Monitor
-from registry.spec.policies import Retention, Tier
-from registry.spec.transition_table import Transition
-from registry.values.dtypes import ITEM_SIZES
-from registry.values.records import Name, PhaseName, Record
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.policies import Retention, Tier
+from holdfast.registry.spec.transition_table import Transition
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.records import Name, PhaseName, Record
 
 
 class DtypeRule(Record):

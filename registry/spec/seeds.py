@@ -11,9 +11,9 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
-from registry.spec import RunSpec
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.spec import RunSpec
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
@@ -68,7 +68,7 @@ def phase_number(spec: RunSpec, phase: str) -> int:
 
 
 def _sequence(seed: int, *key: int) -> SeedSequence:
-    from numpy.random import SeedSequence  # here, since `import registry` stays light
+    from numpy.random import SeedSequence  # here, since `import holdfast` stays light
 
     return SeedSequence(_whole(seed, "seed", 64), spawn_key=key)
 

@@ -1,6 +1,6 @@
 """Phase transitions as data: what is checked, and what becomes of each part of the state.
 
-`registry.transitions` carries them out.
+`holdfast.registry.transitions` carries them out.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from registry.values.dtypes import ITEM_SIZES
-from registry.values.records import Name, NumberField, PhaseName, Record
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.records import Name, NumberField, PhaseName, Record
 
 #: What becomes of a part: taken along as it is; left to the caller to make new; copied under
 #: another name and never trained again; seeded from the new phase's seeds; dropped.

@@ -1,7 +1,7 @@
 """Blocks of memory for the copies that a save makes of the caller's bytes.
 
 Fresh memory costs more than the copy itself, so blocks are reused by later saves of any handle of
-the process. `registry.writing.hashing` decides what is
+the process. `holdfast.registry.writing.hashing` decides what is
 copied into them.
 """
 

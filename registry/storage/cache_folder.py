@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from registry.values.digest import Digest
+from holdfast.registry.values.digest import Digest
 
 #: Nobody waits longer for the lock.
 PATIENCE_S = 2.0

@@ -10,7 +10,7 @@ and the file of the oldest time goes first. Small chunks have files too: left ou
 a request of its own between hits. A file counts as whole blocks, and as 32 KiB at least, which
 bounds the number of files that a scan looks at.
 
-The bound is kept by `registry.storage.cache_folder`, which explains how.
+The bound is kept by `holdfast.registry.storage.cache_folder`, which explains how.
 """
 
 # Names in an open folder, which pathlib cannot express.
@@ -29,10 +29,10 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from threading import Lock
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
-from registry.storage.cache_folder import OPEN, CacheFolder, busy, open_folder
-from registry.values.digest import Digest
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.storage.cache_folder import OPEN, CacheFolder, busy, open_folder
+from holdfast.registry.values.digest import Digest
 
 #: A folder that holds the cache; empty for none.
 FOLDER_VARIABLE = "HOLDFAST_CACHE"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from registry.values.dtypes import item_size
+from holdfast.registry.values.dtypes import item_size
 
 GRID = "rows/1"
 CHUNK_BYTES = 4 * 2**20

@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
-from registry.storage import codecs
-from registry.storage.codecs import RAW, codec_name
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackTable
-from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, Placement, Places
-from registry.storage.ranged_reads import Job, Scratch, Wanted
-from registry.storage.store import Store, missing
-from registry.storage.threads import results
-from registry.values.digest import Digest
+from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.codecs import RAW, codec_name
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackTable
+from holdfast.registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, Placement, Places
+from holdfast.registry.storage.ranged_reads import Job, Scratch, Wanted
+from holdfast.registry.storage.store import Store, missing
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest
 
 #: Neighbouring chunks are read together up to so many bytes ...
 _JOB_BYTES = 16 * 2**20

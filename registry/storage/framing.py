@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import zstandard
 
-from registry.errors import Damaged, Malformed
-from registry.values.parse_limits import check_bytes
+from holdfast.registry.errors import Damaged, Malformed
+from holdfast.registry.values.parse_limits import check_bytes
 
 _DIGEST_BYTES = 32
 _DIGEST_LINE = 65

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.escape import quoted
-from registry.errors import InvalidInput, Malformed
-from registry.values.digest import Digest
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values.digest import Digest
 
 Kind = Literal["packs", "manifests", "placements"]
 KINDS: tuple[Kind, ...] = ("packs", "manifests", "placements")

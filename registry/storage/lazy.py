@@ -13,11 +13,11 @@ from itertools import product
 from types import EllipsisType
 from typing import Any, Protocol, SupportsIndex
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, OutOfRange
-from registry.storage.manifest import TensorEntry
-from registry.values.digest import Digest
-from registry.values.dtypes import item_size
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, OutOfRange
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import item_size
 
 #: Chunks that are cut to size are held at once up to so many bytes.
 _HELD_BYTES = 64 * 2**20
@@ -111,7 +111,7 @@ class LazyTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return the whole as a NumPy array, for `numpy.asarray`."""
-        import numpy as np  # `import registry` stays light
+        import numpy as np  # `import holdfast` stays light
 
         if copy is False:
             raise ValueError("a lazy tensor cannot be an array without a copy")
@@ -142,7 +142,7 @@ class _Reading:
     def __init__(
         self, entry: TensorEntry, ranges: Sequence[range], view: memoryview, source: Source
     ) -> None:
-        import numpy as np  # `import registry` stays light
+        import numpy as np  # `import holdfast` stays light
 
         self._np = np
         self._entry = entry

@@ -16,14 +16,14 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Self
 
-from registry.errors import InvalidInput, Malformed, UnsupportedFormat
-from registry.storage.chunking import GRID, INLINE_BYTES, Grid, grid
-from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.dtypes import ITEM_SIZES
-from registry.values.gc_pause import collector_paused
-from registry.values.parse_limits import check_json, taking_turns
+from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedFormat
+from holdfast.registry.storage.chunking import GRID, INLINE_BYTES, Grid, grid
+from holdfast.registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.parse_limits import check_json, taking_turns
 
 FORMAT = "holdfast.checkpoint/1"
 #: A tensor of more chunks names a stored list of their digests instead.
@@ -57,7 +57,7 @@ class TensorEntry:
     """One tensor of a component; one of `inline`, `chunks` and `chunk_list` tells its bytes.
 
     Attributes:
-        dtype: Name in `registry.values.dtypes`; a `NarrowedDtype` says `original` too.
+        dtype: Name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` says `original` too.
         shape: Axis lengths.
         inline: The bytes themselves, for at most `INLINE_BYTES`.
         chunks: Digests of the chunks of `grid`, in order.
@@ -114,7 +114,8 @@ class Component:
     """A top-level key of a state.
 
     Attributes:
-        skeleton: Every leaf in place, a tensor as an index into `tensors` (`registry.pytree`).
+        skeleton: Every leaf in place, a tensor as an index into `tensors`
+            (`holdfast.registry.pytree`).
         tensors: The tensors, in order of their index.
         digest: SHA-256 of `encoded`.
         encoded: The component's canonical JSON.

@@ -15,11 +15,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from registry.errors import Damaged, Malformed, UnsupportedFormat
-from registry.storage.codecs import RAW, codec_name, codec_number
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.parse_limits import check_bytes
+from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.storage.codecs import RAW, codec_name, codec_number
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.parse_limits import check_bytes
 
 FORMAT = "holdfast.pack/1"
 #: A pack takes further chunks up to so many raw bytes.
@@ -43,7 +43,7 @@ class PackEntry(NamedTuple):
         offset: Where its stored bytes begin.
         stored_bytes: Length as stored.
         raw_bytes: Length when decoded.
-        codec: Name in `registry.storage.codecs`.
+        codec: Name in `holdfast.registry.storage.codecs`.
         base: Digest of the chunk that a delta is against.
         stored_digest: SHA-256 of the stored bytes where `codec` is not `raw`, checked before
             decoding.

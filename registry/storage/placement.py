@@ -17,14 +17,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
-from registry.errors import BeyondLimit, InvalidInput, Malformed, RegistryError, UnsupportedFormat
-from registry.storage.codecs import RAW, codec_name
-from registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
-from registry.storage.keys import ObjectKey
-from registry.values import canonical
-from registry.values.digest import Digest, Digests
-from registry.values.gc_pause import collector_paused
-from registry.values.parse_limits import ROW_BYTES, check_bytes, check_json, taking_turns
+from holdfast.registry.errors import (
+    BeyondLimit,
+    InvalidInput,
+    Malformed,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.storage.codecs import RAW, codec_name
+from holdfast.registry.storage.framing import content_bytes, unwrap_frame, wrap_frame
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest, Digests
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.parse_limits import ROW_BYTES, check_bytes, check_json, taking_turns
 
 FORMAT = "holdfast.placement/1"
 NO_BASE = 2**32 - 1
@@ -57,7 +63,7 @@ class ChunkPlace(NamedTuple):
         pack: The pack's position in the placement's list.
         offset: Where its stored bytes begin.
         stored_bytes: Their length.
-        codec: Number in `registry.storage.codecs`.
+        codec: Number in `holdfast.registry.storage.codecs`.
         base: Row of the chunk that a delta is against, or `NO_BASE`.
     """
 

@@ -1,6 +1,6 @@
 """What one ranged read is for, and the memory that it takes besides that of what is wanted.
 
-Owns no reading: `registry.storage.fetching` puts jobs together and does them.
+Owns no reading: `holdfast.registry.storage.fetching` puts jobs together and does them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import mmap
 from dataclasses import dataclass, field
 from typing import Literal
 
-from backends import ByteRange
-from registry.storage.placement import ChunkPlace, PackRef
-from registry.values.digest import Digest
+from holdfast.backends import ByteRange
+from holdfast.registry.storage.placement import ChunkPlace, PackRef
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

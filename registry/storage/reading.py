@@ -1,20 +1,20 @@
 """The read path: which chunks of a state go to which memory.
 
 How they come there, verified, is the business of `fetching`; where the memory comes from that of
-`registry.loading.stored`.
+`holdfast.registry.loading.stored`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from registry.errors import Malformed
-from registry.storage.fetching import Fetch, check_length
-from registry.storage.manifest import Manifest, TensorEntry, parse_list
-from registry.storage.placement import Placement, Places
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.parse_limits import LISTED_BYTES, check_bytes
+from holdfast.registry.errors import Malformed
+from holdfast.registry.storage.fetching import Fetch, check_length
+from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.placement import Placement, Places
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
 
 #: A tensor and the memory that its bytes go to.
 Target = tuple[TensorEntry, memoryview]

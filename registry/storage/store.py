@@ -1,8 +1,8 @@
 """The immutable objects of a registry, read and parsed by their typed keys.
 
 Owns reading of manifests, placements and the configuration, and the thread pools of a handle. Which
-key a new object gets is the business of `registry.writing.object_writer`, the logs that of
-`registry.history.log`.
+key a new object gets is the business of `holdfast.registry.writing.object_writer`, the logs that of
+`holdfast.registry.history.log`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from backends import Backend, ByteRange, refuse_links
-from registry import pytree
-from registry.errors import (
+from holdfast.backends import Backend, ByteRange, refuse_links
+from holdfast.registry import pytree
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     Malformed,
@@ -29,16 +29,16 @@ from registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from registry.storage.blocks import Blocks
-from registry.storage.chunk_cache import ChunkCache
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.heads import Heads
-from registry.storage.keys import CONFIG, FOLDERS, RUNS, ObjectKey
-from registry.storage.manifest import Manifest
-from registry.storage.pack import PackTable, read_table
-from registry.storage.placement import PackRef, Placement
-from registry.storage.threads import Pools
-from registry.values.records import Record
+from holdfast.registry.storage.blocks import Blocks
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.heads import Heads
+from holdfast.registry.storage.keys import CONFIG, FOLDERS, RUNS, ObjectKey
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.pack import PackTable, read_table
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.threads import Pools
+from holdfast.registry.values.records import Record
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
 #: What this Holdfast writes; an entry of `epochs/` may demand a higher one.

@@ -1,6 +1,7 @@
 """Appending to streams: which trailing segments a new one swallows, and what the commit says.
 
-Also owns the reading of segments, which merging needs as much as `registry.streams.stream` does.
+Also owns the reading of segments, which merging needs as much as `holdfast.registry.streams.stream`
+does.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from registry.errors import IntegrityError, InvalidInput, Malformed
-from registry.history.actions import AppendStream, Lifetime
-from registry.history.replay import RunManifest, Segment, StreamRecord
-from registry.loading.stored import Stored
-from registry.storage.threads import abandon
-from registry.streams.segments import merge_count, pack_entries, steps, unpack_entries
-from registry.values.suggest import near
-from registry.writing.change import Stale
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed
+from holdfast.registry.history.actions import AppendStream, Lifetime
+from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.storage.threads import abandon
+from holdfast.registry.streams.segments import merge_count, pack_entries, steps, unpack_entries
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.change import Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 _LIFETIME: Lifetime = "forever"
 #: Segments read at once. Who finds one moved reads the log on by threads of the same pool, so the

@@ -26,10 +26,10 @@ from itertools import repeat
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from registry import pytree
-from registry.errors import InvalidInput, Malformed, UnsupportedValue
-from registry.history.log_values import check_step
-from registry.pytree.paths import clip
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedValue
+from holdfast.registry.history.log_values import check_step
+from holdfast.registry.pytree.paths import clip
 
 #: A segment of more entries is left as it is for ever.
 MERGE_CAP = 1_000_000
@@ -358,7 +358,7 @@ def _malformed(what: str, expected: str, found: str) -> Malformed:
 
 @cache
 def _numpy() -> Any:
-    """Return NumPy, imported at first use: `import registry` stays light."""
+    """Return NumPy, imported at first use: `import holdfast` stays light."""
     import numpy as np
 
     return np

@@ -10,25 +10,25 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
-from registry.history.actions import Action, AppendStream, ArchiveStream, Lifetime
-from registry.history.log_values import MAX_STEP, check_name, check_step
-from registry.history.replay import RunManifest, Segment, StreamRecord
-from registry.streams.appends import (
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
+from holdfast.registry.history.actions import Action, AppendStream, ArchiveStream, Lifetime
+from holdfast.registry.history.log_values import MAX_STEP, check_name, check_step
+from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
+from holdfast.registry.streams.appends import (
     PlannedAppend,
     plan_append,
     read_segments,
     stream_lifetime,
 )
-from registry.streams.segments import check_entries, pack_entries
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.suggest import near
-from registry.writing.change import Composed
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry.streams.segments import check_entries, pack_entries
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.change import Composed
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 
 class Stream:

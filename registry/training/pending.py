@@ -19,8 +19,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import IO, Any, NoReturn
 
-from registry.errors import InvalidInput
-from registry.loading.checkpoint import Checkpoint
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loading.checkpoint import Checkpoint
 
 #: How many seconds the end of a program waits for its running saves.
 EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
@@ -208,7 +208,7 @@ def _end_at_once(status: int) -> NoReturn:
 
 # `concurrent.futures` closes its pools in the same way; the last callback is called first. A Python
 # without it runs `_finish` after its threads end: then the saves have no time limit. A program that
-# is ending already saves in the foreground: `registry.storage.threads.Threads`.
+# is ending already saves in the foreground: `holdfast.registry.storage.threads.Threads`.
 with suppress(RuntimeError):
     getattr(threading, "_register_atexit", atexit.register)(_finish)
 # For saves that threads began after the main thread had ended; all are done by then.

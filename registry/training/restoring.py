@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.escape import quoted
-from registry.errors import BeyondLimit, Conflict, IntegrityError, InvalidInput, RestoreFailed
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.load_to_train import load_to_train
-from registry.training.trainer import Trainer
-from registry.values.digest import Digest
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import (
+    BeyondLimit,
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    RestoreFailed,
+)
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,28 +9,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from registry.errors import Conflict, IncompatibleState
-from registry.history.actions import (
+from holdfast.registry.errors import Conflict, IncompatibleState
+from holdfast.registry.history.actions import (
     Action,
     AddCheckpoint,
     ReportMetrics,
 )
-from registry.history.base import Base
-from registry.history.log_values import format_time
-from registry.history.replay import CheckpointRecord, Forgotten, RunManifest
-from registry.history.retention import has_policies, plan_retention
-from registry.history.tiers import choose_tier
-from registry.history.writer_token import WriterToken
-from registry.pool.promotion import candidate_of, find_entry, pool_rules, promotion, rating_of
-from registry.pytree import FlatState
-from registry.spec.requirements import inference_parts
-from registry.streams.appends import PlannedAppend, plan_append
-from registry.training.save_request import PreparedSave, SaveRequest
-from registry.values.canonical import float_to_hex
-from registry.values.digest import Digest
-from registry.writing.change import NewCommit, Stale, after_commit
-from registry.writing.committer import Committer
-from registry.writing.placing import Written, cut_state
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log_values import format_time
+from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
+from holdfast.registry.history.retention import has_policies, plan_retention
+from holdfast.registry.history.tiers import choose_tier
+from holdfast.registry.history.writer_token import WriterToken
+from holdfast.registry.pool.promotion import (
+    candidate_of,
+    find_entry,
+    pool_rules,
+    promotion,
+    rating_of,
+)
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec.requirements import inference_parts
+from holdfast.registry.streams.appends import PlannedAppend, plan_append
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest
+from holdfast.registry.values.canonical import float_to_hex
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import NewCommit, Stale, after_commit
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written, cut_state
 
 
 class SaveCommit(NewCommit):

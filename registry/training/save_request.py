@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
-from registry.history.actions import CommitKeys
-from registry.history.log_values import (
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.history.actions import CommitKeys
+from holdfast.registry.history.log_values import (
     check_metrics,
     check_name,
     check_phase,
@@ -19,28 +19,28 @@ from registry.history.log_values import (
     encode_plain,
     join_plain,
 )
-from registry.history.replay import RunManifest
-from registry.precision.policy import (
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.precision.policy import (
     Narrowing,
     Precision,
     PrecisionPolicy,
     narrow_state,
     stored_dtypes,
 )
-from registry.pytree import FlatState
-from registry.spec import Phase, RunSpec
-from registry.spec.requirements import (
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.spec import Phase, RunSpec
+from holdfast.registry.spec.requirements import (
     check_dtypes,
     check_keys,
     check_phase_is_declared,
     flat_dtypes,
 )
-from registry.storage.codecs import Compression, check_compression
-from registry.streams.segments import check_entries
-from registry.values.environment import require_first_rank
-from registry.values.gc_pause import collector_paused
-from registry.values.suggest import near
-from registry.writing.deltas import check_keyframe_every
+from holdfast.registry.storage.codecs import Compression, check_compression
+from holdfast.registry.streams.segments import check_entries
+from holdfast.registry.values.environment import require_first_rank
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.deltas import check_keyframe_every
 
 #: The phase of runs that declare none.
 DEFAULT_PHASE = "main"

@@ -1,7 +1,8 @@
 """The one trainer of a run: saves, one after another or one in the background.
 
-What a save is made of is the business of `registry.training.save_request`, what it says that of
-`registry.training.save_commit`, who may say it that of `registry.history.writer_token`.
+What a save is made of is the business of `holdfast.registry.training.save_request`, what it says
+that of `holdfast.registry.training.save_commit`, who may say it that of
+`holdfast.registry.history.writer_token`.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import RLock
 
-from backends.escape import printable
-from registry.errors import IntegrityError
-from registry.history.actions import Action, RunStatus, SetStatus
-from registry.history.replay import RunManifest
-from registry.history.writer_token import WriterToken
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import reader_of
-from registry.pytree import FlatState
-from registry.storage.threads import Threads
-from registry.training.pending import PendingSave, exit_wait_s
-from registry.training.save_commit import SaveCommit
-from registry.training.save_request import PreparedSave, SaveRequest, prepare_save
-from registry.writing.change import Composed, NewCommit, after_commit
-from registry.writing.committer import Committer
-from registry.writing.object_writer import placed_keys
-from registry.writing.placing import Written
-from registry.writing.staging import Staging
+from holdfast.backends.escape import printable
+from holdfast.registry.errors import IntegrityError
+from holdfast.registry.history.actions import Action, RunStatus, SetStatus
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.writer_token import WriterToken
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import reader_of
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.storage.threads import Threads
+from holdfast.registry.training.pending import PendingSave, exit_wait_s
+from holdfast.registry.training.save_commit import SaveCommit
+from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
+from holdfast.registry.writing.change import Composed, NewCommit, after_commit
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.object_writer import placed_keys
+from holdfast.registry.writing.placing import Written
+from holdfast.registry.writing.staging import Staging
 
 _LOGGER = logging.getLogger("holdfast")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.transitions.execution import Transitioned, TransitionOptions, transition
-from registry.transitions.rows import Applied, Initialise
+from holdfast.registry.transitions.execution import Transitioned, TransitionOptions, transition
+from holdfast.registry.transitions.rows import Applied, Initialise
 
 __all__ = ["Applied", "Initialise", "TransitionOptions", "Transitioned", "transition"]

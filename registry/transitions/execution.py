@@ -10,30 +10,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry import pytree
-from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
-from registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
-from registry.history.log_values import check_phase
-from registry.history.replay import CheckpointRecord, PhaseRecord, Pin, RunManifest
-from registry.loading.checkpoint import Checkpoint, phase_segment
-from registry.loading.load_to_train import load_to_train
-from registry.loading.stored import Stored
-from registry.names.pins import find_pin
-from registry.pool.promotion import Candidate, find_entry, promotion
-from registry.pool.ratings import DEFAULT
-from registry.spec import Transition
-from registry.spec.requirements import check_phase_is_declared, inference_parts
-from registry.spec.seeds import child, phase_number, phase_sequence
-from registry.training.trainer import Trainer
-from registry.transitions import readiness
-from registry.transitions.rows import Applied, Begun, Initialise, Table
-from registry.values.digest import Digest
-from registry.values.environment import require_first_rank
-from registry.values.gc_pause import collector_paused
-from registry.values.suggest import near
-from registry.writing.change import NewCommit, Stale, after_commit
-from registry.writing.committer import Committer
-from registry.writing.placing import Written
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
+from holdfast.registry.history.log_values import check_phase
+from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, Pin, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names.pins import find_pin
+from holdfast.registry.pool.promotion import Candidate, find_entry, promotion
+from holdfast.registry.pool.ratings import DEFAULT
+from holdfast.registry.spec import Transition
+from holdfast.registry.spec.requirements import check_phase_is_declared, inference_parts
+from holdfast.registry.spec.seeds import child, phase_number, phase_sequence
+from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.transitions import readiness
+from holdfast.registry.transitions.rows import Applied, Begun, Initialise, Table
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.environment import require_first_rank
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.suggest import near
+from holdfast.registry.writing.change import NewCommit, Stale, after_commit
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.placing import Written
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from registry import pytree
-from registry.errors import InvalidInput
-from registry.history.log_values import check_metrics
-from registry.pytree import traversal
-from registry.spec import Readiness, Transition
-from registry.spec.requirements import first_of
-from registry.values.suggest import near
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.log_values import check_metrics
+from holdfast.registry.pytree import traversal
+from holdfast.registry.spec import Readiness, Transition
+from holdfast.registry.spec.requirements import first_of
+from holdfast.registry.values.suggest import near
 
 _Tensors = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
-from registry.pytree import traversal
-from registry.spec import Change, Row, Transition
-from registry.spec.requirements import first_of
-from registry.values.suggest import near
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.pytree import traversal
+from holdfast.registry.spec import Change, Row, Transition
+from holdfast.registry.spec.requirements import first_of
+from holdfast.registry.values.suggest import near
 
 #: Makes a part that is reset; of a pattern, a mapping of the paths below the key to new values.
 Initialise = Mapping[str, Callable[[], Any]]

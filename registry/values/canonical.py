@@ -14,9 +14,9 @@ import re
 import struct
 from typing import Any, NoReturn
 
-from registry.errors import InvalidInput, Malformed
-from registry.values.gc_pause import collector_paused
-from registry.values.parse_limits import check_json
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.parse_limits import check_json
 
 Json = None | bool | int | str | list[Any] | dict[str, Any]
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Self, overload
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
 
 _PREFIX = "sha256:"
 _BYTES = 32

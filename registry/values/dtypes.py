@@ -5,7 +5,7 @@ Everything is little-endian on the store. A type that is not here cannot be stor
 
 from __future__ import annotations
 
-from registry.errors import UnsupportedValue
+from holdfast.registry.errors import UnsupportedValue
 
 #: Name -> bytes per element.
 ITEM_SIZES: dict[str, int] = {

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from registry.errors import Conflict
+from holdfast.registry.errors import Conflict
 
 
 def describe_environment() -> dict[str, str]:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
-from registry.errors import BeyondLimit, RegistryError
+from holdfast.backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
+from holdfast.registry.errors import BeyondLimit, RegistryError
 
 __all__ = [
     "DEFAULT_BYTES",

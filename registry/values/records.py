@@ -24,10 +24,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticKnownError, core_schema, to_json
 
-from backends.escape import printable
-from registry.errors import Malformed
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.backends.escape import printable
+from holdfast.registry.errors import Malformed
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 
 
 def _digest(value: object) -> object:
@@ -66,7 +66,7 @@ Step = Annotated[int, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 PhaseName = Name
 Metrics = dict[str, FloatField]
-#: A value encoded by `registry.pytree` without arrays.
+#: A value encoded by `holdfast.registry.pytree` without arrays.
 Plain = Any
 
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from functools import total_ordering
 
-from backends.escape import quoted
-from registry.errors import InvalidInput
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
 
 #: Longer text is no version, in characters; a release stands in a ref, whose names are shorter.
 MAX_LENGTH = 256

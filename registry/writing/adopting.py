@@ -1,8 +1,8 @@
 """Making stored states one's own: what another run, another registry or an eviction left behind.
 
-Each object gets a key that may be named (`registry.writing.object_writer`): the one that is there,
-or a verified copy of it. `registry.sync` brings runs from another registry, a fork takes over what
-its parent holds, an eviction that is undone comes back through here.
+Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): the one that
+is there, or a verified copy of it. `holdfast.registry.sync` brings runs from another registry, a
+fork takes over what its parent holds, an eviction that is undone comes back through here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from registry.history.actions import Place
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import open_pack
-from registry.storage.placement import PackRef
-from registry.storage.reading import index_chunks, read_lists
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
-from registry.writing.placing import put_place
+from holdfast.registry.history.actions import Place
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.reading import index_chunks, read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.writing.placing import put_place
 
 #: Packs held in memory at once on their way from store to store.
 _PACKS_IN_FLIGHT = 4

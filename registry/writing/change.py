@@ -1,9 +1,9 @@
 """A change of one run: what it puts on the store, and which lines it then adds to the run's log.
 
-A change knows nothing of races, sweeps or slots. `registry.writing.committer` carries it through.
-It asks for the objects once, and again if a sweep condemned one of them. It asks for the lines each
-time that it has read the run, so a change answers for the run that it is given and remembers no
-other.
+A change knows nothing of races, sweeps or slots. `holdfast.registry.writing.committer` carries it
+through. It asks for the objects once, and again if a sweep condemned one of them. It asks for the
+lines each time that it has read the run, so a change answers for the run that it is given and
+remembers no other.
 
 A subclass of `Change` names stored states or lines that are there already: a sync, a repack. A
 subclass of `NewCommit` says something new: a save, a promotion, a release. A function is enough for
@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import ClassVar
 
-from registry.history.actions import Action, Line
-from registry.history.base import Base
-from registry.history.log import commit_line
-from registry.history.replay import RunManifest, foresee
-from registry.history.writer_token import check_not_dropped
-from registry.writing.object_writer import ChosenKeys
-from registry.writing.placing import Written
+from holdfast.registry.history.actions import Action, Line
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log import commit_line
+from holdfast.registry.history.replay import RunManifest, foresee
+from holdfast.registry.history.writer_token import check_not_dropped
+from holdfast.registry.writing.object_writer import ChosenKeys
+from holdfast.registry.writing.placing import Written
 
 #: Gives the actions of a commit for the run as it is, or `None` if there is nothing to say.
 Actions = Callable[[RunManifest], Sequence[Action] | None]

@@ -2,8 +2,9 @@
 
 One `Committer` belongs to one handle of a run. It looks at the log, has the change write its
 objects, and puts its lines into the next slot. It starts again if a sweep condemned an object or
-the run has moved on. `registry.writing.change` defines a change; `registry.writing.object_writer`
-keeps the rules for the objects, `registry.history.log` those for the slot.
+the run has moved on. `holdfast.registry.writing.change` defines a change;
+`holdfast.registry.writing.object_writer` keeps the rules for the objects,
+`holdfast.registry.history.log` those for the slot.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from functools import partial
 from threading import RLock
 from typing import TypeVar
 
-from registry import pytree
-from registry.errors import Conflict, IntegrityError, MissingObject
-from registry.history.actions import Line, Place
-from registry.history.base import Base
-from registry.history.log import RunLog
-from registry.history.replay import Forgotten, RunManifest
-from registry.history.state_reader import StateReader
-from registry.pytree import FlatState
-from registry.storage.codecs import COMPRESSIONS, Compression
-from registry.storage.reading import read_lists
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.gc_pause import collector_paused
-from registry.writing.adopting import adopt
-from registry.writing.change import Actions, Change, Composed, Stale
-from registry.writing.deltas import Trials
-from registry.writing.free_space import check_state_fits
-from registry.writing.object_writer import ChosenKeys, Condemned, Writer
-from registry.writing.placing import Written, cut_state
-from registry.writing.saving import write_state
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
+from holdfast.registry.history.actions import Line, Place
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.pytree import FlatState
+from holdfast.registry.storage.codecs import COMPRESSIONS, Compression
+from holdfast.registry.storage.reading import read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.writing.adopting import adopt
+from holdfast.registry.writing.change import Actions, Change, Composed, Stale
+from holdfast.registry.writing.deltas import Trials
+from holdfast.registry.writing.free_space import check_state_fits
+from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer
+from holdfast.registry.writing.placing import Written, cut_state
+from holdfast.registry.writing.saving import write_state
 
 #: Checkpoints whose chunks a save looks through before it stores any.
 MAX_BASES = 8

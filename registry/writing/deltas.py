@@ -2,7 +2,7 @@
 
 That is the chunk in its place in the first base that has a tensor of this path, dtype and shape,
 as long as the chain of differences below it is short. What wins by it is the business of
-`registry.writing.encoding`; reading deltas that of `registry.storage.fetching`.
+`holdfast.registry.writing.encoding`; reading deltas that of `holdfast.registry.storage.fetching`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from backends.escape import quoted
-from registry import pytree
-from registry.errors import IntegrityError, InvalidInput
-from registry.history.base import Base
-from registry.pytree import ArrayLeaf
-from registry.storage.fetching import Fetch
-from registry.storage.manifest import TensorEntry, parse_list
-from registry.storage.placement import MAX_DEPTH
-from registry.storage.reading import index_chunks
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.encoding import Below
-from registry.writing.placing import ChunkLocation
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IntegrityError, InvalidInput
+from holdfast.registry.history.base import Base
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.storage.fetching import Fetch
+from holdfast.registry.storage.manifest import TensorEntry, parse_list
+from holdfast.registry.storage.placement import MAX_DEPTH
+from holdfast.registry.storage.reading import index_chunks
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.encoding import Below
+from holdfast.registry.writing.placing import ChunkLocation
 
 
 class Trials:

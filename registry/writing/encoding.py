@@ -11,13 +11,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from backends import Buffer
-from registry.pytree import ArrayLeaf
-from registry.storage import codecs
-from registry.storage.codecs import RAW
-from registry.storage.pack import PackEntry
-from registry.values.digest import Digest
-from registry.values.dtypes import item_size
+from holdfast.backends import Buffer
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.codecs import RAW
+from holdfast.registry.storage.pack import PackEntry
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import item_size
 
 #: So much of a tensor is tried.
 _SAMPLE_BYTES = 128 * 1024
@@ -34,7 +34,7 @@ class Encoded:
     Attributes:
         stored: Its bytes; where it is raw, the memory that it came from.
         raw_bytes: Its decoded length.
-        codec: A name of `registry.storage.codecs`.
+        codec: A name of `holdfast.registry.storage.codecs`.
         digest: SHA-256 of the stored bytes where it is not raw.
         base: The chunk that it is a difference to.
     """
@@ -71,7 +71,7 @@ class Encoding:
     """How the chunks of one state are encoded. Any thread may ask.
 
     Args:
-        codec: A name of `registry.storage.codecs`.
+        codec: A name of `holdfast.registry.storage.codecs`.
     """
 
     def __init__(self, codec: str) -> None:

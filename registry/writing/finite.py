@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from backends import Buffer
-from registry.pytree import ArrayLeaf
+from holdfast.backends import Buffer
+from holdfast.registry.pytree import ArrayLeaf
 
 #: Dtype -> (bytes of the words that are looked at, mask, what a word that is not finite has under
 #: it): the bits of the exponent, and for types without infinity the one pattern that is NaN.
@@ -47,7 +47,7 @@ def is_finite(data: Buffer, dtype: str) -> bool:
         data: The elements, whole ones; nobody may write to them meanwhile.
         dtype: Their type, one that `is_watched` looks through.
     """
-    import numpy as np  # here, since `import registry` stays light
+    import numpy as np  # here, since `import holdfast` stays light
 
     size, mask, pattern = _NOT_FINITE[dtype]
     words = np.frombuffer(data, dtype=f"<u{size}")

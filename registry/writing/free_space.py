@@ -5,7 +5,7 @@ stored already, in a base or in a pack of another run. If the whole state is sma
 space, nothing else is checked. Otherwise it is hashed once before the save, and refused as soon as
 the packs that are certainly new exceed the free space. The size of encoded chunks is not known in
 advance; like all packs, theirs are checked against the free space one by one
-(`registry.writing.object_writer`).
+(`holdfast.registry.writing.object_writer`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
-from registry.history.base import Base
-from registry.pytree import ArrayLeaf, FlatState
-from registry.storage.chunking import INLINE_BYTES, grid
-from registry.storage.codecs import RAW
-from registry.storage.pack import TRAILER_BYTES, PackTable, raw_entries
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.object_writer import Writer, check_room
-from registry.writing.placing import locations_of
-from registry.writing.saving import cut_groups, group_name
+from holdfast.registry.history.base import Base
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.storage.chunking import INLINE_BYTES, grid
+from holdfast.registry.storage.codecs import RAW
+from holdfast.registry.storage.pack import TRAILER_BYTES, PackTable, raw_entries
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.object_writer import Writer, check_room
+from holdfast.registry.writing.placing import locations_of
+from holdfast.registry.writing.saving import cut_groups, group_name
 
 
 def check_state_fits(
@@ -35,7 +35,7 @@ def check_state_fits(
         writer: Knows which packs are there already.
         state: The state.
         bases: Checkpoints whose chunks may be used again.
-        codec: How chunks are encoded; a name of `registry.storage.codecs`.
+        codec: How chunks are encoded; a name of `holdfast.registry.storage.codecs`.
 
     Raises:
         StoreFull: It takes more bytes than are free; nothing was written.

@@ -1,9 +1,9 @@
 """Copy the chunks of a state where they can change, and hash them.
 
 A program may write to its tensors while they are saved. So each chunk is read once from the
-program's memory, into a block of ours (`registry.storage.blocks`). Everything else uses the copy:
-hashing, the search for NaN, encoding, sending and sending again. So stored bytes always match their
-digest, whatever the program does; the parts of a state may be of different moments.
+program's memory, into a block of ours (`holdfast.registry.storage.blocks`). Everything else uses
+the copy: hashing, the search for NaN, encoding, sending and sending again. So stored bytes always
+match their digest, whatever the program does; the parts of a state may be of different moments.
 
 Groups of chunks are hashed in the thread pool, a few ahead of the one that is packed, as far as
 there are blocks.
@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from backends import Buffer
-from registry.pytree import ArrayLeaf
-from registry.storage.blocks import BLOCK_BYTES, Lease
-from registry.values.digest import Digest
-from registry.writing.finite import is_finite
+from holdfast.backends import Buffer
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.storage.blocks import BLOCK_BYTES, Lease
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.finite import is_finite
 
 #: A copy is hashed in steps that the processor's cache still holds.
 _STEP_BYTES = 256 * 1024
@@ -138,7 +138,7 @@ def copy_and_hash(source: memoryview, target: memoryview) -> Digest:
     if len(source) <= _STEP_BYTES:
         target[:] = source
         return Digest(hashlib.sha256(target).digest())
-    import numpy as np  # here, since `import registry` stays light
+    import numpy as np  # here, since `import holdfast` stays light
 
     # Unlike assignment to a slice it lets other threads run.
     from_, to = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)

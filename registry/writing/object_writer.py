@@ -15,17 +15,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends import Backend, Body, Buffer, refuse_links
-from registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
-from registry.history.actions import Line, Place
-from registry.history.epochs import Epochs
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest
-from registry.history.tail import Look
-from registry.storage.keys import Kind, ObjectKey, stem
-from registry.storage.placement import Placement
-from registry.storage.store import Store
-from registry.values.digest import Digest
+from holdfast.backends import Backend, Body, Buffer, refuse_links
+from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
+from holdfast.registry.history.actions import Line, Place
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.tail import Look
+from holdfast.registry.storage.keys import Kind, ObjectKey, stem
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
 
 _FREED_WITHIN_S = 0.1
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry.history.actions import Place
-from registry.history.base import Base
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Manifest
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.values.digest import Digest, Digests
-from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.base import Base
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest, Digests
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ChunkLocation:
         pack: The pack.
         offset: Where its stored bytes begin.
         stored_bytes: Their length.
-        codec: Number in `registry.storage.codecs`.
+        codec: Number in `holdfast.registry.storage.codecs`.
         base: The chunk that a delta is against.
     """
 

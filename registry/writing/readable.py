@@ -1,8 +1,8 @@
 """Check that a state can be read again, before any of it is stored.
 
 Type and shape of a tensor decide the length of its entry in a manifest; the digests do not matter.
-So a state whose manifest would exceed the bound of `registry.values.parse_limits` is refused before
-anything is written. The manifest itself is checked again when it is encoded.
+So a state whose manifest would exceed the bound of `holdfast.registry.values.parse_limits` is
+refused before anything is written. The manifest itself is checked again when it is encoded.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from registry.errors import InvalidInput
-from registry.pytree import ArrayLeaf, FlatState
-from registry.storage.chunking import CHUNK_BYTES, INLINE_BYTES, grid
-from registry.storage.manifest import LIST_THRESHOLD, TensorEntry
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.parse_limits import HEAVIEST, check_bytes, json_bytes, max_record_bytes
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.storage.chunking import CHUNK_BYTES, INLINE_BYTES, grid
+from holdfast.registry.storage.manifest import LIST_THRESHOLD, TensorEntry
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.parse_limits import (
+    HEAVIEST,
+    check_bytes,
+    json_bytes,
+    max_record_bytes,
+)
 
 _ANY = Digest(bytes(32))
 #: What an entry of a tensor takes at most, 64 axes and all, but for its chunks.

@@ -1,9 +1,9 @@
 """The write path: from a flat state to objects on the store, ready to be committed.
 
 Groups of up to a pack's size are copied and hashed in the thread pool, a few groups ahead
-(`registry.writing.hashing`); in order of the manifest each group drops the chunks that are stored
-already and the rest goes out as one pack, while later groups are hashed.
-`registry.writing.object_writer` decides which key an object gets; nothing here commits.
+(`holdfast.registry.writing.hashing`); in order of the manifest each group drops the chunks that are
+stored already and the rest goes out as one pack, while later groups are hashed.
+`holdfast.registry.writing.object_writer` decides which key an object gets; nothing here commits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from backends import Buffer
-from registry.history.base import Base
-from registry.pytree import ArrayLeaf, FlatComponent, FlatState
-from registry.pytree.leaves import NamedLeaf
-from registry.storage.chunking import INLINE_BYTES, grid
-from registry.storage.codecs import RAW, codec_number
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
-from registry.storage.pack import (
+from holdfast.backends import Buffer
+from holdfast.registry.history.base import Base
+from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from holdfast.registry.pytree.leaves import NamedLeaf
+from holdfast.registry.storage.chunking import INLINE_BYTES, grid
+from holdfast.registry.storage.codecs import RAW, codec_number
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import LIST_THRESHOLD, Component, Manifest, TensorEntry
+from holdfast.registry.storage.pack import (
     PACK_BYTES,
     TRAILER_BYTES,
     PackEntry,
@@ -32,19 +32,25 @@ from registry.storage.pack import (
     raw_entries,
     trailer,
 )
-from registry.storage.placement import PackRef
-from registry.storage.store import Store
-from registry.storage.threads import abandon, results
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.gc_pause import collector_paused
-from registry.writing.deltas import Predecessors, Trials
-from registry.writing.encoding import Encoded, Encoding, chain_entries
-from registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
-from registry.writing.hashing import Group, Hashing, Piece, in_use
-from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
-from registry.writing.placing import ChunkLocation, Written, cover, locations_of, place_manifest
-from registry.writing.readable import check_readable
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import abandon, results
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.writing.deltas import Predecessors, Trials
+from holdfast.registry.writing.encoding import Encoded, Encoding, chain_entries
+from holdfast.registry.writing.finite import NAMED_AT_MOST, is_finite, is_watched
+from holdfast.registry.writing.hashing import Group, Hashing, Piece, in_use
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.writing.placing import (
+    ChunkLocation,
+    Written,
+    cover,
+    locations_of,
+    place_manifest,
+)
+from holdfast.registry.writing.readable import check_readable
 
 #: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
 _PACKS_IN_FLIGHT = 8
@@ -74,7 +80,7 @@ def write_state(
             was at some moment.
         bases: Checkpoints of this registry whose chunks may be used again.
         codec: How chunks are encoded where that makes them shorter; a name of
-            `registry.storage.codecs`.
+            `holdfast.registry.storage.codecs`.
         keyframe_every: So many versions of a chunk at most are read for the last of them: the
             others are stored as differences where that wins. 1 for no differences.
         trials: What earlier saves have found out about differences.

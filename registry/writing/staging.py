@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from registry.pytree import ArrayLeaf, FlatState
-from registry.storage.threads import abandon, results
+from holdfast.registry.pytree import ArrayLeaf, FlatState
+from holdfast.registry.storage.threads import abandon, results
 
 _ALIGNMENT = 64
 #: From here on it pays to hand a copy to another thread.

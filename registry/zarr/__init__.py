@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from registry.errors import InvalidInput
-from registry.storage.lazy import Source
-from registry.storage.manifest import TensorEntry
-from registry.values.digest import Digest
-from registry.zarr.nodes import ArrayNode
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.storage.lazy import Source
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.zarr.nodes import ArrayNode
 
 __all__ = ["open_zarr", "read_zarr_array"]
 
@@ -28,7 +28,7 @@ def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, Te
         IncompatibleState: A tensor has a path that Zarr cannot name.
     """
     try:
-        from registry.zarr.group import open_group
+        from holdfast.registry.zarr.group import open_group
     except ImportError as error:
         raise _not_installed(error) from error
     return open_group(source, ref, digest, tensors)
@@ -52,7 +52,7 @@ def read_zarr_array(
         InvalidInput: zarr is not installed, or cannot decode a chunk.
     """
     try:
-        from registry.zarr.group import read_array
+        from holdfast.registry.zarr.group import read_array
     except ImportError as error:
         raise _not_installed(error) from error
     read_array(node, read, there, into)

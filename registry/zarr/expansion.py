@@ -18,8 +18,8 @@ from typing import Any
 
 import zstandard
 
-from registry.errors import InvalidInput
-from registry.zarr.nodes import ArrayNode, Chunks, Shard
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.zarr.nodes import ArrayNode, Chunks, Shard
 
 #: Bytes that an element may have on its way through filters, at most: complex128 has.
 _WIDEST = 16

@@ -2,7 +2,7 @@
 
 Owns what zarr asks of a store. A chunk is fetched and verified as a whole before a byte of it is
 handed out, whatever part of it was asked for; nothing can be written. How a state is laid out as a
-hierarchy is the business of `registry.zarr.layout`. Foreign arrays are decoded by zarr
+hierarchy is the business of `holdfast.registry.zarr.layout`. Foreign arrays are decoded by zarr
 through another store, which shows it nothing but one array's checked metadata and its chunks.
 """
 
@@ -25,14 +25,19 @@ from zarr.abc.store import (
 )
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from registry.errors import IncompatibleState, InvalidInput, RegistryError, UnsupportedValue
-from registry.storage.lazy import Source
-from registry.storage.manifest import TensorEntry
-from registry.values.digest import Digest
-from registry.zarr.expansion import can_expand, check_expansion
-from registry.zarr.kept_chunks import Kept
-from registry.zarr.layout import ArrayLayout, Layout
-from registry.zarr.nodes import ArrayNode, shorten
+from holdfast.registry.errors import (
+    IncompatibleState,
+    InvalidInput,
+    RegistryError,
+    UnsupportedValue,
+)
+from holdfast.registry.storage.lazy import Source
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.zarr.expansion import can_expand, check_expansion
+from holdfast.registry.zarr.kept_chunks import Kept
+from holdfast.registry.zarr.layout import ArrayLayout, Layout
+from holdfast.registry.zarr.nodes import ArrayNode, shorten
 
 #: Chunks kept decoded in a store, at most.
 _KEPT_BYTES = 64 * 2**20

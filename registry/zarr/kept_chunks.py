@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock
 
-from registry.values.digest import Digest
+from holdfast.registry.values.digest import Digest
 
 
 class Kept:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from backends.escape import quoted
-from registry.errors import IncompatibleState, Malformed
-from registry.storage.manifest import TensorEntry
-from registry.values.digest import Digest
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.digest import Digest
 
 #: The metadata of a node.
 DOCUMENT = "zarr.json"

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from registry.errors import InvalidInput
-from registry.storage.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
-from registry.values.dtypes import ITEM_SIZES
-from registry.zarr.layout import (
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.storage.manifest import NARROW_DTYPES, ORIGINAL_DTYPES
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.zarr.layout import (
     BITS,
     DOCUMENT,
     DTYPE_ATTRIBUTE,

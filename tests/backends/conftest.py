@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("backends.testing")
+pytest.register_assert_rewrite("holdfast.backends.testing")

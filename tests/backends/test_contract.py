@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import Backend, open_backend
-from backends.local import LocalBackend
-from backends.memory import MemoryBackend
-from backends.testing import BackendContract
-from backends.wrappers import Cached, Metered, Retrying
+from holdfast.backends import Backend, open_backend
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.testing import BackendContract
+from holdfast.backends.wrappers import Cached, Metered, Retrying
 
 
 class TestMemory(BackendContract):

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from backends.errors import RegistryError
-from backends.escape import MAX_DECIMAL_BITS, hexadecimal, printable, quoted, shortened, shown
+from holdfast.backends.errors import RegistryError
+from holdfast.backends.escape import (
+    MAX_DECIMAL_BITS,
+    hexadecimal,
+    printable,
+    quoted,
+    shortened,
+    shown,
+)
 
 EVIL = "\x1b[2J\u202eevil\u2066\r\n\x9b31m\ud800\0"
 TAMED = r"\x1b[2J\u202eevil\u2066\r\n\x9b31m\ud800\x00"

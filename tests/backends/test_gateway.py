@@ -12,9 +12,16 @@ from dataclasses import replace
 
 import pytest
 
-from backends import Backend, ByteRange, ObjectNotFound, StorageError, StoreUnavailable, parse
-from backends.patience import Patience
-from backends.s3 import S3Backend
+from holdfast.backends import (
+    Backend,
+    ByteRange,
+    ObjectNotFound,
+    StorageError,
+    StoreUnavailable,
+    parse,
+)
+from holdfast.backends.patience import Patience
+from holdfast.backends.s3 import S3Backend
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 PATIENCE = Patience(attempts=2, first_s=0.001)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from backends import (
+from holdfast.backends import (
     AccessDenied,
     ByteRange,
     InvalidLocation,
@@ -28,8 +28,8 @@ from backends import (
     open_backend,
     reserve,
 )
-from backends.local import LocalBackend
-from backends.testing import keys_of
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.testing import keys_of
 
 
 @pytest.fixture

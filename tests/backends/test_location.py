@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import backends
-from backends import InvalidLocation, Location, open_backend, parse
-from backends.location import redact
-from backends.memory import MemoryBackend
+import holdfast.backends
+from holdfast.backends import InvalidLocation, Location, open_backend, parse
+from holdfast.backends.location import redact
+from holdfast.backends.memory import MemoryBackend
 
 
 def test_plain_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +117,13 @@ def test_import_is_light() -> None:
 
 def test_missing_sdk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
-    for name in ("backends.s3", "backends.s3_client"):
+    for name in ("holdfast.backends.s3", "holdfast.backends.s3_client"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(backends.StoreUnsuitable, match=r"boto3.*holdfast\[s3\]"):
+    with pytest.raises(holdfast.backends.StoreUnsuitable, match=r"boto3.*holdfast\[s3\]"):
         open_backend("s3://bucket")
 
 
 def test_exported_names_are_sorted_and_exist() -> None:
-    assert backends.__all__ == sorted(backends.__all__)
-    assert len(backends.__all__) <= 20
-    assert all(hasattr(backends, name) for name in backends.__all__)
+    assert holdfast.backends.__all__ == sorted(holdfast.backends.__all__)
+    assert len(holdfast.backends.__all__) <= 20
+    assert all(hasattr(holdfast, name) for name in holdfast.backends.__all__)

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from backends import Backend, Body, ObjectInfo, ObjectNotFound, StoreUnsuitable, open_backend
-from backends.local import LocalBackend
-from backends.memory import MemoryBackend
-from backends.probe import ProbeReport, probe_put_if_absent
-from backends.testing import keys_of
-from backends.wrappers import Wrapper
+from holdfast.backends import (
+    Backend,
+    Body,
+    ObjectInfo,
+    ObjectNotFound,
+    StoreUnsuitable,
+    open_backend,
+)
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.probe import ProbeReport, probe_put_if_absent
+from holdfast.backends.testing import keys_of
+from holdfast.backends.wrappers import Wrapper
 from tests.support.faults import Forgetful, Unconditional
 
 

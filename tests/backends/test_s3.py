@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSHTTPConnection
 
-from backends import (
+from holdfast.backends import (
     AccessDenied,
     ByteRange,
     InvalidLocation,
@@ -32,11 +32,11 @@ from backends import (
     StoreUnsuitable,
     open_backend,
 )
-from backends.s3 import S3Backend
-from backends.s3_body import SendBody, fill
-from backends.testing import keys_of
-from backends.waiting import Wait
-from backends.wrappers import Metered
+from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3_body import SendBody, fill
+from holdfast.backends.testing import keys_of
+from holdfast.backends.waiting import Wait
+from holdfast.backends.wrappers import Metered
 from tests.servers.fixtures import S3Server
 
 
@@ -140,7 +140,7 @@ class Script:
 def served() -> Iterator[tuple[Script, S3Backend]]:
     script = Script()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("backends.patience.Patience.pause_s", lambda *_: 0.0)
+        patch.setattr("holdfast.backends.patience.Patience.pause_s", lambda *_: 0.0)
         S3Server(script.url, "key", "secret").set_environment(patch)
         patch.delenv("AWS_ENDPOINT_URL")
         opened = open_backend(f"s3://bucket/pre/fix?endpoint_url={script.url}")
@@ -570,7 +570,7 @@ def test_bytes_of_every_request_are_counted(
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr("backends.s3.Wait", Seen)
+    monkeypatch.setattr("holdfast.backends.s3.Wait", Seen)
     script.answers = [Answer(206, body=bytes(400_000)), Answer(200, body=bytes(400_000))]
     backend.get("a", ByteRange(0, 400_000), into=[memoryview(bytearray(400_000))])
     backend.get("a")

@@ -8,8 +8,8 @@ from typing import Any
 import boto3
 import pytest
 
-from backends import Backend, open_backend
-from backends.s3 import S3Backend
+from holdfast.backends import Backend, open_backend
+from holdfast.backends.s3 import S3Backend
 
 _RADOSGW = pytest.param("radosgw", marks=pytest.mark.radosgw)
 

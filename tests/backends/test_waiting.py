@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import ByteRange, InvalidLocation, StoreUnavailable, parse, waiting
-from backends.patience import Patience, patience_of_environment
-from backends.s3 import S3Backend
-from backends.waiting import Wait
+from holdfast.backends import ByteRange, InvalidLocation, StoreUnavailable, parse, waiting
+from holdfast.backends.patience import Patience, patience_of_environment
+from holdfast.backends.s3 import S3Backend
+from holdfast.backends.waiting import Wait
 from tests.servers.fixtures import S3Server
 
 # A sixth of the deadline while nothing was ever answered, and a third of that for each attempt.

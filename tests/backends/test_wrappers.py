@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from backends import (
+from holdfast.backends import (
     Backend,
     ByteRange,
     ObjectInfo,
@@ -15,9 +15,9 @@ from backends import (
     StoreFull,
     StoreUnavailable,
 )
-from backends.memory import MemoryBackend
-from backends.testing import keys_of, together
-from backends.wrappers import (
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.testing import keys_of, together
+from holdfast.backends.wrappers import (
     Cached,
     Call,
     Fault,
@@ -28,7 +28,7 @@ from backends.wrappers import (
     Retrying,
     Wrapper,
 )
-from backends.wrappers.retrying import Patience
+from holdfast.backends.wrappers.retrying import Patience
 
 
 @pytest.fixture

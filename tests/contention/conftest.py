@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A registry in a folder."""
     url = str(tmp_path / "registry")
-    registry.init(url).close()
+    holdfast.init(url).close()
     return url
 
 
@@ -22,5 +22,5 @@ def folder(tmp_path: Path) -> str:
 def bucket(radosgw_url: Callable[[], str]) -> str:
     """A registry on a real S3 server."""
     url = radosgw_url()
-    registry.init(url).close()
+    holdfast.init(url).close()
     return url

@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-import registry
-from registry.errors import Conflict, Fenced
-from registry.registry import Registry
+import holdfast
+from holdfast.registry.errors import Conflict, Fenced
+from holdfast.registry.registry import Registry
 from tests.support.processes import servers
 from tests.support.states import make_state
 
@@ -55,7 +55,7 @@ def _work(
 ) -> None:
     os.environ.update(environment)
     try:
-        with registry.open(url) as reg:
+        with holdfast.open(url) as reg:
             sending.send((True, work(reg, number, barrier, *arguments)))
     except BaseException:
         barrier.abort()

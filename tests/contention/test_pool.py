@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import registry
-from registry.errors import Conflict
-from registry.history.actions import EvictEntries, Promote
-from registry.registry import Registry
-from registry.spec import Phase, Pool, RunSpec
+import holdfast
+from holdfast.registry.errors import Conflict
+from holdfast.registry.history.actions import EvictEntries, Promote
+from holdfast.registry.registry import Registry
+from holdfast.registry.spec import Phase, Pool, RunSpec
 from tests.contention.processes import all_at_once
 
 _PROCESSES = 8
@@ -32,7 +32,7 @@ def _player(i: int) -> dict[str, Any]:
 
 
 def _fill(url: str, checkpoints: int) -> None:
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.create_run("shared", seed=1, preset=_SPEC)
         for step in range(checkpoints):
             run.save(_player(step), step=step, phase="league")
@@ -81,7 +81,7 @@ def _check_promotions(url: str) -> None:
     told = dict(pair for pairs in all_at_once(url, promote, _PROCESSES, _EACH) for pair in pairs)
     assert sorted(told) == list(range(total))
     assert sorted(told.values()) == list(range(1, total + 1))
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.run("shared")
         assert [entry.version for entry in run.pool.entries()] == list(range(1, total + 1))
         assert {entry.step: entry.version for entry in run.pool.entries()} == told
@@ -98,7 +98,7 @@ def _check_promotions(url: str) -> None:
         for entry in run.pool.roster():
             assert entry.load()["model"]["w"][0] == entry.step
         assert reg.verify(deep=True).findings == ()
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.run("shared")
         gone = next(one for one in run.checkpoints() if told[one.step] == 1)
         assert run.pool.promote(gone).version == total + 1
@@ -116,7 +116,7 @@ def test_8_processes_promote_into_one_pool_in_a_bucket(bucket: str) -> None:
 def test_a_checkpoint_that_8_processes_promote_enters_once(folder: str) -> None:
     _fill(folder, 2)
     assert all_at_once(folder, promote_the_newest, _PROCESSES) == [1] * _PROCESSES
-    with registry.open(folder) as reg:
+    with holdfast.open(folder) as reg:
         assert [entry.version for entry in reg.run("shared").pool.entries()] == [1]
         assert reg.verify(deep=True).findings == ()
 
@@ -124,12 +124,12 @@ def test_a_checkpoint_that_8_processes_promote_enters_once(folder: str) -> None:
 def test_matches_of_8_processes_count_once_each(folder: str) -> None:
     matches = 3
     _fill(folder, 2)
-    with registry.open(folder) as reg:
+    with holdfast.open(folder) as reg:
         run = reg.run("shared")
         for checkpoint in run.checkpoints():
             run.pool.promote(checkpoint)
     all_at_once(folder, play, _PROCESSES, matches)
-    with registry.open(folder) as reg:
+    with holdfast.open(folder) as reg:
         pool = reg.run("shared").pool
         expected = _PROCESSES * matches + matches
         assert [entry.games for entry in pool.roster()] == [expected, expected]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-import registry
-from registry.history.actions import ReportMetrics, SetTag
-from registry.registry import Registry
+import holdfast
+from holdfast.registry.history.actions import ReportMetrics, SetTag
+from holdfast.registry.registry import Registry
 from tests.contention.processes import all_at_once, annotate, begin, save_the_same, train
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
@@ -21,7 +21,7 @@ _COMMITS = 6
 def emulated(moto_url: Callable[[], str]) -> str:
     """A registry on an emulator whose exclusive create is none."""
     url = moto_url()
-    registry.init(url, skip_race_probe=True).close()
+    holdfast.init(url, skip_race_probe=True).close()
     return url
 
 
@@ -39,7 +39,7 @@ def _names(reg: Registry) -> Counter[str]:
 
 def _check_annotations(url: str, processes: int) -> None:
     """Let processes annotate one run, and compare its history with what they were told."""
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         reg.create_run("shared", seed=1).save(make_state(1), step=1)
     told = all_at_once(url, annotate, processes, "shared", _COMMITS)
     acknowledged = [name for names, _ in told for name in names]
@@ -47,7 +47,7 @@ def _check_annotations(url: str, processes: int) -> None:
     assert len(acknowledged) + len(refused) == processes * _COMMITS
     assert acknowledged
     print(f"{processes} processes: {len(acknowledged)} acknowledged, {len(refused)} lost too often")
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         assert _names(reg) == Counter(acknowledged)
         numbers = [commit.n for commit in reg.run("shared").history()]
         assert numbers == list(range(2 + len(acknowledged)))
@@ -71,10 +71,10 @@ def test_process_annotates_a_run_on_an_emulator(emulated: str) -> None:
 
 
 def _check_trainers(url: str) -> None:
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         reg.create_run("shared", seed=1)
     assert sorted(all_at_once(url, train, 2, "shared")) == ["fenced", "in charge"]
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.run("shared")
         saved = {(checkpoint.phase, checkpoint.step) for checkpoint in run.checkpoints()}
         assert {("of0", 1), ("of1", 1)} < saved
@@ -94,7 +94,7 @@ def test_one_of_two_trainers_is_fenced_in_a_bucket(bucket: str) -> None:
 def _check_beginners(url: str, processes: int) -> None:
     told = all_at_once(url, begin, processes, "requeued")
     assert len(set(told)) == 1
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         assert reg.runs() == ["requeued"]
         assert [commit.n for commit in reg.run("requeued").history()] == [0]
         assert reg.run("requeued").config == {"begun by": told[0][1]}
@@ -112,7 +112,7 @@ def test_processes_that_begin_one_run_share_it_in_a_bucket(bucket: str) -> None:
 
 def _check_same_content(url: str, processes: int) -> None:
     assert len(set(all_at_once(url, save_the_same, processes, 5))) == 1
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         for number in range(processes):
             assert_same(reg.checkpoint(f"run{number}/latest").load(), make_state(5))
         # The same content has one name, whoever was first.

@@ -6,9 +6,9 @@ from collections import Counter
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-import registry
-from registry.history.actions import Acknowledge
-from registry.registry import Registry
+import holdfast
+from holdfast.registry.history.actions import Acknowledge
+from holdfast.registry.registry import Registry
 from tests.contention.processes import all_at_once
 from tests.support.states import make_state
 
@@ -40,14 +40,14 @@ def follow_or_train(reg: Registry, number: int, barrier: Barrier) -> list[int]:
 
 def test_4_followers_share_a_run_while_it_is_trained(tmp_path: Path) -> None:
     url = str(tmp_path / "registry")
-    with registry.init(url) as reg:
+    with holdfast.init(url) as reg:
         reg.create_run("shared", seed=1)
     *told, _ = all_at_once(url, follow_or_train, _FOLLOWERS + 1)
     came = Counter(step for steps in told for step in steps)
     # Once each; the one that follower 0 died over, where it got any, once more.
     assert came == Counter([*range(1, _CHECKPOINTS + 1), *told[0]])
     assert len(told[0]) <= 1
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.run("shared")
         by_n = run.full_manifest().by_n
         done = [

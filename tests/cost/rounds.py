@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from backends import Backend, Body, ByteRange, ObjectInfo
-from backends.wrappers import Wrapper
-from registry.registry import Registry
+from holdfast.backends import Backend, Body, ByteRange, ObjectInfo
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.registry import Registry
 
 #: What a bucket tells in one answer.
 _PAGE = 1000

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.wrappers import Call, Metered
-from registry import sync
-from registry.registry import Registry, open_on
-from registry.run import Run
-from registry.storage.chunking import CHUNK_BYTES
+from holdfast import sync
+from holdfast.backends.wrappers import Call, Metered
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.run import Run
+from holdfast.registry.storage.chunking import CHUNK_BYTES
 from tests.support.states import make_state
 from tests.support.stores import Scratch, new_backend, opened
 

@@ -7,14 +7,20 @@ from functools import cache
 
 import pytest
 
-from backends import parse
-from registry.history.actions import AddCheckpoint, CreateRun, Place, ReportMetrics, line_digest
-from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
-from registry.history.replay import Slot
-from registry.registry import Registry, open_on
-from registry.storage.heads import Heads, recall
-from registry.storage.keys import slot_key
-from registry.values.digest import Digest
+from holdfast.backends import parse
+from holdfast.registry.history.actions import (
+    AddCheckpoint,
+    CreateRun,
+    Place,
+    ReportMetrics,
+    line_digest,
+)
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.replay import Slot
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage.heads import Heads, recall
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.values.digest import Digest
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.inline import without_threads
 from tests.support.states import make_state

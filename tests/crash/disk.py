@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import disk
-from backends.wrappers import InjectedCrash
+from holdfast.backends import disk
+from holdfast.backends.wrappers import InjectedCrash
 from tests.support.stores import Scratch
 
 

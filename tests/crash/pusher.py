@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import registry
+import holdfast
 from tests.support.pictures import RUN
 
 #: Steps at which the trainer also reports a metric and moves a tag.
@@ -28,7 +28,7 @@ def state_at(step: int) -> dict[str, Any]:
 
 def push_until_killed(url: str, acks: Connection) -> None:
     """Save step after step, and tell of each once it is acknowledged."""
-    reg = registry.open(url)
+    reg = holdfast.open(url)
     run = reg.run(RUN, create=True, seed=7)
     restored = run.restore()
     step = restored.state["optimizer"]["step"] if restored else 0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from registry import Monitor, sync
-from registry.errors import StoreUnavailable
-from registry.registry import Registry
-from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream, Tier
+from holdfast import Monitor, sync
+from holdfast.registry.errors import StoreUnavailable
+from holdfast.registry.registry import Registry
+from holdfast.registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream, Tier
 from tests.support.pictures import RUN
 from tests.support.states import make_state
 from tests.support.stores import Scratch, new_backend, opened

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from registry.registry import Registry
+import holdfast
+from holdfast.registry.registry import Registry
 from tests.crash.pusher import push_until_killed, state_at
 from tests.support.inline import without_threads
 from tests.support.pictures import RUN
@@ -63,7 +63,7 @@ def _check_all(reg: Registry, acked: int, tagged: int, since: int) -> None:
 def _kill_again_and_again(place: Path, kills: int) -> tuple[int, int]:
     """Return the numbers of checkpoints acknowledged and of those found."""
     url = str(place)
-    registry.init(url, skip_race_probe=True).close()
+    holdfast.init(url, skip_race_probe=True).close()
     chance = random.Random(kills)
     acked = tagged = saves = 0
     for kill in range(1, kills + 1):
@@ -76,10 +76,10 @@ def _kill_again_and_again(place: Path, kills: int) -> tuple[int, int]:
             else:
                 tagged = step
         thorough = kill % _DEEP_EVERY == 0 or kill == kills
-        with without_threads(registry.open(url)) as reg:
+        with without_threads(holdfast.open(url)) as reg:
             assert reg.verify(deep=thorough).findings == ()
             _check_all(reg, acked, tagged, since=1 if thorough else known + 1)
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         return saves, len(reg.run(RUN).checkpoints())
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-import registry as holdfast
-from backends.local import LocalBackend
-from backends.wrappers import InjectedCrash
-from registry import Retention
-from registry.registry import Registry
-from registry.storage.store import create_config
+import holdfast.registry as holdfast
+from holdfast import Retention
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.wrappers import InjectedCrash
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.store import create_config
 from tests.crash.courses import check_sound, uninterrupted
 from tests.crash.disk import Disk
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario

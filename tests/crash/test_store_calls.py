@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import Backend
-from backends.local import LocalBackend
-from backends.wrappers import Fault, InjectedCrash
-from registry.errors import RegistryError, StoreUnavailable
-from registry.storage.store import create_config
+from holdfast.backends import Backend
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.wrappers import Fault, InjectedCrash
+from holdfast.registry.errors import RegistryError, StoreUnavailable
+from holdfast.registry.storage.store import create_config
 from tests.crash.courses import Attempt, Copies, Course, check_sound, history, uninterrupted
 from tests.crash.scenarios import LIVES, PUSHES, SYNCS, Scenario, sources
 from tests.support.pictures import picture

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-import registry
-from registry.history.actions import AddCheckpoint, Place
-from registry.history.log import RunLog, commit_line
-from registry.registry import Registry
-from registry.storage.framing import wrap_frame
-from registry.storage.keys import ObjectKey
-from registry.storage.placement import Placement, Rows
-from registry.values import canonical
-from registry.values.digest import Digest
+import holdfast
+from holdfast.registry.history.actions import AddCheckpoint, Place
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.framing import wrap_frame
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.placement import Placement, Rows
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 
 #: Reads a registry in a process of its own; tells what came of it, and by how many MiB the process
 #: grew meanwhile at most.
 _PROGRAM = """
 import resource, sys
-import registry
+import holdfast
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-with registry.open(sys.argv[1]) as opened:
+with holdfast.open(sys.argv[1]) as opened:
     opened.runs()
     before = peak()
     try:
@@ -78,7 +78,7 @@ def plant(
         placement: Gives name and file of its placement, for that of the sound one; one without
             rows without it.
     """
-    with registry.init(folder, skip_race_probe=True) as opened:
+    with holdfast.init(folder, skip_race_probe=True) as opened:
         sound = opened.create_run("bomb").save({"m": {"w": np.arange(100)}}, step=1)
         digest, data = manifest
         empty = Placement(digest, (), Rows(()))

@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from registry.history.epochs import encode_sweep
-from registry.spec import Draw, Phase, Pool, RunSpec, Stream
-from registry.spec.monitors import Monitor
-from registry.storage.framing import join_lines, unwrap_frame, wrap_frame
-from registry.storage.keys import ObjectKey, epoch_key
-from registry.values.digest import Digest
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.spec import Draw, Phase, Pool, RunSpec, Stream
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.storage.framing import join_lines, unwrap_frame, wrap_frame
+from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.values.digest import Digest
 from tests.support.stores import contents, new_backend, opened
 
 #: The run that is forged, the one that was forked from it, and one that has nothing to do with it.
@@ -76,8 +76,10 @@ def healthy() -> dict[str, bytes]:
     store = new_backend()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr("registry.history.creation.describe_environment", lambda: {"host": "node"})
-        patch.setattr("registry.history.log.SNAPSHOT_EVERY", 4)
+        patch.setattr(
+            "holdfast.registry.history.creation.describe_environment", lambda: {"host": "node"}
+        )
+        patch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 4)
         with opened(store) as registry:
             calm = registry.create_run(CALM, seed=1)
             calm.save({"model": {"w": np.arange(30, dtype=np.float32)}}, step=1)

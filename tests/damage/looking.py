@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import registry
-from backends.memory import MemoryBackend
-from registry.errors import RegistryError
-from registry.registry import Registry
+import holdfast
+from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.registry import Registry
 from tests.damage.forging import CALM, FORGED, FORK
 from tests.support.commands import invoke
 from tests.support.inline import InlinePools
@@ -76,7 +76,7 @@ class Looks:
 
     def _call(self, name: str, call: Callable[[Registry], object], *, may_forbid: bool) -> None:
         try:
-            with registry.open(URL) as opened:
+            with holdfast.open(URL) as opened:
                 call(opened)
         except RegistryError as error:
             self.refused += 1
@@ -129,7 +129,7 @@ def quietly() -> Iterator[None]:
     """Look without threads, warnings and lines in the log: hundreds of times."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setattr("registry.storage.store.Pools", lambda _: InlinePools())
+        patch.setattr("holdfast.registry.storage.store.Pools", lambda _: InlinePools())
         patch.setattr(logging.getLogger("holdfast"), "disabled", True)
         yield
 

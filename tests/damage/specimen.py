@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from backends import Backend
-from registry.errors import IntegrityError, RegistryError, UnsupportedFormat
-from registry.history.epochs import encode_sweep
-from registry.maintenance.verify import VerifyReport
-from registry.registry import open_on
-from registry.storage.keys import CONFIG, EPOCHS, RUNS, epoch_key
+from holdfast.backends import Backend
+from holdfast.registry.errors import IntegrityError, RegistryError, UnsupportedFormat
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.maintenance.verify import VerifyReport
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.keys import CONFIG, EPOCHS, RUNS, epoch_key
 from tests.support.inline import without_threads
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
@@ -53,8 +53,8 @@ def twins() -> Specimen:
 def _grown(held: dict[str, tuple[int, ...]]) -> Specimen:
     store = new_backend()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("registry.history.creation.describe_environment", dict)
-        patch.setattr("registry.history.log.SNAPSHOT_EVERY", 3)
+        patch.setattr("holdfast.registry.history.creation.describe_environment", dict)
+        patch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 3)
         with opened(store) as registry:
             for name, steps in held.items():
                 run = registry.create_run(name, seed=1)

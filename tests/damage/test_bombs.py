@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from backends.local import LocalBackend
-from registry.errors import BeyondLimit, Damaged, StorageError
-from registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from registry.storage.manifest import Component, Manifest, TensorEntry
-from registry.storage.pack import read_table
-from registry.storage.placement import Placement
-from registry.values import canonical, parse_limits
-from registry.values.digest import Digest
+import holdfast
+from holdfast.backends.local import LocalBackend
+from holdfast.registry.errors import BeyondLimit, Damaged, StorageError
+from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.pack import read_table
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.values import canonical, parse_limits
+from holdfast.registry.values.digest import Digest
 from tests.damage.bombs import ACTS, plant, read_apart, sealed
 
 MIB = 2**20
@@ -106,7 +106,7 @@ def test_digests_of_a_list_are_weighed_before_the_list_is_read(tmp_path):
         return made.digest, made.encode()
 
     plant(tmp_path / "r", (digest, data), listed)
-    with registry.open(tmp_path / "r") as opened:
+    with holdfast.open(tmp_path / "r") as opened:
         found = opened.checkpoint("bomb/latest")
         with pytest.raises(BeyondLimit, match="reading its digest lists"):
             found._reader.chunk_digests(next(found.manifest.tensors()))
@@ -134,12 +134,12 @@ def test_a_table_that_a_trailer_only_claims_is_not_read():
 
 
 def test_a_file_without_end_is_not_read_as_a_whole(tmp_path):
-    with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         opened.create_run("run")
     slot = tmp_path / "r" / "runs" / "run" / "log" / f"{1:020}"
     slot.touch()
     os.truncate(slot, 2**42)  # takes no space
-    with registry.open(tmp_path / "r") as opened, pytest.raises(StorageError) as caught:
+    with holdfast.open(tmp_path / "r") as opened, pytest.raises(StorageError) as caught:
         opened.run("run")
     assert "too long to be read as a whole" in str(caught.value)
     assert LocalBackend(tmp_path / "r").stat(f"runs/run/log/{1:020}").size_bytes == 2**42
@@ -147,12 +147,12 @@ def test_a_file_without_end_is_not_read_as_a_whole(tmp_path):
 
 def test_bombs_do_not_add_up(tmp_path, monkeypatch):
     """A handle keeps the newest manifest, and others only while they are short."""
-    with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         run = opened.create_run("run")
         for step in range(4):
             run.save({"m": ["x" * 60_000] * 5, "step": step}, step=step)
-    monkeypatch.setattr("registry.storage.store._KEPT_BYTES", 700_000)
-    with registry.open(tmp_path / "r") as opened:
+    monkeypatch.setattr("holdfast.registry.storage.store._KEPT_BYTES", 700_000)
+    with holdfast.open(tmp_path / "r") as opened:
         for found in opened.run("run").checkpoints():
             assert found.manifest.content_bytes > 300_000
         assert len(opened._store._manifests) == 2
@@ -162,12 +162,12 @@ def test_what_is_regular_is_no_bomb(tmp_path):
     """100,000 equal counters are legal, however short they are stored."""
     state = {"m": {"state": {i: {"step": np.float32(7), "at": 7} for i in range(50_000)}}}
     state["n"] = {str(i): np.full((), 7, np.float32) for i in range(50_000)}
-    with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         saved = opened.create_run("run").save(state, step=1)
         content = saved.manifest.content_bytes
     (file,) = (tmp_path / "r" / "manifests").rglob("*.0")
     assert content > 30 * file.stat().st_size
-    with registry.open(tmp_path / "r") as opened:
+    with holdfast.open(tmp_path / "r") as opened:
         loaded = opened.checkpoint("run/latest").load()
         assert loaded["m"] == state["m"]
         assert all(array == 7 for array in loaded["n"].values())

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import registry
-from registry.errors import IntegrityError, Malformed
-from registry.storage.framing import wrap_frame
+import holdfast
+from holdfast.registry.errors import IntegrityError, Malformed
+from holdfast.registry.storage.framing import wrap_frame
 from tests.damage.forging import (
     FORGED,
     Place,
@@ -214,7 +214,7 @@ def test_a_state_that_cannot_be_put_together(forge: Any) -> None:
     records = taken_apart(healthy())
     forge(newest_checkpoint(records))
     store(sealed(records))
-    with quietly(), registry.open(URL) as opened:
+    with quietly(), holdfast.open(URL) as opened:
         run = opened.run(FORGED)
         forged_one = run.latest()
         assert forged_one is not None
@@ -239,7 +239,7 @@ def test_values_of_the_log_that_cannot_be_rebuilt() -> None:
     for name, affected in cases:
         files = without_snapshots(forged(known[f"slots/commit/actions/{name}"], "0"))
         store(files)
-        with quietly(), registry.open(URL) as opened:
+        with quietly(), holdfast.open(URL) as opened:
             (finding,) = opened.verify().findings
         assert finding.severity == "error"
         assert finding.where == FORGED
@@ -251,7 +251,7 @@ def test_keys_of_the_commit_that_do_not_fit_the_manifest() -> None:
     place = known["slots/commit/actions/checkpoint.add/commit_keys/order"]
     for order in (place.value[:-1], [*place.value, "more"], [*place.value, place.value[0]]):
         store(without_snapshots(forged(place, order)))
-        with quietly(), registry.open(URL) as opened:
+        with quietly(), holdfast.open(URL) as opened:
             first = opened.run(FORGED).find(1)
             with pytest.raises(Malformed, match="do not fit the manifest"):
                 first.load()
@@ -263,10 +263,10 @@ def test_a_list_of_digests_that_is_claimed_takes_no_memory(monkeypatch: Any) -> 
     parts = newest_checkpoint(records)
     chunk = _entry(parts, "model", 0)["chunks"][0]
     parts["model"]["tensors"][0] = {"dtype": "float32", "shape": [2**40], "list": chunk}
-    allocate = "registry.loading.stored.allocate"
+    allocate = "holdfast.registry.loading.stored.allocate"
     monkeypatch.setattr(allocate, lambda *_: pytest.fail("memory was taken"))
     store(sealed(records))
-    with quietly(), registry.open(URL) as opened:
+    with quietly(), holdfast.open(URL) as opened:
         newest = opened.run(FORGED).latest()
         assert newest is not None
         with pytest.raises(IntegrityError):
@@ -277,5 +277,5 @@ def test_a_frame_of_something_else_is_typed() -> None:
     files = healthy()
     key = next(key for key in files if key.startswith("manifests/"))
     store(files | {key: wrap_frame(_ANSI.encode())})
-    with quietly(), registry.open(URL) as opened:
+    with quietly(), holdfast.open(URL) as opened:
         assert not opened.verify().ok

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import registry
+import holdfast
 
 
 def history(folder: Path, run_id: str) -> list[dict]:
     """Return the commits of a run, without the random ids that writers give themselves."""
-    with registry.open(folder) as reg:
+    with holdfast.open(folder) as reg:
         commits = [commit.to_json() for commit in reg.run(run_id).history()]
     tokens: dict[str, int] = {}
     for commit in commits:

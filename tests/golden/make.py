@@ -19,9 +19,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-import registry
-from registry import Monitor
-from registry.history.actions import (
+import holdfast
+from holdfast import Monitor
+from holdfast.registry.history.actions import (
     AddCheckpoint,
     Commit,
     CreateRun,
@@ -34,16 +34,16 @@ from registry.history.actions import (
     TakeOver,
     line_digest,
 )
-from registry.history.epochs import encode_sweep, encode_upgrade
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest, Slot, advance
-from registry.storage.framing import join_lines
-from registry.storage.keys import ObjectKey, epoch_key
-from registry.storage.manifest import Component, Manifest, TensorEntry
-from registry.storage.pack import PackTable, raw_entries, trailer
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.storage.store import RegistryConfig
-from registry.values.digest import Digest, Digests
+from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.storage.framing import join_lines
+from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.pack import PackTable, raw_entries, trailer
+from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.storage.store import RegistryConfig
+from holdfast.registry.values.digest import Digest, Digests
 from tests.golden import make_v2
 
 NOW_S = 1_767_323_045.0
@@ -218,14 +218,14 @@ def build_registry(folder: Path) -> None:
     fixed = {
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
-        "registry.history.log.author": lambda: "trainer@host",
-        "registry.history.creation.describe_environment": lambda: {
+        "holdfast.registry.history.log.author": lambda: "trainer@host",
+        "holdfast.registry.history.creation.describe_environment": lambda: {
             "host": "host",
             "python": "3.11",
         },
         "socket.gethostname": lambda: "host",
     }
-    with mock.patch("registry.history.log.SNAPSHOT_EVERY", 4):
+    with mock.patch("holdfast.registry.history.log.SNAPSHOT_EVERY", 4):
         patches = [mock.patch(name, value) for name, value in fixed.items()]
         for patch in patches:
             patch.start()
@@ -237,7 +237,7 @@ def build_registry(folder: Path) -> None:
 
 
 def _live(folder: Path) -> None:
-    with registry.init(folder, skip_race_probe=True) as reg:
+    with holdfast.init(folder, skip_race_probe=True) as reg:
         run = reg.create_run(
             "golden", seed=7, config={"lr": 1e-3}, monitor=Monitor(metric="loss", mode="min")
         )

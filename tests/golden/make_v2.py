@@ -12,9 +12,9 @@ from unittest import mock
 
 import numpy as np
 
-import registry
-from registry import Monitor
-from registry.history.actions import (
+import holdfast
+from holdfast import Monitor
+from holdfast.registry.history.actions import (
     Acknowledge,
     AddCheckpoint,
     AppendStream,
@@ -43,8 +43,8 @@ from registry.history.actions import (
     TakeOver,
     line_digest,
 )
-from registry.history.replay import RunManifest, Slot, advance
-from registry.spec import (
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.spec import (
     Draw,
     DtypeRule,
     Gate,
@@ -58,8 +58,8 @@ from registry.spec import (
     Tier,
     Transition,
 )
-from registry.storage.framing import join_lines
-from registry.values.digest import Digest
+from holdfast.registry.storage.framing import join_lines
+from holdfast.registry.values.digest import Digest
 
 NOW_S = 1_767_323_045.0
 NOW_MS = int(NOW_S * 1000)
@@ -345,13 +345,13 @@ def build_registry(folder: Path) -> None:
     fixed = {
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
-        "registry.history.log.author": lambda: "trainer@host",
-        "registry.history.creation.describe_environment": lambda: {
+        "holdfast.registry.history.log.author": lambda: "trainer@host",
+        "holdfast.registry.history.creation.describe_environment": lambda: {
             "host": "host",
             "python": "3.11",
         },
         "socket.gethostname": lambda: "host",
-        "registry.history.log.SNAPSHOT_EVERY": 4,
+        "holdfast.registry.history.log.SNAPSHOT_EVERY": 4,
     }
     patches = [mock.patch(name, value) for name, value in fixed.items()]
     for patch in patches:
@@ -365,7 +365,7 @@ def build_registry(folder: Path) -> None:
 
 def _live(folder: Path) -> None:
     first, second, third, fourth = states()
-    with registry.init(folder, skip_race_probe=True) as reg:
+    with holdfast.init(folder, skip_race_probe=True) as reg:
         run = reg.create_run("golden", seed=7, config={"lr": 1e-3}, preset=lived_spec())
         run.save(first, step=10, phase=1, metrics={"loss": 1.0})
         run.set_gate("bc_best")

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from registry.errors import Malformed
-from registry.history.epochs import CondemnedShard, EpochHeader
-from registry.history.replay import RunManifest, Slot, advance
-from registry.history.snapshots import REPLAY_VERSION
-from registry.registry import open_on
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.framing import split_lines, unwrap_frame
-from registry.storage.keys import ObjectKey, slot_key, snapshot_key
-from registry.storage.manifest import Manifest
-from registry.storage.pack import open_pack
-from registry.storage.placement import Placement
-from registry.storage.store import RegistryConfig
-from registry.values import canonical
-from registry.values.digest import Digest
+import holdfast
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.epochs import CondemnedShard, EpochHeader
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.framing import split_lines, unwrap_frame
+from holdfast.registry.storage.keys import ObjectKey, slot_key, snapshot_key
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.store import RegistryConfig
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.golden import make
 from tests.golden.histories import history
 from tests.support.sameness import assert_same
@@ -132,7 +132,7 @@ def test_the_config():
 
 @pytest.fixture
 def golden(tmp_path):
-    with registry.open(shutil.copytree(V1 / "registry", tmp_path / "registry")) as reg:
+    with holdfast.open(shutil.copytree(V1 / "registry", tmp_path / "registry")) as reg:
         yield reg
 
 

@@ -8,16 +8,16 @@ from typing import get_args
 
 import pytest
 
-import registry
-from registry.errors import Conflict
-from registry.history.actions import Action
-from registry.history.replay import RunManifest, advance
-from registry.history.snapshots import REPLAY_VERSION
-from registry.registry import open_on
-from registry.spec import RunSpec
-from registry.storage.framing import split_lines
-from registry.storage.keys import slot_key, snapshot_key
-from registry.values import canonical
+import holdfast
+from holdfast.registry.errors import Conflict
+from holdfast.registry.history.actions import Action
+from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.storage.framing import split_lines
+from holdfast.registry.storage.keys import slot_key, snapshot_key
+from holdfast.registry.values import canonical
 from tests.golden import make, make_v2
 from tests.golden.histories import history
 from tests.support.sameness import assert_same
@@ -96,7 +96,7 @@ def test_the_snapshot_of_another_replay_is_ignored():
 
 @pytest.fixture
 def golden(tmp_path):
-    with registry.open(shutil.copytree(V2 / "registry", tmp_path / "registry")) as reg:
+    with holdfast.open(shutil.copytree(V2 / "registry", tmp_path / "registry")) as reg:
         yield reg
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import Backend, open_backend
-from backends.local import LocalBackend
-from registry.storage.store import create_config
+from holdfast.backends import Backend, open_backend
+from holdfast.backends.local import LocalBackend
+from holdfast.registry.storage.store import create_config
 from tests.support.stores import Scratch
 
 

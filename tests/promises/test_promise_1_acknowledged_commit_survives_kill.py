@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 from tests.crash.pusher import push_until_killed, state_at
 from tests.support.pictures import RUN
 from tests.support.processes import servers
@@ -15,14 +15,14 @@ from tests.support.sameness import assert_same
 
 
 def test_promise_1_acknowledged_commit_survives_kill(tmp_path: Path) -> None:
-    registry.init(tmp_path, skip_race_probe=True).close()
+    holdfast.init(tmp_path, skip_race_probe=True).close()
     acks, telling = servers().Pipe(duplex=False)
     pusher = servers().Process(target=push_until_killed, args=(str(tmp_path), telling), daemon=True)
     pusher.start()
     told = [acks.recv() for _ in range(3)]
     pusher.kill()
     pusher.join()
-    with registry.open(tmp_path) as reg:
+    with holdfast.open(tmp_path) as reg:
         for step in (step for event, step in told if event == "saved"):
             assert_same(reg.checkpoint(f"{RUN}/main/step{step}").load(), state_at(step))
         assert reg.verify(deep=True).ok
@@ -51,7 +51,7 @@ def test_promise_1_every_file_is_synced_before_it_gets_its_name(
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "link", noted_link)
-    with registry.init(tmp_path / "registry", skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path / "registry", skip_race_probe=True) as reg:
         run = reg.create_run(RUN, seed=1)
         run.save(state_at(1), step=1)
         assert named[-1].parent.name == "log"

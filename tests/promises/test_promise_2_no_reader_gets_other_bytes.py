@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from backends import Backend
-from backends.wrappers import Faulty
-from registry.errors import IntegrityError, RestoreFailed
-from registry.run import Restored
+from holdfast.backends import Backend
+from holdfast.backends.wrappers import Faulty
+from holdfast.registry.errors import IntegrityError, RestoreFailed
+from holdfast.registry.run import Restored
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import pytest
 
-from backends import Backend, Body
-from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from registry.registry import open_on
-from registry.storage.keys import KINDS, ObjectKey
+from holdfast.backends import Backend, Body
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.keys import KINDS, ObjectKey
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
 from tests.support.states import make_state

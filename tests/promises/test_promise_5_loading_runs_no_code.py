@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from backends import Backend
-from registry import formats
-from registry.errors import IncompatibleState, IntegrityError, InvalidInput
-from registry.history.actions import AddCheckpoint, Place
-from registry.history.log import RunLog, commit_line
-from registry.registry import Registry
-from registry.storage.manifest import Component, Manifest
-from registry.storage.placement import Placement, Rows
-from registry.values.canonical import Json
-from registry.values.digest import Digest
-from registry.writing.object_writer import Writer
+from holdfast.backends import Backend
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput
+from holdfast.registry.history.actions import AddCheckpoint, Place
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.manifest import Component, Manifest
+from holdfast.registry.storage.placement import Placement, Rows
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.object_writer import Writer
 from tests.support.pictures import RUN
 from tests.support.stores import opened
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from backends import Body
-from registry.errors import NotFound, StoreUnsuitable
+import holdfast
+from holdfast.backends import Body
+from holdfast.registry.errors import NotFound, StoreUnsuitable
 from tests.support.stores import Scratch
 
 
@@ -37,15 +37,15 @@ def test_promise_6_init_refuses_a_racy_store(
     racy: type[Scratch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = racy()
-    monkeypatch.setattr("registry.registry.open_backend", lambda url: backend)
+    monkeypatch.setattr("holdfast.registry.registry.open_backend", lambda url: backend)
     with pytest.raises(StoreUnsuitable, match="writers created one key"):
-        registry.init("s3://bucket/prefix")
+        holdfast.init("s3://bucket/prefix")
     assert list(backend.list()) == []
     with pytest.raises(NotFound):
-        registry.open("s3://bucket/prefix")
+        holdfast.open("s3://bucket/prefix")
 
 
 def test_promise_6_init_accepts_a_store_that_has_one_winner(tmp_path: Path) -> None:
-    with registry.init(tmp_path) as reg:
+    with holdfast.init(tmp_path) as reg:
         assert reg.store.config.race_probe == "passed"
         assert [info.key for info in reg.store.backend.list()] == ["registry.json"]

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import registry
-from backends import Backend
+import holdfast
+from holdfast.backends import Backend
 from tests.promises.training import Training
 from tests.support.pictures import RUN
 from tests.support.sameness import assert_same
@@ -32,11 +32,11 @@ def test_promise_7_resume_is_bit_exact(store: Backend) -> None:
 
 
 def test_promise_7_training_that_was_interrupted_ends_like_one_that_was_not(tmp_path: Path) -> None:
-    registry.init(tmp_path, skip_race_probe=True).close()
+    holdfast.init(tmp_path, skip_race_probe=True).close()
     trainings = ["straight:8", "resumed:3", "resumed:8"]
     command = [sys.executable, "-m", "tests.promises.training", str(tmp_path), "7", *trainings]
     subprocess.run(command, cwd=_ROOT, check=True)
-    with registry.open(tmp_path) as reg:
+    with holdfast.open(tmp_path) as reg:
         straight, resumed = reg.checkpoint("straight"), reg.checkpoint("resumed")
         assert (straight.step, resumed.step) == (8, 8)
         assert straight.digest == resumed.digest

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import registry
+import holdfast
 
 
 class Training:
@@ -61,7 +61,7 @@ class Training:
 
 def train(url: str, run_id: str, seed: int, stop: int) -> None:
     """Train to a step, from wherever the run stands; save at the end only."""
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         run = reg.run(run_id, create=True, seed=seed)
         training = Training(seed)
         done = 0

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends import Backend
-from backends.memory import MemoryBackend
-from registry.registry import Registry, open_on
+from holdfast.backends import Backend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.registry import Registry, open_on
 from tests.support.stores import Open, new_backend
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from backends.patience import Patience
-from registry import Registry
-from registry.errors import StoreUnavailable
+import holdfast
+from holdfast import Registry
+from holdfast.backends.patience import Patience
+from holdfast.registry.errors import StoreUnavailable
 from tests.servers.gateway import PAGE, Answer, Gateway, Lie, Request
 
 LIES: dict[str, Lie] = {
@@ -32,8 +32,8 @@ def held(
     url = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
     impatient = Patience(attempts=2, first_s=0)
-    monkeypatch.setattr("backends.s3.patience_of_environment", lambda: impatient)
-    with registry.init(url, skip_race_probe=True) as held:
+    monkeypatch.setattr("holdfast.backends.s3.patience_of_environment", lambda: impatient)
+    with holdfast.init(url, skip_race_probe=True) as held:
         yield held
 
 
@@ -58,7 +58,7 @@ def test_save_is_not_acknowledged(held: Registry, gateway: Gateway, lie: Lie, pa
     with pytest.raises(StoreUnavailable, match="something between"):
         run.save(state(2), step=2)
     gateway.be_honest()
-    with registry.open(held.url) as again:
+    with holdfast.open(held.url) as again:
         assert [c.digest for c in again.run("r").checkpoints()] == [first.digest]
         assert again.verify(deep=True).ok
 
@@ -68,11 +68,11 @@ def test_listing_of_nothing_is_not_believed(
     held: Registry, gateway: Gateway, tmp_path: Path, lie: Lie
 ) -> None:
     saved = held.create_run("r", seed=1).save(state(1), step=1)
-    with registry.init(tmp_path / "copy") as copy:
+    with holdfast.init(tmp_path / "copy") as copy:
         gateway.lie(of("list"), lie)
         for call in (
             held.runs,
-            lambda: registry.sync(held, copy),
+            lambda: holdfast.sync(held, copy),
             lambda: held.run("r").restore(),
             held.gc,
             held.verify,
@@ -81,14 +81,14 @@ def test_listing_of_nothing_is_not_believed(
                 call()
         assert copy.runs() == []
         gateway.be_honest()
-        registry.sync(held, copy)
+        holdfast.sync(held, copy)
         assert [c.digest for c in copy.run("r").checkpoints()] == [saved.digest]
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 @pytest.mark.parametrize("part", ["prefix=some%2Fprefix%2Fruns", "packs", "epochs", "placements"])
 def test_collection_deletes_nothing(held: Registry, gateway: Gateway, lie: Lie, part: str) -> None:
-    run = held.create_run("r", seed=1, retention=registry.Retention(last=1))
+    run = held.create_run("r", seed=1, retention=holdfast.Retention(last=1))
     for number in range(3):
         saved = run.save(state(number), step=number)
     before = keys(held)
@@ -108,7 +108,7 @@ def test_restore_does_not_fall_back(held: Registry, gateway: Gateway, lie: Lie, 
     for number in (1, 2):
         saved = run.save(state(number), step=number)
     gateway.lie(of("get", part), lie)
-    with registry.open(held.url) as again:
+    with holdfast.open(held.url) as again:
         with pytest.raises(StoreUnavailable, match="something between"):
             again.run("r").restore()
         gateway.be_honest()
@@ -120,7 +120,7 @@ def test_restore_does_not_fall_back(held: Registry, gateway: Gateway, lie: Lie, 
 def test_absence_of_the_newest_pack_supersedes_nothing(held: Registry, gateway: Gateway) -> None:
     run = held.create_run("r", seed=1)
     digests = [run.save(state(number), step=number).digest for number in (1, 2)]
-    with registry.open(held.url) as again:
+    with holdfast.open(held.url) as again:
         resumed = again.run("r")
         gateway.lie(of("get", "/packs/"), LIES["nothing"])
         with pytest.raises(StoreUnavailable):

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-import registry
-from backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsuitable
-from backends.memory import MemoryBackend
-from backends.probe import probe_put_if_absent
-from backends.wrappers import ReadOnly, Wrapper
-from registry import sync
-from registry.errors import (
+import holdfast
+from holdfast import sync
+from holdfast.backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsuitable
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.probe import probe_put_if_absent
+from holdfast.backends.wrappers import ReadOnly, Wrapper
+from holdfast.registry.errors import (
     AmbiguousRef,
     BeyondLimit,
     Conflict,
@@ -41,18 +41,18 @@ from registry.errors import (
     UnsupportedFormat,
     UnsupportedValue,
 )
-from registry.history import log
-from registry.history.actions import SetStatus
-from registry.history.log import RunLog, commit_line
-from registry.registry import open_on
-from registry.spec import RunSpec
-from registry.storage import framing
-from registry.storage.framing import join_lines, split_lines, wrap_frame
-from registry.storage.keys import slot_key
-from registry.storage.manifest import Manifest
-from registry.storage.store import read_config
-from registry.values import canonical, parse_limits
-from registry.values.digest import Digest
+from holdfast.registry.history import log
+from holdfast.registry.history.actions import SetStatus
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.storage import framing
+from holdfast.registry.storage.framing import join_lines, split_lines, wrap_frame
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.store import read_config
+from holdfast.registry.values import canonical, parse_limits
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import Liar, flip
 from tests.support.states import small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
@@ -124,7 +124,7 @@ def test_bad_input_05_registry_id_differs_from_the_remembered_one():
     backend = new_backend(name)
     said = ("expected " + "0" * 32, f"found {read_config(backend).id}", name)
     with refused(backend, Conflict, *said, exit_code=5):
-        registry.open(f"memory://{name}", expect_id="0" * 32)
+        holdfast.open(f"memory://{name}", expect_id="0" * 32)
 
 
 def test_bad_input_06_store_that_lets_two_writers_win():
@@ -235,7 +235,7 @@ def test_bad_input_19_step_taken_by_another_state(run, backend, saved):
 
 
 def test_bad_input_20_ambiguous_digits(reg, backend):
-    from registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.actions import AddCheckpoint
 
     reg.create_run("run")
     log_ = RunLog(reg.store, "run")
@@ -471,7 +471,7 @@ def test_bad_input_40_arrays_of_other_types(run, backend, array):
 
 
 def test_bad_input_43_codec(backend):
-    from registry.storage.codecs import codec_name, codec_number
+    from holdfast.registry.storage.codecs import codec_name, codec_number
 
     known = "expected raw, blosc-zstd, blosc-lz4"
     with refused(backend, Malformed, "the/key", known, "found python", exit_code=6):
@@ -569,7 +569,7 @@ def test_bad_input_59_commit_state_unknown(backend, saved, monkeypatch, open_reg
 
 
 def test_bad_input_63_best_by_an_unknown_metric(reg, backend):
-    run = reg.create_run("m", monitor=registry.Monitor(metric="loss", mode="min"))
+    run = reg.create_run("m", monitor=holdfast.Monitor(metric="loss", mode="min"))
     run.save(small_state(), step=1, metrics={"loss": float("nan")})
     with refused(backend, NotFound, "m/best/lss", "Did you mean 'loss'?", exit_code=4):
         reg.checkpoint("m/best/lss")
@@ -619,7 +619,7 @@ def test_bad_input_66_source_swept_during_sync(two_registries, open_registry):
     [("ftp://host/x", "unknown scheme"), ("s3://key:secret@bucket/x", "credentials in a URL")],
 )
 def test_bad_input_69_url(backend, url, said):
-    for call in (registry.init, registry.open):
+    for call in (holdfast.init, holdfast.open):
         with refused(backend, InvalidLocation, said, exit_code=3):
             call(url)
 
@@ -645,7 +645,7 @@ def test_an_option_that_there_is_not_is_refused(reg, run):
 def test_bad_input_23_24_67_evicted(run, backend, reg):
     first = run.save(small_state(), step=1)
     run.save(small_state(1), step=2)
-    run.prune(registry.Retention(last=1))
+    run.prune(holdfast.Retention(last=1))
     said = ("run/main/step00000001", "found commit 3 of 2", "not among last 1", "holdfast undo")
     with refused(backend, Conflict, *said, exit_code=5):
         run.restore(at=first)
@@ -672,7 +672,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
         lambda: reg.gc(grace_s=value),
         lambda: reg.verify(sample=value),
         lambda: reg.checkpoint(value),
-        lambda: registry.open(value),
+        lambda: holdfast.open(value),
         lambda: saved["model/w"][value],
     ]
     for call in calls:
@@ -683,7 +683,7 @@ def test_integers_of_any_length_are_refused_by_typed_errors(reg, run, saved, val
 
 def test_a_configuration_may_hold_integers_of_any_length(reg, caplog):
     config = {10**5000: 10**5000, "nested": [10**5000]}
-    with pytest.warns(registry.history.creation.SecretWarning, match="0x"):
+    with pytest.warns(holdfast.registry.history.creation.SecretWarning, match="0x"):
         reg.create_run("big", config=config | {"password": "x", 10**5001: {"password": "y"}})
     assert reg.run("big").config["nested"] == [10**5000]
     reg.run("big", config=config | {10**5000: 0})

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from backends import reserve
-from registry import Retention
-from registry.errors import StoreFull
-from registry.maintenance import gc
-from registry.registry import Registry
-from registry.storage.keys import snapshot_key
+import holdfast
+from holdfast import Retention
+from holdfast.backends import reserve
+from holdfast.registry.errors import StoreFull
+from holdfast.registry.maintenance import gc
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.keys import snapshot_key
 from tests.support.states import small_state
 from tests.support.stores import packs_of
 
@@ -43,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def reg(disk: Path) -> Iterator[Registry]:
-    with registry.init(disk / "r", skip_race_probe=True) as opened:
+    with holdfast.init(disk / "r", skip_race_probe=True) as opened:
         yield opened
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk_is_helped(
     assert {reg.run(run.id).manifest.epoch for run in runs} == {1}
     assert free_bytes(disk) > 128 * 1024
     assert set_aside(disk) > 0
-    with registry.open(disk / "r") as again:
+    with holdfast.open(disk / "r") as again:
         again.run("run1").save(small_state(98), step=3)
         assert again.verify(deep=True).findings == ()
 
@@ -173,7 +173,7 @@ def test_a_drop_uses_the_reserve_too(disk: Path, reg: Registry) -> None:
 
 
 def test_the_reserve_takes_no_more_than_half_of_what_is_free(disk: Path) -> None:
-    with registry.init(disk / "r", skip_race_probe=True) as reg:
+    with holdfast.init(disk / "r", skip_race_probe=True) as reg:
         (disk / "ballast").write_bytes(bytes(free_bytes(disk) - 300_000))
         reg.create_run("run", seed=1)
         assert 100_000 < set_aside(disk) <= 150_000
@@ -191,7 +191,7 @@ def test_the_reserve_is_restored_and_grows_with_the_runs(disk: Path, reg: Regist
     assert reg.store.backend.give_up_reserve(3) == 3
     assert reg.store.backend.give_up_reserve() == reserve.BASE_FILES + 1
     assert set_aside(disk) == 0
-    with registry.open(disk / "r") as again:
+    with holdfast.open(disk / "r") as again:
         assert again.run("run0").manifest.checkpoints == ()
         assert set_aside(disk) == 0, "reading writes nothing"
         again.run("run0").save(small_state(), step=1)

@@ -9,8 +9,8 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-import registry
-from registry.storage.manifest import Manifest
+import holdfast
+from holdfast.registry.storage.manifest import Manifest
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import new_backend, objects, packs_of
@@ -35,9 +35,9 @@ def ids(open_registry, some_state, **more) -> set[str]:
 def test_the_id_does_not_depend_on_store_run_step_phase_metrics_or_time(open_registry, tmp_path):
     found = ids(open_registry, state())
     found |= ids(open_registry, state(), phase=3, metrics={"loss": 1.0}, meta={"a": 1})
-    with registry.init(tmp_path / "reg") as local:
+    with holdfast.init(tmp_path / "reg") as local:
         found.add(local.create_run("other").save(state(), step=77).digest.hex())
-    with registry.open(tmp_path / "reg") as local:
+    with holdfast.open(tmp_path / "reg") as local:
         found.add(local.checkpoint("other").manifest.digest.hex())
     assert len(found) == 1
 
@@ -72,7 +72,7 @@ def test_the_id_does_not_depend_on_strides_ownership_or_grad(open_registry):
 SCRIPT = """
 from tests.support.states import small_state
 from tests.support.stores import new_backend
-from registry.registry import open_on
+from holdfast.registry.registry import open_on
 with open_on(new_backend()) as reg:
     print(reg.create_run("elsewhere").save(small_state(), step=5).digest.hex())
 """

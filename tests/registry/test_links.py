@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from registry import Retention, sync
-from registry.errors import StoreUnsuitable
-from registry.maintenance.gc import DAY_S, Collector
-from registry.registry import Registry
+import holdfast
+from holdfast import Retention, sync
+from holdfast.registry.errors import StoreUnsuitable
+from holdfast.registry.maintenance.gc import DAY_S, Collector
+from holdfast.registry.registry import Registry
 from tests.support.states import small_state
 
 #: An unfinished file and a probe, as they are called, so that only the link keeps them.
@@ -25,7 +25,7 @@ PROBE = f"{'b' * 16}/0001"
 def root(tmp_path: Path) -> Path:
     """Return a registry of two runs: one has evicted checkpoints, one was swept."""
     root = tmp_path / "root"
-    with registry.init(root, skip_race_probe=True) as reg:
+    with holdfast.init(root, skip_race_probe=True) as reg:
         for name in ("run", "other"):
             run = reg.create_run(name, seed=1)
             for step in (1, 2, 3):
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reg(root: Path) -> Iterator[Registry]:
-    with registry.open(root) as opened:
+    with holdfast.open(root) as opened:
         yield opened
 
 
@@ -126,12 +126,12 @@ WRITES: dict[str, Callable[[Registry, Path], object]] = {
 @pytest.mark.parametrize("link", sorted(PLACES.keys() - DEEP), indirect=True)
 def test_a_link_stops_writes(link: str, root: Path, request: pytest.FixtureRequest) -> None:
     place = request.node.callspec.params["link"]
-    with registry.init(root.parent / "source", skip_race_probe=True) as source:
+    with holdfast.init(root.parent / "source", skip_race_probe=True) as source:
         source.create_run("third", seed=3).save(small_state(7), step=1)
     for name, write in WRITES.items():
         shared = name in ("create_run", "fork", "sync")
         if not (shared and place in ("a log", "a slot")):
-            with registry.open(root) as reg:
+            with holdfast.open(root) as reg:
                 refused(lambda r=reg, w=write: w(r, root), root, link)
 
 
@@ -146,7 +146,7 @@ def test_a_link_is_read_through_and_told(link: str, root: Path, reg: Registry) -
 
 def test_a_pack_behind_a_link_is_not_used_again(root: Path) -> None:
     """A save of what lies there already finds the pack by a listing, and would build on it."""
-    with registry.open(root) as reg:
+    with holdfast.open(root) as reg:
         packs = reg.run("run").latest()._reader.placement.packs
         pack = str(max(packs, key=lambda pack: pack.size_bytes).key)
         state = reg.run("run").latest().load()
@@ -238,7 +238,7 @@ def test_foreign_files_in_scratch_folders_stay(root: Path, reg: Registry, treasu
 def test_the_root_may_lie_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "data").symlink_to("mnt")
-    with registry.init(tmp_path / "data" / "root") as reg:
+    with holdfast.init(tmp_path / "data" / "root") as reg:
         run = reg.create_run("run", seed=1)
         for step in (1, 2):
             run.save(small_state(step), step=step)
@@ -246,6 +246,6 @@ def test_the_root_may_lie_behind_a_link(tmp_path: Path) -> None:
         assert reg.gc(grace_s=0).deleted.objects
         assert reg.verify(deep=True).findings == ()
     (tmp_path / "direct").symlink_to("data/root")
-    with registry.open(tmp_path / "direct") as reg:
+    with holdfast.open(tmp_path / "direct") as reg:
         reg.run("run").restore()
         assert reg.gc(grace_s=0).deleted.objects == 0

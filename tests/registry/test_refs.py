@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from registry import Monitor
-from registry.errors import AmbiguousRef, InvalidInput, NotFound
-from registry.refs import is_digest
-from registry.spec import Retention
+from holdfast import Monitor
+from holdfast.registry.errors import AmbiguousRef, InvalidInput, NotFound
+from holdfast.registry.refs import is_digest
+from holdfast.registry.spec import Retention
 from tests.support.states import small_state
 
 
@@ -119,9 +119,9 @@ def test_best_without_a_monitor_says_how_to_have_one(reg):
 
 
 def _with_equal_digits(reg, monkeypatch):
-    from registry.history.actions import AddCheckpoint
-    from registry.history.log import RunLog, commit_line
-    from registry.values.digest import Digest
+    from holdfast.registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.log import RunLog, commit_line
+    from holdfast.registry.values.digest import Digest
 
     digests = [Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28) for i in (1, 2)]
     for name in ("a", "b"):
@@ -144,9 +144,9 @@ def test_digits_that_several_ids_begin_with_are_ambiguous(reg, monkeypatch):
 
 
 def test_digits_that_differ_between_runs_are_ambiguous(reg, monkeypatch):
-    from registry.history.actions import AddCheckpoint
-    from registry.history.log import RunLog, commit_line
-    from registry.values.digest import Digest
+    from holdfast.registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.log import RunLog, commit_line
+    from holdfast.registry.values.digest import Digest
 
     for i, name in enumerate(("a", "b")):
         reg.create_run(name)

@@ -7,45 +7,45 @@ import threading
 
 import pytest
 
-import registry
-from backends.errors import InvalidLocation, ReadOnlyStore
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered
-from registry import Monitor
-from registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
-from registry.registry import open_on
-from registry.storage.store import RegistryConfig, create_config, read_config
+import holdfast
+from holdfast import Monitor
+from holdfast.backends.errors import InvalidLocation, ReadOnlyStore
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Conflict, Damaged, InvalidInput, NotFound, UnsupportedFormat
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.store import RegistryConfig, create_config, read_config
 from tests.support.faults import Forgetful, Hooked, Once
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend
 
 
 def test_a_registry_is_made_and_opened(tmp_path):
-    with registry.init(tmp_path / "reg") as made:
+    with holdfast.init(tmp_path / "reg") as made:
         assert re.fullmatch(r"[0-9a-f]{32}", made.id)
         assert made.runs() == []
-    with registry.open(tmp_path / "reg") as opened:
+    with holdfast.open(tmp_path / "reg") as opened:
         assert opened.id == made.id
         assert opened.url == made.url
         assert str(tmp_path) in repr(opened)
 
 
 def test_a_second_registry_in_the_same_place_is_refused(tmp_path):
-    with registry.init(tmp_path / "reg") as made:
+    with holdfast.init(tmp_path / "reg") as made:
         with pytest.raises(Conflict, match=r"a registry exists here already.*Open it"):
-            registry.init(tmp_path / "reg")
+            holdfast.init(tmp_path / "reg")
         assert read_config(made.store.backend).id == made.id
 
 
 def test_init_records_whether_the_store_was_raced():
-    with registry.init("memory://raced") as raced:
+    with holdfast.init("memory://raced") as raced:
         assert raced.store.config.race_probe == "passed"
-    with registry.init("memory://not-raced", skip_race_probe=True) as skipped:
+    with holdfast.init("memory://not-raced", skip_race_probe=True) as skipped:
         assert skipped.store.config.race_probe == "skipped"
 
 
 def test_the_race_leaves_nothing_behind():
-    with registry.init("memory://clean") as made:
+    with holdfast.init("memory://clean") as made:
         assert list(contents(made.store.backend)) == ["registry.json"]
 
 
@@ -75,18 +75,18 @@ def test_of_many_makers_one_wins():
 
 
 def test_another_registry_than_the_remembered_one_is_refused(tmp_path):
-    with registry.init(tmp_path / "reg") as made:
-        registry.open(tmp_path / "reg", expect_id=made.id).close()
+    with holdfast.init(tmp_path / "reg") as made:
+        holdfast.open(tmp_path / "reg", expect_id=made.id).close()
         with pytest.raises(
             Conflict, match=rf"another registry.*expected {'0' * 32}; found {made.id}"
         ):
-            registry.open(tmp_path / "reg", expect_id="0" * 32)
+            holdfast.open(tmp_path / "reg", expect_id="0" * 32)
 
 
 def test_read_only_refuses_every_write(tmp_path):
-    with registry.init(tmp_path / "reg") as made:
+    with holdfast.init(tmp_path / "reg") as made:
         made.create_run("run").save(small_state(), step=1)
-    with registry.open(tmp_path / "reg", read_only=True) as reader:
+    with holdfast.open(tmp_path / "reg", read_only=True) as reader:
         before = contents(reader.store.backend)
         run = reader.run("run")
         assert same(run.latest().load(), small_state())
@@ -132,7 +132,7 @@ def test_a_run_of_the_same_name_is_refused(reg, backend):
 def test_a_default_name_is_time_and_seed_with_a_suffix_on_collision(reg, monkeypatch):
     from datetime import UTC, datetime
 
-    from registry.history import creation
+    from holdfast.registry.history import creation
 
     class Clock(datetime):
         @classmethod
@@ -243,12 +243,12 @@ def test_a_wrong_argument_is_invalid_input(reg, ask):
 
 def test_unknown_places_are_refused():
     with pytest.raises(InvalidLocation):
-        registry.open("ftp://host/x")
+        holdfast.open("ftp://host/x")
 
 
 def test_opening_nothing_says_how_to_make_it(tmp_path):
     with pytest.raises(NotFound, match=r"not a registry; expected registry\.json.*holdfast init"):
-        registry.open(tmp_path)
+        holdfast.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_damaged_config_is_refused(change, error):
 
 
 def test_a_registry_that_demands_a_newer_writer_is_refused():
-    from registry.storage.framing import join_lines
+    from holdfast.registry.storage.framing import join_lines
 
     backend = MemoryBackend()
     config = RegistryConfig(id="0" * 32, created_ms=1, race_probe="passed", min_writer=2)

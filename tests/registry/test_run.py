@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from backends.errors import StoreUnavailable
-from backends.wrappers import Metered, Wrapper
-from registry import Monitor
-from registry.errors import (
+from holdfast import Monitor
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import (
     Conflict,
     Fenced,
     IntegrityError,
@@ -19,7 +19,7 @@ from registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
-from registry.history import log
+from holdfast.registry.history import log
 from tests.support.faults import Gate, flip
 from tests.support.loads import steps
 from tests.support.states import same, small_state
@@ -626,7 +626,7 @@ def test_closing_finishes_the_save_and_the_handle_can_be_used_again(gate, gated)
 
 
 def test_closing_the_registry_finishes_the_save():
-    from registry.registry import open_on
+    from holdfast.registry.registry import open_on
 
     backend = new_backend()
     with open_on(backend) as registry:

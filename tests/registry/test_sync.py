@@ -6,10 +6,10 @@ import uuid
 
 import pytest
 
-from backends.errors import StoreUnavailable
-from backends.wrappers import Metered, Wrapper
-from registry import sync
-from registry.errors import (
+from holdfast import sync
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import (
     Damaged,
     Diverged,
     InvalidInput,
@@ -17,13 +17,13 @@ from registry.errors import (
     NotFound,
     UnsupportedFormat,
 )
-from registry.history.actions import Mark, SetStatus
-from registry.history.epochs import encode_sweep
-from registry.history.log import RunLog, commit_line
-from registry.spec import Retention
-from registry.storage.framing import join_lines
-from registry.storage.keys import ObjectKey, epoch_key, slot_key
-from registry.writing.object_writer import placed_keys
+from holdfast.registry.history.actions import Mark, SetStatus
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.spec import Retention
+from holdfast.registry.storage.framing import join_lines
+from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
+from holdfast.registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of
@@ -62,7 +62,7 @@ def filled(source):
 
 
 def history(backend, run_id="run") -> list[bytes]:
-    from registry.history.replay import Slot
+    from holdfast.registry.history.replay import Slot
 
     keys = sorted(key for key in contents(backend, f"runs/{run_id}/log/"))
     slots = [Slot.decode(i, backend.get(key), where=key) for i, key in enumerate(keys)]

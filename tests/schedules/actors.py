@@ -24,9 +24,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import registry.history.creation
-from registry.registry import Registry
-from registry.storage.store import RegistryConfig, Store
+import holdfast.registry.history.creation
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.store import RegistryConfig, Store
 from tests.schedules.store import Answer, Asking, Request
 from tests.support.inline import without_threads
 
@@ -196,9 +196,11 @@ def determined() -> Iterator[None]:
     clock = SimpleNamespace(time=lambda: NOW_S, sleep=lambda _s: None, monotonic=lambda: NOW_S)
     names = SimpleNamespace(token_hex=_random_name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry.history.creation, "describe_environment", lambda: {"host": "here"})
+        patch.setattr(
+            holdfast.registry.history.creation, "describe_environment", lambda: {"host": "here"}
+        )
         for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in ("registry", "backends"):
+            if name.partition(".")[0] == "holdfast":
                 if getattr(module, "time", None) is time:
                     patch.setattr(module, "time", clock)
                 if getattr(module, "secrets", None) is secrets:

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 
-import registry.history.log
-import registry.maintenance.gc
-import registry.writing.object_writer
-from registry.history.epochs import Epochs
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest
-from registry.maintenance.gc import Collector
-from registry.maintenance.live import RunFiles, list_run_ids
-from registry.storage.keys import Kind, ObjectKey, stem
-from registry.values.digest import Digest
-from registry.writing.object_writer import ChosenKeys, Writer
+import holdfast.registry.history.log
+import holdfast.registry.maintenance.gc
+import holdfast.registry.writing.object_writer
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.maintenance.gc import Collector
+from holdfast.registry.maintenance.live import RunFiles, list_run_ids
+from holdfast.registry.storage.keys import Kind, ObjectKey, stem
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer
 from tests.schedules.plays import OTHER
 
 Patch = pytest.MonkeyPatch
@@ -69,7 +69,9 @@ def runs_listed_too_early(patch: Patch) -> None:
         return condemn(self)
 
     patch.setattr(Collector, "condemn", list_and_condemn)
-    patch.setattr(registry.maintenance.gc, "list_run_ids", lambda store: listed.pop(id(store)))
+    patch.setattr(
+        holdfast.registry.maintenance.gc, "list_run_ids", lambda store: listed.pop(id(store))
+    )
 
 
 def no_recheck(patch: Patch) -> None:
@@ -101,7 +103,7 @@ def marks_unheeded(patch: Patch) -> None:
     def recheck(self: Writer, state: RunManifest, choice: ChosenKeys) -> None:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
         if refused:
-            raise registry.writing.object_writer.Condemned(refused)
+            raise holdfast.registry.writing.object_writer.Condemned(refused)
 
     patch.setattr(Writer, "_recheck", recheck)
 
@@ -162,7 +164,7 @@ def names_used_again(patch: Patch) -> None:
             self._observed = state.epoch
             refused = self._epochs.condemned(choice.unproven(state), self.epoch)
             if refused:
-                raise registry.writing.object_writer.Condemned(refused)
+                raise holdfast.registry.writing.object_writer.Condemned(refused)
 
     patch.setattr(Writer, "put_pack", put_pack)
     patch.setattr(Writer, "put_small", put_small)
@@ -180,7 +182,7 @@ def cover_by_the_dead(patch: Patch) -> None:
 
 def run_overlooked(patch: Patch) -> None:
     """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
-    run_files = registry.maintenance.gc.list_run_files
+    run_files = holdfast.registry.maintenance.gc.list_run_files
 
     def seen_files(store: object) -> list[RunFiles]:
         return [files for files in run_files(store) if files.run_id != OTHER]
@@ -188,8 +190,8 @@ def run_overlooked(patch: Patch) -> None:
     def seen_ids(store: object) -> list[str]:
         return [name for name in list_run_ids(store) if name != OTHER]
 
-    patch.setattr(registry.maintenance.gc, "list_run_files", seen_files)
-    patch.setattr(registry.maintenance.gc, "list_run_ids", seen_ids)
+    patch.setattr(holdfast.registry.maintenance.gc, "list_run_files", seen_files)
+    patch.setattr(holdfast.registry.maintenance.gc, "list_run_ids", seen_ids)
 
 
 def objects_not_synced(patch: Patch) -> None:
@@ -209,7 +211,7 @@ def epochs_not_synced(patch: Patch) -> None:
 
 def log_not_looked_at(patch: Patch) -> None:
     """W4 broken: nobody looks whether the slot before is still the one that was read."""
-    patch.setattr(registry.history.log, "check_newest", lambda *_: None)
+    patch.setattr(holdfast.registry.history.log, "check_newest", lambda *_: None)
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

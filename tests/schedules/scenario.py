@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backends.memory import MemoryBackend
-from registry.errors import RegistryError
-from registry.maintenance.gc import collect
-from registry.registry import Registry
-from registry.storage.store import create_config
+from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.maintenance.gc import collect
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.store import create_config
 from tests.schedules.actors import Actor, Ended, Program, named_after
 from tests.schedules.soundness import Content, Soundness, Violation, objects_of, opened
 from tests.schedules.store import World

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backends import Backend
-from registry.errors import RegistryError
-from registry.history.actions import Place
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest, Slot, advance
-from registry.loading.stored import Stored
-from registry.registry import Registry, open_on
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.keys import KINDS, ObjectKey, slot_key
-from registry.storage.manifest import Manifest
-from registry.storage.pack import open_pack
-from registry.storage.placement import Placement
-from registry.writing.object_writer import placed_keys
+from holdfast.backends import Backend
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.keys import KINDS, ObjectKey, slot_key
+from holdfast.registry.storage.manifest import Manifest
+from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.writing.object_writer import placed_keys
 from tests.schedules.store import World
 from tests.support.inline import without_threads
 from tests.support.states import same

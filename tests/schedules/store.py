@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from backends import ObjectNotFound
-from backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into
-from backends.memory import MemoryBackend
+from holdfast.backends import ObjectNotFound
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers, check_into
+from holdfast.backends.memory import MemoryBackend
 
 Method = Literal["get", "put", "put_if_absent", "stat", "list", "delete", "sync", "ready"]
 #: When a delete lands: at once; at any later step; at once, and at any later step again.

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from backends.wrappers import InjectedCrash
-from registry.errors import (
+from holdfast.backends.wrappers import InjectedCrash
+from holdfast.registry.errors import (
     Conflict,
     IntegrityError,
     InvalidInput,
     NotFound,
     StoreUnavailable,
 )
-from registry.history import creation, log
-from registry.history.log import RunLog
-from registry.loading.checkpoint import Checkpoint
-from registry.loading.stored import Stored
-from registry.maintenance.gc import Collector
-from registry.run import Run
-from registry.values.digest import Digest
+from holdfast.registry.history import creation, log
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.maintenance.gc import Collector
+from holdfast.registry.run import Run
+from holdfast.registry.values.digest import Digest
 from tests.stateful.book import Book, RunBook
 from tests.stateful.contents import CONTENTS, content, digest_of
 from tests.stateful.world import Act, Clock, Process, Shelf, new_shelf

@@ -1,8 +1,8 @@
 """The model: what the runs of a registry hold, told from their commits by rules of its own.
 
 For each run a dict of refs with the states that they must load as. It folds commit by commit into
-dicts and lists and shares nothing with `registry.history.replay` but the parsing of lines; which
-objects that takes it learns from the places and the placements themselves.
+dicts and lists and shares nothing with `holdfast.registry.history.replay` but the parsing of lines;
+which objects that takes it learns from the places and the placements themselves.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from registry.history import actions
-from registry.history.actions import Commit, Mark, Place
-from registry.history.replay import Slot
-from registry.loading.stored import Stored
-from registry.storage.keys import RUNS, slot_key
-from registry.storage.placement import Placement
-from registry.storage.store import Store
-from registry.streams.segments import unpack_entries
-from registry.values.digest import Digest
+from holdfast.registry.history import actions
+from holdfast.registry.history.actions import Commit, Mark, Place
+from holdfast.registry.history.replay import Slot
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.storage.keys import RUNS, slot_key
+from holdfast.registry.storage.placement import Placement
+from holdfast.registry.storage.store import Store
+from holdfast.registry.streams.segments import unpack_entries
+from holdfast.registry.values.digest import Digest
 from tests.stateful.contents import known_states
 from tests.stateful.world import Shelf
 from tests.support.states import same

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from registry.errors import IntegrityError
-from registry.maintenance.gc import Collector
-from registry.sync import sync
+from holdfast.registry.errors import IntegrityError
+from holdfast.registry.maintenance.gc import Collector
+from holdfast.registry.sync import sync
 from tests.stateful.base import (
     COLLECTORS,
     Base,

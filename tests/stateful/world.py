@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from backends.base import ObjectInfo
-from backends.errors import StoreUnavailable
-from backends.memory import MemoryBackend
-from backends.wrappers import InjectedCrash, Wrapper
-from registry.registry import Registry, open_on
-from registry.run import Run
-from registry.storage.keys import KINDS, ObjectKey
-from registry.storage.store import create_config
-from registry.values.digest import Digest
+from holdfast.backends.base import ObjectInfo
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import InjectedCrash, Wrapper
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.run import Run
+from holdfast.registry.storage.keys import KINDS, ObjectKey
+from holdfast.registry.storage.store import create_config
+from holdfast.registry.values.digest import Digest
 from tests.support.inline import without_threads
 
 Verdict = Literal["go", "die", "lose"]

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import registry
-from registry.history.log import RunLog, list_runs
-from registry.history.replay import RunManifest, advance
-from registry.registry import Registry
-from registry.run import Run
-from registry.storage.keys import KINDS
-from registry.writing.object_writer import placed_keys
+import holdfast
+from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.registry import Registry
+from holdfast.registry.run import Run
+from holdfast.registry.storage.keys import KINDS
+from holdfast.registry.writing.object_writer import placed_keys
 from tests.storm.contents import difference
 from tests.storm.journal import Event
 from tests.storm.pushing import STREAM
@@ -22,7 +22,7 @@ from tests.storm.worker import refs
 
 def check(url: str, log: Log, seeds: Mapping[str, int]) -> None:
     """Check a registry over which a storm has passed."""
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         states = replayed(reg)
         check_acknowledged(reg, states, log)
         live = check_live(reg, seeds)
@@ -36,10 +36,10 @@ def check_collected(url: str, seeds: Mapping[str, int]) -> None:
     for file in _unfinished(url):
         os.utime(file, (0, 0))  # nothing tells a dead writer's file from a slow one's but its age
     for _ in range(2):
-        with registry.open(url) as reg:
+        with holdfast.open(url) as reg:
             reg.gc(grace_s=0)
     assert _unfinished(url) == []
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         found = {i.key for i in reg.store.backend.list() if i.key.startswith(KINDS)}
         needed = needed_keys(reg, replayed(reg))
         assert needed - found == set(), "gone, and needed"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from registry.run import Run
-from registry.spec import Retention
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Retention
 from tests.storm.pushing import Pusher
 from tests.storm.worker import Part, Worker, refs
 

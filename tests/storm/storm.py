@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from backends import Backend, open_backend
-from registry.errors import Malformed, StorageError
-from registry.storage.keys import ObjectKey
+from holdfast.backends import Backend, open_backend
+from holdfast.registry.errors import Malformed, StorageError
+from holdfast.registry.storage.keys import ObjectKey
 from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 from tests.storm.aftermath import check, check_collected
 from tests.storm.contents import identities
 from tests.storm.storm import Conditions, Log, Storm
@@ -56,7 +56,7 @@ _BUCKET = Conditions(
 def _weather(url: str, folder: Path, conditions: Conditions, tell: Tell) -> None:
     """Let a storm pass over a registry, and check what was done and what is left."""
     conditions = _as_long_as_told(conditions)
-    registry.init(url, skip_race_probe=True).close()
+    holdfast.init(url, skip_race_probe=True).close()
     seeds = identities()
     log = Storm(url, folder, seeds, conditions).blow()
     try:

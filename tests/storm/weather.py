@@ -8,9 +8,9 @@ import re
 import time
 from collections.abc import Iterator
 
-from backends import Backend, Body
-from backends.base import ObjectInfo
-from backends.wrappers import Wrapper
+from holdfast.backends import Backend, Body
+from holdfast.backends.base import ObjectInfo
+from holdfast.backends.wrappers import Wrapper
 
 #: How a line ends that says what is deleted: one that a SIGKILL tore is known by it.
 DELETED_ENDS = b" ;\n"

@@ -14,20 +14,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from backends import open_backend
-from registry.errors import (
+from holdfast.backends import open_backend
+from holdfast.registry.errors import (
     Conflict,
     MissingObject,
     NotFound,
     RestoreFailed,
     StoreUnavailable,
 )
-from registry.history.actions import Place
-from registry.history.replay import RunManifest
-from registry.loading.stored import Stored
-from registry.registry import Registry, open_on
-from registry.run import Run
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.run import Run
+from holdfast.registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference
 from tests.storm.journal import Journal
 from tests.storm.weather import DELETED, Weather

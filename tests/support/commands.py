@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner, Result
 from typer.main import get_command
 
-from registry.cli.app import app
+from holdfast.registry.cli.app import app
 
 # Typer's own runner puts all commands and their options together at each call.
 _COMMAND = get_command(app)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from backends import Backend
-from backends.errors import StoreUnavailable
-from backends.wrappers import Wrapper
+from holdfast.backends import Backend
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.wrappers import Wrapper
 
 
 def flip(backend: Backend, key: str, bit: int = 100) -> None:

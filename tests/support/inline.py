@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from registry.registry import Registry
+from holdfast.registry.registry import Registry
 
 
 class Inline(Executor):
@@ -22,7 +22,7 @@ class Inline(Executor):
 
 
 class InlinePools:
-    """Stands in for `registry.storage.threads.Pools`."""
+    """Stands in for `holdfast.registry.storage.threads.Pools`."""
 
     def __init__(self) -> None:
         self.hashing = self.bulk = self.small = Inline()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.history.actions import (
+from holdfast.registry.history.actions import (
     Acknowledge,
     AddCheckpoint,
     Claim,
@@ -17,10 +17,10 @@ from registry.history.actions import (
     SetTag,
     line_digest,
 )
-from registry.history.replay import RunManifest, Slot, advance
-from registry.history.retention import RetentionPlan
-from registry.spec import RunSpec
-from registry.values.digest import Digest
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.history.retention import RetentionPlan
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.values.digest import Digest
 
 DAY_MS = 24 * 60 * 60 * 1000
 

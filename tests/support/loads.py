@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import IntegrityError
+from holdfast.registry.errors import IntegrityError
 
 
 def refused(backend, open_registry, match: str, kind: type = IntegrityError) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends import Backend
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest, advance
-from registry.storage.keys import KINDS
+from holdfast.backends import Backend
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.storage.keys import KINDS
 from tests.support.stores import contents, opened
 
 RUN = "night"

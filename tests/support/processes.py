@@ -6,7 +6,12 @@ import multiprocessing
 from multiprocessing.context import ForkServerContext
 
 #: The programs of processes. The server starts once, so that it must know all of them by then.
-_PROGRAMS = ["backends.s3", "tests.contention.processes", "tests.crash.pusher", "tests.storm.storm"]
+_PROGRAMS = [
+    "holdfast.backends.s3",
+    "tests.contention.processes",
+    "tests.crash.pusher",
+    "tests.storm.storm",
+]
 
 
 def servers() -> ForkServerContext:

@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 import numpy as np
 import torch
 
-from registry.pytree import allocate, flatten, leaf_kinds, leaf_paths, unflatten
-from registry.values import canonical
+from holdfast.registry.pytree import allocate, flatten, leaf_kinds, leaf_paths, unflatten
+from holdfast.registry.values import canonical
 
 
 def through(state):

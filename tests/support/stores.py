@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from backends import Backend
-from backends.memory import MemoryBackend
-from registry.registry import Registry, open_on
-from registry.storage import chunking, manifest
-from registry.storage.store import create_config
-from registry.writing import saving
+from holdfast.backends import Backend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage import chunking, manifest
+from holdfast.registry.storage.store import create_config
+from holdfast.registry.writing import saving
 from tests.support.inline import without_threads
 
 Open = Callable[..., Registry]

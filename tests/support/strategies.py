@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from registry.storage.keys import KINDS, ObjectKey
-from registry.values.canonical import MAX_INTEGER
-from registry.values.digest import Digest
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.storage.keys import KINDS, ObjectKey
+from holdfast.registry.values.canonical import MAX_INTEGER
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: By how much the numbers of examples in the tests are multiplied; `scripts/soak` tries far more.
 _TIMES = float(os.environ.get("HOLDFAST_EXAMPLES", "0.5"))

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from registry import Checkpoint, Run
-from registry.registry import Registry
+from holdfast import Checkpoint, Run
+from holdfast.registry.registry import Registry
 from tests.systems.places import Place
 
 SEED, RUN, EPOCHS = 4, "bayesian_transformer", 13

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-import registry
-from registry import Registry, Run
+import holdfast
+from holdfast import Registry, Run
 from tests.systems.hydra_life import CHAPTERS, Hydra, Reader
 from tests.systems.life import Life
 from tests.systems.places import Place
@@ -72,7 +72,7 @@ def read_hydra(hydra: Life[Hydra]) -> Iterator[Reader]:
 
     def read(chapter: Callable[[Hydra], None]) -> Run:
         story = hydra.through(chapter)
-        opened.append(registry.open(story.place.url, read_only=True))
+        opened.append(holdfast.open(story.place.url, read_only=True))
         return opened[-1].run(story.run_id)
 
     yield read

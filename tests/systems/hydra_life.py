@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from registry import Checkpoint, Registry, Run, sync
-from registry.maintenance.verify import Finding
-from registry.pool.selection import Matchup
-from registry.training.restoring import Attempt
-from registry.transitions import Transitioned
+from holdfast import Checkpoint, Registry, Run, sync
+from holdfast.registry.maintenance.verify import Finding
+from holdfast.registry.pool.selection import Matchup
+from holdfast.registry.training.restoring import Attempt
+from holdfast.registry.transitions import Transitioned
 from tests.systems.hydra import (
     CHANNELS,
     PRESET,

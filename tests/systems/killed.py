@@ -8,10 +8,10 @@ import sys
 
 import torch
 
-from backends import open_backend
-from backends.base import Body
-from backends.wrappers import Wrapper
-from registry.registry import open_on
+from holdfast.backends import open_backend
+from holdfast.backends.base import Body
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.registry import open_on
 from tests.systems.hydra_life import clone
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-import registry
-from backends import Backend, open_backend
-from backends.wrappers.faulty import Fault, Faulty, InjectedCrash
-from registry import Registry, pytree
-from registry.loading.stored import Stored
-from registry.registry import open_on
+import holdfast
+from holdfast import Registry
+from holdfast.backends import Backend, open_backend
+from holdfast.backends.wrappers.faulty import Fault, Faulty, InjectedCrash
+from holdfast.registry import pytree
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.registry import open_on
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,12 @@ class Place:
     def new(cls, fresh: Callable[[], str]) -> Place:
         """Make an empty registry."""
         place = cls(fresh(), fresh)
-        registry.init(place.url, skip_race_probe=True).close()
+        holdfast.init(place.url, skip_race_probe=True).close()
         return place
 
     def open(self) -> Registry:
         """Open the registry as a process does that remembers nothing."""
-        return registry.open(self.url)
+        return holdfast.open(self.url)
 
     @contextmanager
     def backend(self) -> Iterator[Backend]:

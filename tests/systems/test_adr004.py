@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 
-import registry
-from registry import Run
-from registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
-from registry.history.actions import AddCheckpoint, Evict
-from registry.names.cards import read_card
-from registry.registry import Registry
+import holdfast
+from holdfast import Run
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.history.actions import AddCheckpoint, Evict
+from holdfast.registry.names.cards import read_card
+from holdfast.registry.registry import Registry
 from tests.support.sameness import assert_same
 from tests.systems import adr004 as acts
 from tests.systems.adr004 import ACCURACY, CARD, CHAPTERS, LOSS, MILESTONES, RUN, Story, Training
@@ -41,7 +41,7 @@ def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
 @pytest.fixture
 def trained(story: Story) -> Iterator[Registry]:
     """The registry after the training, for reading."""
-    with registry.open(story.place.url, read_only=True) as reg:
+    with holdfast.open(story.place.url, read_only=True) as reg:
         yield reg
 
 
@@ -199,7 +199,7 @@ def test_release_outlives_its_checkpoint(young: Run) -> None:
     source = young.checkpoints()[0]
     release = young.releases.publish("1.0.0", source, card=CARD)
     weights = source.load(only="model_state_dict")
-    young.prune(registry.Retention(last=1))
+    young.prune(holdfast.Retention(last=1))
     assert young.releases.get("1.0.0").load()["model_state_dict"].keys() == (
         weights["model_state_dict"].keys()
     )
@@ -239,7 +239,7 @@ def test_second_registry_has_all_of_it(young: Run, place: Place, tmp_path: Path)
     release = young.releases.publish("1.0.0", young.best(), card=CARD)
     mirror = Place.new(lambda: str(tmp_path / "mirror"))
     with place.open() as source, mirror.open() as target:
-        registry.sync(source, target)
+        holdfast.sync(source, target)
     with mirror.open() as reg:
         there = reg.run(RUN).releases.latest()
         assert (there.digest, there.card) == (release.digest, CARD)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry import Run
-from registry.errors import Conflict, IncompatibleState, InvalidInput
-from registry.history.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
+from holdfast import Run
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.history.actions import AddCheckpoint, EnterPhase, Evict, ReportMetrics
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
 from tests.systems.hydra import SEED, Student, Training, seeds_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from registry import Checkpoint, Run
-from registry.errors import Conflict, IncompatibleState, IntegrityError, RestoreFailed
+from holdfast import Checkpoint, Run
+from holdfast.registry.errors import Conflict, IncompatibleState, IntegrityError, RestoreFailed
 from tests.support.sameness import assert_same
 from tests.systems import hydra_life as acts
 from tests.systems.hydra import Training, seeds_of

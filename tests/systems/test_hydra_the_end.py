@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import Conflict
+from holdfast.registry.errors import Conflict
 from tests.systems import hydra_life as acts
 from tests.systems.hydra_life import Hydra
 from tests.systems.life import Life

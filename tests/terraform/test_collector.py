@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from backends import open_backend
-from registry.errors import AccessDenied
-from registry.history.epochs import encode_sweep
-from registry.maintenance.gc import DAY_S, collect
-from registry.storage.keys import epoch_key, slot_key
+import holdfast
+from holdfast.backends import open_backend
+from holdfast.registry.errors import AccessDenied
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.maintenance.gc import DAY_S, collect
+from holdfast.registry.storage.keys import epoch_key, slot_key
 from tests.terraform.judges import PREFIX, Become, Judge, Policies, World, client, keys_of_world
 
 _KINDS = ("packs/", "manifests/", "placements/")
@@ -26,9 +26,9 @@ def thinned(become: Become) -> str:
 
 
 def _make_thinned(url: str, become: Become) -> str:
-    with registry.init(url, skip_race_probe=True):
+    with holdfast.init(url, skip_race_probe=True):
         pass
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         reg.create_run("a").save(_STATE, step=1)
         reg.create_run("b").save(_OTHER, step=1)
         reg.run("b").drop(reason="a mistake")
@@ -41,7 +41,7 @@ def _objects(world: World) -> set[str]:
 
 def test_a_collector_collects(thinned: str, become: Become, world: World) -> None:
     before = keys_of_world(world)
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=0)
     assert (report.epoch, report.deleted.objects, report.keeps_versions) == (1, 3, False)
     assert report.noncurrent_bytes == 0
@@ -49,7 +49,7 @@ def test_a_collector_collects(thinned: str, become: Become, world: World) -> Non
     written = {epoch_key(1), slot_key("a", 2)}  # a dropped run needs no mark
     assert set(after) - set(before) == written
     assert len(set(before) - set(after)) == 3
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         assert reg.checkpoint("a").load() == _STATE
         reg.run("a").save(_OTHER, step=2)
         assert reg.checkpoint("a").load() == _OTHER
@@ -60,7 +60,7 @@ def test_a_collector_asks_for_the_time_and_tidies_up(
     thinned: str, become: Become, world: World
 ) -> None:
     before = keys_of_world(world)
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=DAY_S)
     assert (report.recent.objects, report.deleted.objects) == (3, 0)
     assert keys_of_world(world) == before, "its file under .probe/ is gone again"
@@ -76,14 +76,14 @@ def test_a_collector_asks_for_the_time_and_tidies_up(
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "operator"])
 def test_nobody_else_collects(thinned: str, become: Become, world: World, role: str) -> None:
     before = keys_of_world(world)
-    with registry.open(become(role)) as reg, pytest.raises(AccessDenied):
+    with holdfast.open(become(role)) as reg, pytest.raises(AccessDenied):
         collect(reg.store, grace_s=0)
     assert keys_of_world(world) == before
 
 
 def test_who_may_read_may_ask_what_would_go(thinned: str, become: Become, world: World) -> None:
     before = keys_of_world(world)
-    with registry.open(become("evaluator"), read_only=True) as reg:
+    with holdfast.open(become("evaluator"), read_only=True) as reg:
         report = reg.gc(grace_s=0, dry_run=True)
     assert report.condemned.objects == 3
     assert report.keeps_versions is None, "it may not ask for the settings of the bucket"
@@ -94,7 +94,7 @@ def test_what_is_collected_stays_as_a_version(thinned: str, become: Become, worl
     """As on the bucket of the module, where a rule of its lifecycle frees the bytes in the end."""
     owner = client(world.owner)
     owner.put_bucket_versioning(Bucket=world.bucket, VersioningConfiguration={"Status": "Enabled"})
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=0)
     assert report.keeps_versions is True
     assert report.noncurrent_bytes == report.deleted.size_bytes > 0
@@ -106,9 +106,9 @@ def test_what_is_collected_stays_as_a_version(thinned: str, become: Become, worl
 @pytest.fixture
 def scattered(become: Become) -> str:
     """A registry whose run has several small packs; gives its URL."""
-    with registry.init(become("operator"), skip_race_probe=True):
+    with holdfast.init(become("operator"), skip_race_probe=True):
         pass
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         run = reg.create_run("a")
         for step in range(1, 5):
             run.save({"model": {"weight": bytes([step]) * 5000}}, step=step)
@@ -116,22 +116,22 @@ def scattered(become: Become) -> str:
 
 
 def test_a_collector_repacks(scattered: str, become: Become) -> None:
-    with registry.open(become("annotator")) as reg, pytest.raises(AccessDenied):
+    with holdfast.open(become("annotator")) as reg, pytest.raises(AccessDenied):
         reg.repack()
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         assert reg.repack().packs_written == 1
         assert collect(reg.store, grace_s=0).deleted.objects > 1
         assert reg.verify(deep=True).ok
 
 
 def test_a_collector_repairs(scattered: str, become: Become, world: World, tmp_path: Path) -> None:
-    registry.init(tmp_path / "mirror").close()
-    registry.sync(scattered, tmp_path / "mirror")
+    holdfast.init(tmp_path / "mirror").close()
+    holdfast.sync(scattered, tmp_path / "mirror")
     lost = min(key for key in _objects(world) if key.startswith("packs/"))
     client(world.owner).delete_object(Bucket=world.bucket, Key=f"{PREFIX}/{lost}")
-    with registry.open(become("annotator")) as reg, pytest.raises(AccessDenied):
+    with holdfast.open(become("annotator")) as reg, pytest.raises(AccessDenied):
         reg.repair(tmp_path / "mirror")
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         assert reg.repair(tmp_path / "mirror").ok
         assert reg.verify(deep=True).ok
 
@@ -171,7 +171,7 @@ def test_a_collector_needs_every_right_that_it_has(
     """But those to repack, to put snapshots, and to ask for versions: it collects without."""
     become = _less(guard_judge, policies, monkeypatch, right)
     _make_thinned(become("operator"), become)
-    with pytest.raises(AccessDenied), registry.open(become("collector")) as reg:
+    with pytest.raises(AccessDenied), holdfast.open(become("collector")) as reg:
         collect(reg.store, grace_s=grace_s)
 
 
@@ -180,7 +180,7 @@ def test_a_collector_that_may_not_ask_for_versions_does_not_know(
 ) -> None:
     become = _less(guard_judge, policies, monkeypatch, "Versioning")
     _make_thinned(become("operator"), become)
-    with registry.open(become("collector")) as reg:
+    with holdfast.open(become("collector")) as reg:
         report = collect(reg.store, grace_s=0)
     assert (report.deleted.objects, report.keeps_versions) == (3, None)
 

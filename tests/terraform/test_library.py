@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-import registry
-from backends import open_backend
-from registry.cli import doctor
-from registry.errors import AccessDenied, NotFound
-from registry.history import log
-from registry.storage.keys import epoch_key
+import holdfast
+from holdfast.backends import open_backend
+from holdfast.registry.cli import doctor
+from holdfast.registry.errors import AccessDenied, NotFound
+from holdfast.registry.history import log
+from holdfast.registry.storage.keys import epoch_key
 from tests.terraform.judges import (
     ADMINISTRATOR,
     Become,
@@ -31,36 +31,36 @@ _OTHER = {"model": {"weight": bytes(range(255)) * 400}}
 @pytest.fixture
 def trained(become: Become) -> str:
     """A registry that an operator made and a trainer saved a checkpoint into; gives its URL."""
-    with registry.init(become("operator"), skip_race_probe=True):
+    with holdfast.init(become("operator"), skip_race_probe=True):
         pass
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         reg.create_run("a").save(_STATE, step=1, metrics={"loss": 1.0})
     return become("evaluator")
 
 
 def test_an_operator_makes_a_registry_and_doctors_it(become: Become, world: World) -> None:
-    with registry.init(become("operator"), skip_race_probe=True):
+    with holdfast.init(become("operator"), skip_race_probe=True):
         pass
     found = {check.name for check in doctor.checks(world.url) if check.status != "ok"}
     assert found == {"made"}  # it was told not to race the store
     assert keys_of_world(world) == ["registry.json"]
-    with registry.open(become("operator")) as reg, pytest.raises(AccessDenied):
+    with holdfast.open(become("operator")) as reg, pytest.raises(AccessDenied):
         reg.create_run("a")
 
 
 @pytest.mark.parametrize("role", ["trainer", "evaluator", "annotator", "collector"])
 def test_nobody_else_makes_one(become: Become, role: str) -> None:
     with pytest.raises(AccessDenied):
-        registry.init(become(role))
+        holdfast.init(become(role))
     with pytest.raises(AccessDenied):
-        registry.init(become(role), skip_race_probe=True)
+        holdfast.init(become(role), skip_race_probe=True)
 
 
 def test_a_trainer_saves_and_comes_back(
     trained: str, become: Become, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "SNAPSHOT_EVERY", 1)
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         run = reg.run("a", create=True)
         restored = run.restore()
         assert restored is not None
@@ -77,7 +77,7 @@ def test_a_trainer_saves_and_comes_back(
 def test_a_trainer_mends_what_is_damaged(trained: str, become: Become, world: World) -> None:
     (pack,) = (key for key in keys_of_world(world) if key.startswith("packs/"))
     client(world.owner).put_object(Bucket=world.bucket, Key=f"team/{pack}", Body=b"damaged")
-    with registry.open(become("trainer")) as reg:
+    with holdfast.open(become("trainer")) as reg:
         assert not reg.verify(deep=True).ok
         reg.create_run("b").save(_STATE, step=1)
         assert reg.verify(deep=True).ok
@@ -86,10 +86,10 @@ def test_a_trainer_mends_what_is_damaged(trained: str, become: Become, world: Wo
 def test_a_trainer_mirrors_a_registry(
     trained: str, become: Become, world: World, tmp_path: object
 ) -> None:
-    with registry.init(f"{tmp_path}/local") as local:
+    with holdfast.init(f"{tmp_path}/local") as local:
         local.create_run("b").save(_OTHER, step=1)
-    registry.sync(f"{tmp_path}/local", become("trainer"))
-    with registry.open(become("evaluator")) as reg:
+    holdfast.sync(f"{tmp_path}/local", become("trainer"))
+    with holdfast.open(become("evaluator")) as reg:
         assert reg.runs() == ["a", "b"]
 
 
@@ -128,7 +128,7 @@ def test_history_is_not_rewritten_whoever_asks(
 
 
 def test_an_evaluator_reads_and_writes_nothing(trained: str, become: Become) -> None:
-    with registry.open(become("evaluator")) as reg:
+    with holdfast.open(become("evaluator")) as reg:
         checkpoint = reg.checkpoint("a/latest")
         assert checkpoint.load() == _STATE
         assert reg.verify(deep=True).ok
@@ -145,7 +145,7 @@ def test_an_evaluator_reads_and_writes_nothing(trained: str, become: Become) -> 
         ):
             with pytest.raises(AccessDenied):
                 write()
-    with registry.open(become("evaluator"), read_only=True) as reg:
+    with holdfast.open(become("evaluator"), read_only=True) as reg:
         assert reg.checkpoint("a/latest").metrics == {"loss": 1.0}
 
 
@@ -153,14 +153,14 @@ def test_an_annotator_reports_and_tags_and_saves_nothing(
     trained: str, become: Become, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "SNAPSHOT_EVERY", 1)
-    with registry.open(become("annotator")) as reg:
+    with holdfast.open(become("annotator")) as reg:
         checkpoint = reg.checkpoint("a/latest")
         assert checkpoint.load() == _STATE
         checkpoint.report({"accuracy": 1.0})
         reg.run("a").tag("best-so-far", checkpoint)
         with pytest.raises(AccessDenied):
             reg.run("a").save(_OTHER, step=2)
-    with registry.open(become("evaluator")) as reg:
+    with holdfast.open(become("evaluator")) as reg:
         found = reg.checkpoint("a/tags/best-so-far")
         assert found.metrics == {"loss": 1.0, "accuracy": 1.0}
     assert any("/snapshots/" in key for key in keys_of_world(world))
@@ -183,10 +183,10 @@ def test_a_trainer_needs_every_right_that_it_has(
     roles = {**policies.roles, "trainer": {**trainer, "Statement": less}}
     world = guard_judge.world(Policies(roles, policies.bucket))
     world.roles["operator"].set_environment(monkeypatch)
-    with registry.init(world.url, skip_race_probe=True):
+    with holdfast.init(world.url, skip_race_probe=True):
         pass
     world.roles["trainer"].set_environment(monkeypatch)
-    with pytest.raises(AccessDenied), registry.open(world.url) as reg:
+    with pytest.raises(AccessDenied), holdfast.open(world.url) as reg:
         reg.create_run("a").save(_STATE, step=1)
 
 
@@ -197,9 +197,9 @@ def test_without_the_right_to_list_what_is_absent_looks_forbidden(
     world = guard_judge.world(policies)
     world.roles["evaluator"].set_environment(monkeypatch)
     with pytest.raises(NotFound, match="not a registry"):
-        registry.open(world.url)
+        holdfast.open(world.url)
     roles = {"evaluator": {**evaluator, "Statement": evaluator["Statement"][1:]}}
     world = guard_judge.world(Policies(roles, policies.bucket))
     world.roles["evaluator"].set_environment(monkeypatch)
     with pytest.raises(AccessDenied):
-        registry.open(world.url)
+        holdfast.open(world.url)

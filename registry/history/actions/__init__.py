@@ -1,13 +1,13 @@
 """What can be written into a run's history: the closed union of actions, and the lines of a slot.
 
-A commit is a list of actions. What a run is now is their replay (`registry.history.replay`). A kind
-that is not listed here is an error on reading, never skipped: a reader that skipped an eviction or
-a pin would hand out, or collect, the wrong thing.
+A commit is a list of actions. What a run is now is their replay
+(`holdfast.registry.history.replay`). A kind that is not listed here is an error on reading, never
+skipped: a reader that skipped an eviction or a pin would hand out, or collect, the wrong thing.
 """
 
 from __future__ import annotations
 
-from registry.history.actions.checkpoints import (
+from holdfast.registry.history.actions.checkpoints import (
     AddCheckpoint,
     CheckpointFields,
     CommitKeys,
@@ -20,9 +20,22 @@ from registry.history.actions.checkpoints import (
     SetPin,
     SetTag,
 )
-from registry.history.actions.lines import Commit, Line, Mark, Place, decode_line, line_digest
-from registry.history.actions.pool import EntryFields, EvictEntries, Promote, Rated, RateMatch
-from registry.history.actions.run import (
+from holdfast.registry.history.actions.lines import (
+    Commit,
+    Line,
+    Mark,
+    Place,
+    decode_line,
+    line_digest,
+)
+from holdfast.registry.history.actions.pool import (
+    EntryFields,
+    EvictEntries,
+    Promote,
+    Rated,
+    RateMatch,
+)
+from holdfast.registry.history.actions.run import (
     AppliedRow,
     CreateRun,
     DropRun,
@@ -34,9 +47,9 @@ from registry.history.actions.run import (
     SetStatus,
     TakeOver,
 )
-from registry.history.actions.streams import AppendStream, ArchiveStream, Lifetime
-from registry.history.actions.union import Action
-from registry.history.actions.watching import Acknowledge, Claim
+from holdfast.registry.history.actions.streams import AppendStream, ArchiveStream, Lifetime
+from holdfast.registry.history.actions.union import Action
+from holdfast.registry.history.actions.watching import Acknowledge, Claim
 
 __all__ = [
     "Acknowledge",

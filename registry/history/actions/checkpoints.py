@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from registry.values.records import DigestField, Metrics, Name, PhaseName, Plain, Record, Step
+from holdfast.registry.values.records import (
+    DigestField,
+    Metrics,
+    Name,
+    PhaseName,
+    Plain,
+    Record,
+    Step,
+)
 
 
 class CommitKeys(Record):

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from registry.errors import Malformed, UnsupportedFormat
-from registry.history.actions.union import Action
-from registry.storage.keys import ObjectKey
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.records import DigestField, Record
+from holdfast.registry.errors import Malformed, UnsupportedFormat
+from holdfast.registry.history.actions.union import Action
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.records import DigestField, Record
 
 
 class Commit(Record):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from registry.values.records import DigestField, FloatField, Name, PhaseName, Record, Step
+from holdfast.registry.values.records import DigestField, FloatField, Name, PhaseName, Record, Step
 
 _Version = Annotated[int, Field(ge=1)]
 _Count = Annotated[int, Field(ge=0)]

@@ -6,9 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from registry.spec import Change, RunSpec
-from registry.spec.monitors import Monitor
-from registry.values.records import AtFirstUse, DigestField, Metrics, Name, PhaseName, Plain, Record
+from holdfast.registry.spec import Change, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values.records import (
+    AtFirstUse,
+    DigestField,
+    Metrics,
+    Name,
+    PhaseName,
+    Plain,
+    Record,
+)
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
 

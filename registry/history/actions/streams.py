@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from registry.values.records import DigestField, Name, Record, Step
+from holdfast.registry.values.records import DigestField, Name, Record, Step
 
 Lifetime = Literal["forever", "resettable"]
 

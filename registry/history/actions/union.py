@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from registry.history.actions.checkpoints import (
+from holdfast.registry.history.actions.checkpoints import (
     AddCheckpoint,
     Evict,
     PointRelease,
@@ -13,11 +13,18 @@ from registry.history.actions.checkpoints import (
     SetPin,
     SetTag,
 )
-from registry.history.actions.pool import EvictEntries, Promote, RateMatch
-from registry.history.actions.run import CreateRun, DropRun, EnterPhase, Rewind, SetStatus, TakeOver
-from registry.history.actions.streams import AppendStream, ArchiveStream
-from registry.history.actions.watching import Acknowledge, Claim
-from registry.values.records import AtFirstUse
+from holdfast.registry.history.actions.pool import EvictEntries, Promote, RateMatch
+from holdfast.registry.history.actions.run import (
+    CreateRun,
+    DropRun,
+    EnterPhase,
+    Rewind,
+    SetStatus,
+    TakeOver,
+)
+from holdfast.registry.history.actions.streams import AppendStream, ArchiveStream
+from holdfast.registry.history.actions.watching import Acknowledge, Claim
+from holdfast.registry.values.records import AtFirstUse
 
 Action = Annotated[
     CreateRun

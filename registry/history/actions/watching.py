@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from registry.values.records import Name, Record
+from holdfast.registry.values.records import Name, Record
 
 
 class Claim(Record):

@@ -2,15 +2,15 @@
 
 `RunManifest` is the result, a frozen value; `advance` folds further slots into it. The rules that
 make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
-`sync` agree on them. Reading slots is the business of `registry.history.log`.
+`sync` agree on them. Reading slots is the business of `holdfast.registry.history.log`.
 """
 
 from __future__ import annotations
 
-from registry.history.replay.advance import advance, foresee
-from registry.history.replay.evicted import Forgotten, Gone, has_bit
-from registry.history.replay.run_manifest import RunManifest
-from registry.history.replay.run_parts import (
+from holdfast.registry.history.replay.advance import advance, foresee
+from holdfast.registry.history.replay.evicted import Forgotten, Gone, has_bit
+from holdfast.registry.history.replay.run_manifest import RunManifest
+from holdfast.registry.history.replay.run_parts import (
     Archive,
     CheckpointRecord,
     ClaimRecord,
@@ -23,7 +23,7 @@ from registry.history.replay.run_parts import (
     StreamRecord,
     WriterRecord,
 )
-from registry.history.replay.slot import Slot, link_after
+from holdfast.registry.history.replay.slot import Slot, link_after
 
 __all__ = [
     "Archive",

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from registry.history import actions
-from registry.history.actions import Commit, CreateRun, Mark, Place, line_digest
-from registry.history.replay import (
+from holdfast.registry.history import actions
+from holdfast.registry.history.actions import Commit, CreateRun, Mark, Place, line_digest
+from holdfast.registry.history.replay import (
     apply_checkpoints,
     apply_pool,
     apply_run,
     apply_streams,
     apply_watching,
 )
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_manifest import RunManifest
-from registry.history.replay.slot import Slot
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_manifest import RunManifest
+from holdfast.registry.history.replay.slot import Slot
 
 
 def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.history.actions import (
+from holdfast.registry.history.actions import (
     AddCheckpoint,
     CheckpointFields,
     Evict,
@@ -13,8 +13,8 @@ from registry.history.actions import (
     SetPin,
     SetTag,
 )
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_parts import CheckpointRecord, Pin
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import CheckpointRecord, Pin
 
 
 def add(draft: Draft, action: AddCheckpoint) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from registry.history.actions import EntryFields, EvictEntries, Promote, RateMatch
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_parts import PoolRecord
+from holdfast.registry.history.actions import EntryFields, EvictEntries, Promote, RateMatch
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import PoolRecord
 
 #: Matches that are remembered, to know one that is recorded again after a lost answer.
 MATCHES_KEPT = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.history.actions import (
+from holdfast.registry.history.actions import (
     CreateRun,
     DropRun,
     EnterPhase,
@@ -11,9 +11,9 @@ from registry.history.actions import (
     SetStatus,
     TakeOver,
 )
-from registry.history.replay.apply_streams import cut_streams
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_parts import PhaseRecord, WriterRecord
+from holdfast.registry.history.replay.apply_streams import cut_streams
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import PhaseRecord, WriterRecord
 
 
 def create(draft: Draft, action: CreateRun) -> None:

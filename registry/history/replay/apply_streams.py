@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from registry.history.actions import AppendStream, ArchiveStream
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_parts import Archive, Segment, StreamMark, StreamRecord
+from holdfast.registry.history.actions import AppendStream, ArchiveStream
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import Archive, Segment, StreamMark, StreamRecord
 
 
 def append(draft: Draft, action: AppendStream) -> None:

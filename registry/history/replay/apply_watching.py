@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from registry.history.actions import Acknowledge, Claim
-from registry.history.replay.draft import Draft
-from registry.history.replay.run_parts import ClaimRecord
+from holdfast.registry.history.actions import Acknowledge, Claim
+from holdfast.registry.history.replay.draft import Draft
+from holdfast.registry.history.replay.run_parts import ClaimRecord
 
 
 def claim(draft: Draft, action: Claim) -> None:

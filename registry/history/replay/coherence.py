@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from registry.history.replay.run_manifest import RunManifest
+from holdfast.registry.history.replay.run_manifest import RunManifest
 
 
 def is_coherent(run: RunManifest) -> bool:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from math import isnan
 from typing import Any
 
-from registry.errors import Malformed
-from registry.history.actions import Place
-from registry.history.replay.evicted import Forgotten, GoneDraft
-from registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
-from registry.history.replay.run_parts import (
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.replay.evicted import Forgotten, GoneDraft
+from holdfast.registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
+from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     ClaimRecord,
     GroupRecord,
@@ -24,8 +24,8 @@ from registry.history.replay.run_parts import (
     PoolRecord,
     StreamRecord,
 )
-from registry.spec.monitors import Monitor
-from registry.values.digest import Digest
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values.digest import Digest
 
 #: Lookups of a run that make up fields of it, with the field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}

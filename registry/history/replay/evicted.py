@@ -1,7 +1,7 @@
 """The numbers of evicted checkpoints and pool entries: all that a compact state keeps of them.
 
 A number is a bit, so that a run of a hundred thousand saves takes a few kilobytes for them. The
-records are in the log; `registry.history.log` reads it when a rule or a caller needs
+records are in the log; `holdfast.registry.history.log` reads it when a rule or a caller needs
 one.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from registry.values.records import Metrics, Name, PhaseName, Record
+from holdfast.registry.values.records import Metrics, Name, PhaseName, Record
 
 #: Larger numbers in a file are refused: they would only take memory.
 _MOST_BITS = 2**27

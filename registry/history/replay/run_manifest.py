@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from registry.history.actions import CreateRun, Place, RunStatus
-from registry.history.replay.evicted import Forgotten, Gone, GoneRating, classes, pack_bits
-from registry.history.replay.run_parts import (
+from holdfast.registry.history.actions import CreateRun, Place, RunStatus
+from holdfast.registry.history.replay.evicted import Forgotten, Gone, GoneRating, classes, pack_bits
+from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     GroupRecord,
     PhaseRecord,
@@ -21,10 +21,10 @@ from registry.history.replay.run_parts import (
     StreamRecord,
     WriterRecord,
 )
-from registry.spec import Pool, RunSpec
-from registry.spec.monitors import Monitor
-from registry.values.digest import Digest
-from registry.values.records import AtFirstUse, DigestField, PhaseName, Record
+from holdfast.registry.spec import Pool, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.records import AtFirstUse, DigestField, PhaseName, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 
@@ -35,7 +35,7 @@ class RunManifest(Record):
     There are two forms. A *complete* one has the records of everything that ever was. A *compact*
     one has the records of kept checkpoints and entries of the pool, only the numbers of evicted
     ones, and no places of unneeded manifests. Readers and writers use the compact form;
-    `registry.history.log.RunLog.history` gives the complete one.
+    `holdfast.registry.history.log.RunLog.history` gives the complete one.
 
     Attributes:
         run_id: The run.
@@ -120,7 +120,8 @@ class RunManifest(Record):
             }
         )
 
-    # Lookups. Replay carries them on from state to state (`registry.history.replay.draft`).
+    # Lookups. Replay carries them on from state to state
+    # (`holdfast.registry.history.replay.draft`).
 
     @cached_property
     def by_n(self) -> dict[int, CheckpointRecord]:

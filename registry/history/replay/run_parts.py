@@ -9,9 +9,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.history.actions import CheckpointFields, EntryFields, Lifetime, PhaseFields, PinFields
-from registry.spec.monitors import Monitor
-from registry.values.records import (
+from holdfast.registry.history.actions import (
+    CheckpointFields,
+    EntryFields,
+    Lifetime,
+    PhaseFields,
+    PinFields,
+)
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values.records import (
     DigestField,
     Metrics,
     Name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from registry.history.actions import Commit, Line, decode_line, line_digest
-from registry.storage.framing import join_lines, split_lines
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Commit, Line, decode_line, line_digest
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,23 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from backends import Buffer
-from registry.errors import Damaged
-from registry.storage import codecs
-from registry.storage.codecs import RAW, codec_number
-from registry.storage.fetching import Fetch
-from registry.storage.pack import PackEntry
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Places, Rows
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.dtypes import item_size
+from holdfast.backends import Buffer
+from holdfast.registry.errors import Damaged
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.codecs import RAW, codec_number
+from holdfast.registry.storage.fetching import Fetch
+from holdfast.registry.storage.pack import PackEntry
+from holdfast.registry.storage.placement import (
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Places,
+    Rows,
+)
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import item_size
 
 #: Raw bytes that are decoded together.
 _BATCH_BYTES = 16 * 2**20
@@ -135,7 +142,7 @@ def encode_chunk(data: memoryview, base: memoryview | None, codec: str, dtype: s
     Args:
         data: Its raw bytes.
         base: Those of the chunk that it is to be a delta against.
-        codec: A name of `registry.storage.codecs` other than `RAW`.
+        codec: A name of `holdfast.registry.storage.codecs` other than `RAW`.
         dtype: Its element type.
     """
     if base is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from registry.errors import Malformed
-from registry.history.actions import Place
-from registry.maintenance.repacking.survey import Survey, in_batches
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Manifest, parse_list
-from registry.storage.pack import PackEntry
-from registry.storage.reading import read_lists
-from registry.storage.store import Store
-from registry.values.digest import Digest
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import Place
+from holdfast.registry.maintenance.repacking.survey import Survey, in_batches
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Manifest, parse_list
+from holdfast.registry.storage.pack import PackEntry
+from holdfast.registry.storage.reading import read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
 
 #: A tensor as it is stored: its element type, and its chunks in order with their lengths.
 _Tensor = tuple[str, tuple[Digest, ...], tuple[int, ...]]

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from registry.errors import Malformed
-from registry.maintenance.repacking.repack_plan import RepackPlan
-from registry.maintenance.repacking.targets import Target
-from registry.storage.codecs import codec_number
-from registry.storage.pack import PackEntry, PackTable
-from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.values.digest import Digest, Digests
+from holdfast.registry.errors import Malformed
+from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan
+from holdfast.registry.maintenance.repacking.targets import Target
+from holdfast.registry.storage.codecs import codec_number
+from holdfast.registry.storage.pack import PackEntry, PackTable
+from holdfast.registry.storage.placement import (
+    MAX_DEPTH,
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Rows,
+)
+from holdfast.registry.values.digest import Digest, Digests
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The new packs of a repack: built of verified chunks of others, and put once.
 
 Stored bytes are moved as they are, codec and delta base included, but for chunks that a plan has
-encoded anew (`registry.maintenance.repacking.chunks`). Which packs are made is the
-business of `registry.maintenance.repacking.repack_plan`, under which key that of
-`registry.writing.object_writer`.
+encoded anew (`holdfast.registry.maintenance.repacking.chunks`). Which packs are made is the
+business of `holdfast.registry.maintenance.repacking.repack_plan`, under which key that of
+`holdfast.registry.writing.object_writer`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 
-from backends import ByteRange
-from registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
-from registry.maintenance.repacking.targets import Target
-from registry.storage.fetching import verify_chunk
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry, open_pack, trailer
-from registry.storage.placement import PackRef
-from registry.storage.store import Store, missing
-from registry.writing.object_writer import Writer
+from holdfast.backends import ByteRange
+from holdfast.registry.errors import Damaged, IntegrityError, ObjectNotFound, ObjectTruncated
+from holdfast.registry.maintenance.repacking.targets import Target
+from holdfast.registry.storage.fetching import verify_chunk
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry, open_pack, trailer
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.storage.store import Store, missing
+from holdfast.registry.writing.object_writer import Writer
 
 #: Chunks of one pack are read together up to so many bytes ...
 _READ_BYTES = 16 * 2**20

@@ -4,7 +4,7 @@ Every chunk that a repack looks at has one encoding in the end, whichever states
 the one that it has, or, of several, the one that stands on the fewest bases; and then:
 
 - *compression*, where it was asked for: what is stored otherwise is stored in that codec, by the
-  rule of a save (`registry.writing.encoding`), or raw again;
+  rule of a save (`holdfast.registry.writing.encoding`), or raw again;
 - *short chains*, where they were asked for: a chunk under which too many others would have to be
   read is stored whole;
 - *bases that nothing names*: chunks that are kept for nothing but deltas on them go, and the deltas
@@ -24,24 +24,29 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar, cast
 
-from registry.errors import Malformed
-from registry.maintenance.repacking.chunks import RawChunks, StoredFiles, Workshop, encode_chunk
-from registry.maintenance.repacking.element_types import (
+from holdfast.registry.errors import Malformed
+from holdfast.registry.maintenance.repacking.chunks import (
+    RawChunks,
+    StoredFiles,
+    Workshop,
+    encode_chunk,
+)
+from holdfast.registry.maintenance.repacking.element_types import (
     Tensors,
     check_bases,
     check_sizes,
     read_tensors,
 )
-from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
-from registry.pytree import ArrayLeaf
-from registry.storage.codecs import RAW
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry
-from registry.storage.placement import MAX_DEPTH
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.values.digest import Digest
-from registry.writing.encoding import DELTA_WORTH, Encoding
+from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.storage.codecs import RAW
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry
+from holdfast.registry.storage.placement import MAX_DEPTH
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.encoding import DELTA_WORTH, Encoding
 
 #: Portions of chunks that are tried at once.
 _BATCHES_IN_FLIGHT = 4
@@ -89,7 +94,7 @@ def plan_recoding(
         store: The registry's objects.
         survey: What the runs need.
         within: The packs that may be rewritten; a chunk that lies in others as well stays as it is.
-        codec: A name of `registry.storage.codecs`, for all chunks that are worth it.
+        codec: A name of `holdfast.registry.storage.codecs`, for all chunks that are worth it.
         keyframe_every: So many versions of a chunk at most are to be read for the last of them.
 
     Raises:

@@ -8,8 +8,8 @@ before it is written; where compression is asked for, and where bases of deltas 
 chunks are decoded, verified and encoded anew. A new pack is on the store before any placement names
 it, and a placement before any slot does, so a crash at any point costs space until the next repack
 and collection, and nothing else. What to rewrite is the business of
-`registry.maintenance.repacking.repack_plan`, how a run comes to name the new packs that of
-`registry.maintenance.repacking.runs`.
+`holdfast.registry.maintenance.repacking.repack_plan`, how a run comes to name the new packs that of
+`holdfast.registry.maintenance.repacking.runs`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from registry.errors import InvalidInput, MissingObject
-from registry.maintenance.repacking.packs import Packs, Progress
-from registry.maintenance.repacking.repack_plan import RepackPlan, RewrittenPack, plan_repack
-from registry.maintenance.repacking.runs import PLANS, RunRepack
-from registry.maintenance.repacking.survey import Chunk, chunk_of
-from registry.storage.codecs import COMPRESSIONS, Compression, check_compression
-from registry.storage.keys import ObjectKey
-from registry.storage.store import Store
-from registry.writing.deltas import check_keyframe_every
+from holdfast.registry.errors import InvalidInput, MissingObject
+from holdfast.registry.maintenance.repacking.packs import Packs, Progress
+from holdfast.registry.maintenance.repacking.repack_plan import (
+    RepackPlan,
+    RewrittenPack,
+    plan_repack,
+)
+from holdfast.registry.maintenance.repacking.runs import PLANS, RunRepack
+from holdfast.registry.maintenance.repacking.survey import Chunk, chunk_of
+from holdfast.registry.storage.codecs import COMPRESSIONS, Compression, check_compression
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.store import Store
+from holdfast.registry.writing.deltas import check_keyframe_every
 
 
 @dataclass(frozen=True, slots=True)

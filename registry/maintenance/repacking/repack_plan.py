@@ -11,7 +11,7 @@ What is chosen:
   keeps it; so a repack that broke off half-way, which leaves old and new packs side by side, is
   finished by the next one without moving those bytes again;
 - packs with chunks that are to be stored in another encoding, or with bases of deltas that nothing
-  needs then (`registry.maintenance.repacking.recoding`);
+  needs then (`holdfast.registry.maintenance.repacking.recoding`);
 - small packs, where putting them together leaves fewer files.
 
 What the new packs hold: chunks in the order in which the states of a run name them, oldest first,
@@ -28,17 +28,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from registry.errors import NotFound
-from registry.history.actions import Place
-from registry.maintenance.repacking.recoding import Recoding, plan_recoding
-from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
-from registry.maintenance.repacking.targets import Part, Target, Whereabouts
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PACK_BYTES, PackEntry, PackTable
-from registry.storage.placement import MAX_DEPTH
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.values.suggest import near
+from holdfast.registry.errors import NotFound
+from holdfast.registry.history.actions import Place
+from holdfast.registry.maintenance.repacking.recoding import Recoding, plan_recoding
+from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.maintenance.repacking.targets import Part, Target, Whereabouts
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PACK_BYTES, PackEntry, PackTable
+from holdfast.registry.storage.placement import MAX_DEPTH
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
 
 #: Packs smaller than this are put together.
 SMALL_BYTES = 16 * 2**20
@@ -107,8 +107,8 @@ def plan_repack(
         runs: Only packs that these runs need; all without it. Other runs that need one of them
             count as well.
         min_dead: Share of a pack's chunks, in bytes, from which on it is rewritten.
-        codec: In which codec of `registry.storage.codecs` chunks are to be stored; as they are
-            without it.
+        codec: In which codec of `holdfast.registry.storage.codecs` chunks are to be stored; as they
+            are without it.
         keyframe_every: So many versions of a chunk at most are to be read for the last of them.
 
     Raises:

@@ -1,8 +1,8 @@
 """The places of one run, brought to where a plan wants them.
 
-A repack is a change of the run that says nothing new (`registry.writing.change`). It replaces a
-place only while the run needs the manifest and still gives the place that the new one was planned
-from. If two repacks want different things of one state, the first to place it wins.
+A repack is a change of the run that says nothing new (`holdfast.registry.writing.change`). It
+replaces a place only while the run needs the manifest and still gives the place that the new one
+was planned from. If two repacks want different things of one state, the first to place it wins.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import islice
 
-from registry.history.actions import Line, Place
-from registry.history.log import RunLog
-from registry.history.replay import RunManifest
-from registry.maintenance.repacking.new_places import Layout
-from registry.maintenance.repacking.packs import Packs
-from registry.maintenance.repacking.repack_plan import RepackPlan
-from registry.maintenance.repacking.survey import in_batches
-from registry.maintenance.repacking.targets import Target
-from registry.storage.keys import ObjectKey
-from registry.storage.placement import PackRef, Placement
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.values.digest import Digest
-from registry.writing.change import Change
-from registry.writing.committer import Committer
-from registry.writing.object_writer import ChosenKeys, Writer, placed_keys
+from holdfast.registry.history.actions import Line, Place
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.maintenance.repacking.new_places import Layout
+from holdfast.registry.maintenance.repacking.packs import Packs
+from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan
+from holdfast.registry.maintenance.repacking.survey import in_batches
+from holdfast.registry.maintenance.repacking.targets import Target
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import Change
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_keys
 
 #: New packs held in memory at once ...
 _PACKS_IN_FLIGHT = 4

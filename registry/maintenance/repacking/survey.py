@@ -1,8 +1,8 @@
 """What the runs of a registry need, pack by pack and chunk by chunk.
 
-A repack plans from it, and `registry.maintenance.usage` counts by it. Owns reading logs, placements
-and the tables of packs. Neither manifests nor chunks are read: where a chunk lies is in the
-placements, what it is in the table of its pack.
+A repack plans from it, and `holdfast.registry.maintenance.usage` counts by it. Owns reading logs,
+placements and the tables of packs. Neither manifests nor chunks are read: where a chunk lies is in
+the placements, what it is in the table of its pack.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from concurrent.futures import Executor
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from registry.errors import Malformed, RegistryError, StoreUnavailable
-from registry.history.actions import Place
-from registry.history.epochs import Epochs
-from registry.history.log import RunLog, list_runs
-from registry.history.replay import RunManifest
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry, PackTable
-from registry.storage.placement import PackRef, Placement
-from registry.storage.store import Store
-from registry.storage.threads import results
-from registry.values.digest import Digest
+from holdfast.registry.errors import Malformed, RegistryError, StoreUnavailable
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry, PackTable
+from holdfast.registry.storage.placement import PackRef, Placement
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import results
+from holdfast.registry.values.digest import Digest
 
 #: Placements and tables read at once.
 _READS_AT_ONCE = 64
@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         digest: SHA-256 of its raw bytes.
-        codec: Name in `registry.storage.codecs`.
+        codec: Name in `holdfast.registry.storage.codecs`.
         base: The chunk that a delta is against.
     """
 

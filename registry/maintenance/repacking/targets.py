@@ -1,6 +1,6 @@
 """The packs that chunks are in after a repack: new ones, and some that stay.
 
-Which chunks those are is the business of `registry.maintenance.repacking.repack_plan`.
+Which chunks those are is the business of `holdfast.registry.maintenance.repacking.repack_plan`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from registry.maintenance.repacking.chunks import Workshop
-from registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import TRAILER_BYTES, PackEntry, PackTable
-from registry.storage.placement import PackRef
-from registry.values.digest import Digest
+from holdfast.registry.maintenance.repacking.chunks import Workshop
+from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import TRAILER_BYTES, PackEntry, PackTable
+from holdfast.registry.storage.placement import PackRef
+from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from registry.errors import InvalidInput, NotFound, RegistryError
-from registry.spec import RunSpec
-from registry.spec.presets.preset_errors import told
-from registry.values.suggest import near
+from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.presets.preset_errors import told
+from holdfast.registry.values.suggest import near
 
 _MAX_BYTES = 2**20
 _HINT = "docs/presets.md explains every field."

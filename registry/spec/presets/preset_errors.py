@@ -1,6 +1,6 @@
 """What is wrong with a preset, in words: where by name, what was meant, and no library's terms.
 
-Owns the words alone; which rules there are is the business of `registry.spec`.
+Owns the words alone; which rules there are is the business of `holdfast.registry.spec`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from registry.spec import RunSpec
-from registry.values.records import Record
-from registry.values.suggest import near
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.values.records import Record
+from holdfast.registry.values.suggest import near
 
 #: What one entry of a list is called, and the fields that name it.
 _ENTRIES = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from backends import Buffer
-from backends.escape import quoted
-from registry.errors import InvalidInput, Malformed
-from registry.values.suggest import near
+from holdfast.backends import Buffer
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values.suggest import near
 
 RAW = "raw"
 #: Blosc frames, bytes shuffled by the size of an element: zstd, and lz4 for speed.
@@ -69,7 +69,7 @@ def join(delta: memoryview, base: Buffer) -> None:
 
 def _blosc() -> Any:
     # numcodecs takes a tenth of a second, and a registry of raw chunks never needs it.
-    from registry.storage.codecs import blosc
+    from holdfast.registry.storage.codecs import blosc
 
     return blosc
 

@@ -12,9 +12,9 @@ import struct
 import numpy as np
 from numcodecs import blosc
 
-from backends import Buffer
-from registry.errors import Damaged, Malformed
-from registry.storage.codecs import LZ4, ZSTD
+from holdfast.backends import Buffer
+from holdfast.registry.errors import Damaged, Malformed
+from holdfast.registry.storage.codecs import LZ4, ZSTD
 
 _COMPRESSORS = {ZSTD: b"zstd", LZ4: b"lz4"}
 #: What a frame says in its flags of the compressor inside.

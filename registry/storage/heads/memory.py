@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from threading import RLock
 
-from backends import Location, parse
-from registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
-from registry.storage.heads import folder
-from registry.storage.heads.record import Head, HeadLines, HeadsFile, advice
-from registry.values.digest import Digest
+from holdfast.backends import Location, parse
+from holdfast.registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
+from holdfast.registry.storage.heads import folder
+from holdfast.registry.storage.heads.record import Head, HeadLines, HeadsFile, advice
+from holdfast.registry.values.digest import Digest
 
 #: The environment variable that turns remembering off: `0`.
 MEMORY = "HOLDFAST_HEADS"

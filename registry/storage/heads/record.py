@@ -14,10 +14,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from registry.errors import Malformed, RolledBack
-from registry.storage.framing import join_lines, split_lines
-from registry.values.digest import Digest
-from registry.values.records import DigestField, Record
+from holdfast.registry.errors import Malformed, RolledBack
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.records import DigestField, Record
 
 #: A file that is longer is not read.
 MAX_FILE_BYTES = 64 * 2**20

@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from registry import formats
-from registry.errors import RegistryError
+import holdfast
+from holdfast.registry import formats
+from holdfast.registry.errors import RegistryError
 from tests.formats.hostile.refusing import Refuse
 
 
 @pytest.fixture
 def refuse(tmp_path: Path) -> Iterator[Refuse]:
     """Check that pushing a file fails with a typed error, and changes nothing in the registry."""
-    with registry.init(tmp_path / "registry", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
         run = opened.create_run("run")
 
         def files() -> dict[Path, bytes]:

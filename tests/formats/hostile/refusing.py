@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from registry.errors import RegistryError
+from holdfast.registry.errors import RegistryError
 
 Refuse = Callable[[Path, str], RegistryError]

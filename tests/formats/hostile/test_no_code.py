@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 SOURCES = sorted(
     {
         path.relative_to(ROOT)
-        for package in ("registry", "backends")
+        for package in ("registry", "backends", "src")
         for path in (ROOT / package).rglob("*.py")
     }
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from registry.values import parse_limits
+from holdfast.registry.values import parse_limits
 from tests.formats.hostile.refusing import Refuse
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -75,7 +75,7 @@ def test_refused(name: str, tmp_path: Path, refuse: Refuse) -> None:
 
 
 def test_the_sound_one_passes(tmp_path: Path) -> None:
-    from registry import formats
+    from holdfast.registry import formats
 
     (tmp_path / "x.safetensors").write_bytes(build(entry(), bytes(8)))
     assert formats.read(tmp_path / "x.safetensors").state["model"]["w"].tolist() == [0, 0]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from registry import formats
-from registry.errors import UnsupportedValue
-from registry.values import parse_limits
+from holdfast.registry import formats
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.values import parse_limits
 from tests.formats.hostile.refusing import Refuse
 
 
@@ -90,7 +90,8 @@ def test_truncated(share: float, tmp_path: Path, refuse: Refuse) -> None:
 
 
 def test_flipped_bytes_never_run_or_crash(tmp_path: Path, refuse: Refuse) -> None:
-    from registry import RegistryError, formats
+    from holdfast import RegistryError
+    from holdfast.registry import formats
 
     torch.save(sound(), tmp_path / "x.pt")
     data = (tmp_path / "x.pt").read_bytes()

@@ -19,7 +19,7 @@ RECORD = {
     *("ref", "id", "run", "phase", "step", "created", "size_bytes", "metrics", "meta", "marks"),
     "nonfinite",
 }
-HOLDFAST = [sys.executable, "-m", "registry.cli"]
+HOLDFAST = [sys.executable, "-m", "holdfast.registry.cli"]
 
 
 def start(command: list[str], *arguments: str) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import Result
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call
 from tests.support.commands import invoke
 
@@ -25,11 +25,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A registry with a run `demo` of two checkpoints, the second one best and tagged."""
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
         run = opened.create_run(
             "demo",
             seed=42,
-            monitor=registry.Monitor(metric="loss", mode="min"),
+            monitor=holdfast.Monitor(metric="loss", mode="min"),
             config={"lr": 0.1},
         )
         weights = np.arange(600, dtype=np.float32)

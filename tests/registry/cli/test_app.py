@@ -8,8 +8,8 @@ from inspect import getdoc
 
 import pytest
 
-from registry.cli import app, opening
-from registry.registry import open as open_registry
+from holdfast.registry.cli import app, opening
+from holdfast.registry.registry import open as open_registry
 from tests.registry.cli.calling import Call
 
 

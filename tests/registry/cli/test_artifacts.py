@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call
 
 
@@ -58,7 +58,7 @@ def test_an_artifact_is_shown_and_pulled(
 def test_entries_of_a_pool_and_companions_are_shown_and_pulled(
     call: Call, url: str, tmp_path: Path, call_json: Callable[..., Any]
 ) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.run("demo")
         run.pool.promote(run.latest())
         state = {"model": {"x": 1.0}}

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from registry.spec import RunSpec
+import holdfast
+from holdfast.registry.spec import RunSpec
 from tests.registry.cli.calling import Call, CallJson
 
 ENDS = ("--good", "long/main/step1", "--bad", "long/main/step8")
@@ -21,7 +21,7 @@ STATUS = "import os; n = int(os.environ['HOLDFAST_STEP']); raise SystemExit(7 if
 @pytest.fixture
 def long(url: str) -> str:
     """A run of eight checkpoints; from step 5 on the loss is high and a weight is not finite."""
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("long", seed=1, preset=RunSpec(finite=("model/*",)))
         for step in range(1, 9):
             w = np.full(4, np.nan if step > 4 else 1.0)
@@ -121,8 +121,8 @@ def test_what_is_evicted_meanwhile_is_skipped(call: Call, long: str, tmp_path: P
     script = tmp_path / "script.py"
     script.write_text(
         "import os, registry\n"
-        "from registry.spec import Retention\n"
-        f"with registry.open({long!r}) as opened:\n"
+        "from holdfast.registry.spec import Retention\n"
+        f"with holdfast.open({long!r}) as opened:\n"
         "    run = opened.run('long')\n"
         "    run.prune(Retention(last=3))\n"
         f"{STATUS}\n"
@@ -139,7 +139,7 @@ def test_what_is_evicted_meanwhile_is_skipped(call: Call, long: str, tmp_path: P
 
 def test_the_line_of_training_decides_what_lies_between(call: Call, long: str) -> None:
     call("bisect", "long", "--good", ref(3), "--bad", ref(4), "--metric", "loss>1.6")
-    with registry.open(long) as opened:
+    with holdfast.open(long) as opened:
         run = opened.run("long")
         run.restore(at=run.checkpoints()[2])
         run.save({"model": {"w": np.ones(1)}}, step=4, metrics={"loss": 9.0})

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import registry
-from registry.spec import RunSpec
+import holdfast
+from holdfast.registry.spec import RunSpec
 from tests.registry.cli.calling import Call
 
 
@@ -149,7 +149,7 @@ def test_show(call: Call) -> None:
 
 
 def test_what_is_held_back_is_marked(call: Call, call_json: Callable[..., Any], url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("wild", preset=RunSpec(finite=("model/*",)))
         run.save({"model": {"w": np.array([1.0, float("nan")])}}, step=1)
     assert call("ls", "wild").stdout.splitlines()[1].endswith("  held back")
@@ -213,7 +213,7 @@ def test_push_without_a_phase_goes_where_the_run_is(
     (tmp_path / "two.toml").write_text("phases = [{ name = 'warm' }, { name = 'fine' }]")
     call("run", "create", "two", "--preset", tmp_path / "two.toml")
     assert "two/warm/step00000001" in call("push", torch_file, "two", "--step", 1).stdout
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.run("two").push({"w": 1}, step=2, phase="fine")
     assert "two/fine/step00000003" in call("push", torch_file, "two", "--step", 3).stdout
     assert (
@@ -270,7 +270,7 @@ def test_pull_writes_to_no_pipe(
 
 
 def test_sync(call: Call, url: str, tmp_path: Path) -> None:
-    registry.init(tmp_path / "mirror", skip_race_probe=True).close()
+    holdfast.init(tmp_path / "mirror", skip_race_probe=True).close()
     first = call("sync", url, tmp_path / "mirror", "demo").stdout.splitlines()
     assert first[1].split()[0] == "demo"
     assert first[1].split()[2] == "2"
@@ -278,7 +278,7 @@ def test_sync(call: Call, url: str, tmp_path: Path) -> None:
     assert first[-1].endswith(" of packs sent")
     again = call("sync", url, tmp_path / "mirror").stdout
     assert "manifests" not in again
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.create_run("tiny").save({"epoch": 1}, step=1)
     tiny = call("sync", url, tmp_path / "mirror", "tiny").stdout
     assert tiny.endswith("; 0 B of packs sent (small states travel in manifests)\n")

@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 import pytest
 
-import registry
-from registry.cli import history
-from registry.history import actions
-from registry.spec import Retention, RunSpec
-from registry.spec.presets import load_preset, preset_names
-from registry.sync import sync
-from registry.values.digest import Digest
+import holdfast
+from holdfast.registry.cli import history
+from holdfast.registry.history import actions
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.presets import load_preset, preset_names
+from holdfast.registry.sync import sync
+from holdfast.registry.values.digest import Digest
 from tests.registry.cli.calling import Call, CallJson, Terminal
 
 
@@ -31,7 +31,7 @@ def test_run_create_with_a_preset(call: Call, call_json: CallJson, tmp_path, url
         'format = "holdfast.preset/1"\nname = "mine"\nretention = { last = 7 }\n'
     )
     call("run", "create", "own", "--preset", tmp_path / "mine.toml")
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         assert opened.run("own").spec == RunSpec(name="mine", retention=Retention(last=7))
     assert "'default'" in call("run", "create", "x", "--preset", "defualt", status=4).stderr
     assert "x" not in call("run", "ls").stdout.split()
@@ -41,7 +41,7 @@ def test_run_create_with_a_policy(call: Call, url: str) -> None:
     rules = ["last=3", "best=1", "every=1000", "days=7"]
     keep = [word for rule in rules for word in ("--keep", rule)]
     call("run", "create", "new", "--monitor", "loss:min", *keep)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         policy = opened.run("new").spec.retention
     assert policy == Retention(last=3, best=1, every=1000, for_days=7)
 
@@ -123,7 +123,7 @@ def test_fork_of_what_is_not_there(call: Call) -> None:
 def test_a_run_that_cannot_be_read_hides_no_fork(call: Call, call_json, url: str) -> None:
     call("run", "fork", "demo", "child")
     call("run", "create", "broken")
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.store.backend.put("runs/broken/log/00000000000000000000", b"x")
     assert call_json("run", "show", "demo")["forks"] == ["child"]
 
@@ -161,12 +161,12 @@ def test_log_graph_goes_on_below_the_fork(call: Call, call_json: CallJson) -> No
 def test_log_graph_without_the_parent(call: Call, url: str, tmp_path) -> None:
     call("run", "fork", "demo", "child")
     mirror = str(tmp_path / "mirror")
-    registry.init(mirror, skip_race_probe=True).close()
+    holdfast.init(mirror, skip_race_probe=True).close()
     sync(url, mirror, ["child"])
     rows = call("log", "child", "--graph", "-r", mirror).stdout.splitlines()
     assert words(rows[-1]) == "| forked from demo at commit 2, which is not in this registry"
     # Another run of the same name is not taken for it.
-    with registry.open(mirror) as opened:
+    with holdfast.open(mirror) as opened:
         run = opened.create_run("demo", seed=43)
         for step in (1, 2, 3):
             run.save({"w": step}, step=step)
@@ -201,8 +201,8 @@ def test_drop_asks_nobody_in_a_pipe(call: Call, call_json: CallJson) -> None:
 def test_drop_has_the_name_typed_on_a_terminal(
     typed: str, dropped: bool, url: str, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    from registry.cli import runs
-    from registry.errors import InvalidInput
+    from holdfast.registry.cli import runs
+    from holdfast.registry.errors import InvalidInput
 
     monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
     monkeypatch.setattr("builtins.input", lambda prompt="": f"{typed}")
@@ -212,7 +212,7 @@ def test_drop_has_the_name_typed_on_a_terminal(
     else:
         with pytest.raises(InvalidInput, match="another name was typed"):
             runs.drop(**arguments)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         assert (opened.run("demo").manifest.dropped == "no use") is dropped
     assert "demo holds 2 checkpoints" in capsys.readouterr().err
 
@@ -223,7 +223,7 @@ def test_drop_has_the_name_typed_on_a_terminal(
 def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
     assert call("run", "ls").stdout.splitlines()[1].split()[:3] == ["demo", "running", "2"]
     assert call_json("run", "show", "demo")["phase"] == 2
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.run("demo")
         second = run.checkpoints()[-1]
         enter = actions.EnterPhase(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call
 
 PRESET = """
@@ -26,7 +26,7 @@ gates = [{ name = "first_best", phase = "1" }, { name = "second_best", phase = "
 def two(url: str, tmp_path: Path) -> str:
     """A run of two phases with a gate each."""
     (tmp_path / "two.toml").write_text(PRESET)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("two", preset=tmp_path / "two.toml")
         run.save({"w": 1}, step=1, phase=1, metrics={"loss": 0.5})
         run.save({"w": 2}, step=2, phase=1, metrics={"loss": 0.25})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import RECORD, Call, CallJson
 
 RUN = {
@@ -108,7 +108,7 @@ def test_push_pull_sync_init(
 
 
 def test_empty_registry(call_json: CallJson, tmp_path: Path) -> None:
-    registry.init(tmp_path / "empty", skip_race_probe=True).close()
+    holdfast.init(tmp_path / "empty", skip_race_probe=True).close()
     for command in (["ls"], ["run", "ls"]):
         assert call_json(*command, "-r", tmp_path / "empty") == []
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from registry.errors import Malformed, NotFound
-from registry.history.actions import SetStatus
-from registry.history.log import commit_line
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import slot_key
-from registry.values import canonical
+import holdfast
+from holdfast.registry.errors import Malformed, NotFound
+from holdfast.registry.history.actions import SetStatus
+from holdfast.registry.history.log import commit_line
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.values import canonical
 from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture
 def damaged(url: str) -> Path:
     """The first slot of a second run, `bad`, with a byte changed."""
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.create_run("bad").save({"x": np.arange(100)}, step=1)
         opened.create_run("also").save({"y": np.arange(100)}, step=1)
     slot = Path(url) / slot_key("bad", 1)
@@ -66,7 +66,7 @@ def test_du(call: Call, call_json: CallJson, damaged: Path) -> None:
 
 
 def test_a_run_of_a_newer_version_has_the_status_of_that(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         state = opened.create_run("newer").manifest
         line = commit_line(state, [SetStatus(status="failed")]).encode()
     newer = line.replace(b'"action":"run.status"', b'"action":"run.dance"')
@@ -79,7 +79,7 @@ def test_a_run_of_a_newer_version_has_the_status_of_that(call: Call, url: str) -
 
 
 def test_a_checkpoint_by_its_id_alone(url: str, damaged: Path, call: Call) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         demo = opened.run("demo").latest()
         assert demo is not None
         assert opened.checkpoint(demo.digest.hex()).ref == demo.ref
@@ -92,7 +92,7 @@ def test_a_checkpoint_by_its_id_alone(url: str, damaged: Path, call: Call) -> No
 
 
 def test_a_fork_of_a_damaged_run(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.fork("demo/latest", "warm")
     slot = Path(url) / slot_key("demo", 0)
     slot.write_bytes(slot.read_bytes()[:-1])
@@ -117,7 +117,7 @@ def test_times_beyond_the_calendar(call: Call, call_json: CallJson, url: str) ->
 
 def test_legal_integers_of_any_length(call: Call, call_json: CallJson, url: str) -> None:
     huge = 10**5000
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("huge", config={"n": huge, huge: [huge], "mixed": ["a", 1]})
         state = {"x": np.arange(100), "n": huge, "deep": {"k": [huge], huge: 1}}
         run.save(state, step=1, meta={"n": huge, huge: (huge,)})

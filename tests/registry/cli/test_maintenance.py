@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call
 
 
 @pytest.fixture
 def mirror(url: str, tmp_path: Path) -> str:
     place = str(tmp_path / "mirror")
-    registry.init(place, skip_race_probe=True).close()
-    registry.sync(url, place)
+    holdfast.init(place, skip_race_probe=True).close()
+    holdfast.sync(url, place)
     return place
 
 

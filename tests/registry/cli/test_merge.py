@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import RECORD, Call, CallJson
 
 ONE, TWO = "demo/main/step10", "demo/phase2/step20"
 
 
 def weights(url: str, ref: str) -> np.ndarray:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         found: np.ndarray = opened.checkpoint(ref).load()["model"]["w"]
         return found
 
@@ -66,7 +66,7 @@ def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url:
     ],
 )
 def test_a_meta_that_only_has_the_name_is_shown_as_it_is(said: Any, call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.run("demo").save({"x": 1}, step=30, phase=2, meta={"merge": said, "note": "hi"})
     lines = call("show", "demo/latest").stdout.splitlines()
     assert [line.split(None, 1) for line in lines if line.startswith("meta.")] == [

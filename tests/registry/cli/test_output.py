@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import registry
-from backends.escape import printable
-from registry.cli import output
-from registry.cli.columns import Column
+import holdfast
+from holdfast.backends.escape import printable
+from holdfast.registry.cli import output
+from holdfast.registry.cli.columns import Column
 from tests.registry.cli.calling import Call, Terminal
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eevil\u2066\r\n[red]markup[/red]\x9b31m"
@@ -26,7 +26,7 @@ def test_golden() -> None:
 def test_names_from_the_store_are_tamed(
     call: Call, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("evil", config={EVIL: EVIL})
         state: dict[str, Any] = {EVIL: {EVIL: 1}, "x": EVIL}
         run.save(state, step=1, metrics={EVIL: 1.0}, meta={EVIL: EVIL})
@@ -96,7 +96,7 @@ def test_sizes_ages_numbers() -> None:
 
 
 def test_the_bar_is_on_stderr_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from registry.cli import progress
+    from holdfast.registry.cli import progress
 
     with progress.bar("x") as advance:
         advance(5)  # no terminal: nothing at all

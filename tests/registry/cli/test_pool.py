@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call, CallJson
 from tests.registry.pool.league import LEAGUE, player
 
@@ -19,7 +19,7 @@ ENTRY = {
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """A registry with a run `league`: a gate of phase 2, and five checkpoints of phase 3."""
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
         run = opened.create_run("league", seed=42, preset=LEAGUE)
         run.set_gate("second", run.save(player(1), step=1, phase=2))
         for step in range(2, 7):
@@ -44,7 +44,7 @@ def test_promote_says_what_entered(call: Call, url: str) -> None:
     assert call("pool", "promote", "league/latest").stdout == said
     said = call("pool", "promote", "league/phase3/step2", "--mu", 30, "--sigma", 4.5).stdout
     assert said == "league/pool/v0003: mu=30 sigma=4.5\n"
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         assert [entry.gate for entry in opened.run("league").pool.roster()] == [
             *("second", None, None)
         ]
@@ -82,7 +82,7 @@ def test_rate_refuses_what_is_no_seat(call: Call) -> None:
 
 @pytest.mark.usefixtures("full")
 def test_sample_is_what_the_run_draws(call: Call, call_json: CallJson, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         drawn = opened.run("league").pool.draws(2, 10)
     assert call_json("pool", "sample", "league", "--start", 2) == [
         {"game": one.game, "kind": one.kind, "version": one.version} for one in drawn
@@ -96,7 +96,7 @@ def test_sample_is_what_the_run_draws(call: Call, call_json: CallJson, url: str)
 
 
 def test_sample_of_a_run_without_opponents(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.create_run("plain")
     assert "declares no opponents" in call("pool", "sample", "plain", status=3).stderr
 

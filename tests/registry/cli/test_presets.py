@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from registry.spec.presets import preset_names
+from holdfast.registry.spec.presets import preset_names
 from tests.registry.cli.calling import Call
 
 OWN = """

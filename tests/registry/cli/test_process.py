@@ -13,7 +13,7 @@ import pytest
 from tests.registry.cli.calling import HOLDFAST, start
 
 _SLOW = """
-import signal, time, registry.cli.files as files
+import signal, time, holdfast.registry.cli.files as files
 # A job in the background of a script, as CI may be, inherits that Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class Slow:
@@ -21,21 +21,21 @@ class Slow:
         print("ready", flush=True)
         time.sleep(60)
 files.formats = Slow()
-from registry.cli import main
+from holdfast.registry.cli import main
 main()
 """
 
 _EARLY = """
 import importlib.abc, os, signal, sys
-from registry.cli import main
-assert "registry.cli.app" not in sys.modules
+from holdfast.registry.cli import main
+assert "holdfast.registry.cli.app" not in sys.modules
 signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupt(*given, **named):
     print({during!r}, flush=True)
     os.kill(os.getpid(), {number})
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "registry.cli.app":
+        if name == "holdfast.registry.cli.app":
             interrupt()
 if {during!r} == "importing":
     sys.meta_path.insert(0, Finder())
@@ -117,7 +117,7 @@ def test_output_of_another_encoding(url: str, tmp_path: Path) -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from registry.cli.app import app\n"
+        "from holdfast.registry.cli.app import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'boto3', 'botocore', 's3fs', 'safetensors', 'rich'}\n"
@@ -130,7 +130,7 @@ def test_help_loads_nothing_heavy() -> None:
 def test_help_imports_no_command_and_a_command_no_other() -> None:
     code = (
         "import sys\n"
-        "from registry.cli import main\n"
+        "from holdfast.registry.cli import main\n"
         "sys.argv[1:] = {arguments}\n"
         "try: main()\n"
         "except SystemExit: pass\n"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import registry
-from backends.local import LocalBackend
-from registry.spec import Retention
+import holdfast
+from holdfast.backends.local import LocalBackend
+from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
 
 
@@ -19,7 +19,7 @@ from tests.registry.cli.calling import Call, CallJson
 def thinned(url: str) -> str:
     """A run of five checkpoints, of which a third of the oldest pack and the newest are needed."""
     fixed = np.random.default_rng(0).bytes(100_000)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("thin", seed=1)
         for step in range(5):
             changing = np.random.default_rng(step + 1).bytes(200_000)
@@ -39,7 +39,7 @@ def test_it_tells_what_it_did(call: Call, thinned: str) -> None:
     assert placed == "placed again  3 states of 2 runs"
     assert left == "left to gc    493.8 KiB of old packs"
     assert call("verify", "--deep").exit_code == 0
-    with registry.open(thinned) as opened:
+    with holdfast.open(thinned) as opened:
         state = opened.checkpoint("thin").load()
     assert state["model"]["w"].tobytes() == np.random.default_rng(5).bytes(200_000)
 
@@ -79,7 +79,7 @@ def test_json(call_json: CallJson, thinned: str) -> None:
 
 
 def test_compression(call: Call, call_json: CallJson, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         for step in range(2):
             run.save({"model": {"w": np.arange(step, 50_000 + step)}}, step=step)
@@ -104,7 +104,7 @@ def overtaken_at(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str) -> None
     def before(self: LocalBackend, key: str, body: Any) -> bool:
         if key.startswith(prefix):
             monkeypatch.setattr(LocalBackend, "put_if_absent", put)
-            with registry.open(url) as other:
+            with holdfast.open(url) as other:
                 assert other.repack(compression="lz4").checkpoints
         return put(self, key, body)
 
@@ -115,7 +115,7 @@ def overtaken_at(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str) -> None
 def test_who_is_overtaken_is_told(
     call: Call, url: str, monkeypatch: pytest.MonkeyPatch, steps: int, told: str
 ) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         for step in range(steps):
             run.save({"model": {"w": np.arange(step, 50_000 + step)}}, step=step)
@@ -136,7 +136,7 @@ def test_who_is_overtaken_is_told(
 
 
 def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         values = np.random.default_rng(1).normal(size=50_000)
         for step in range(4):
@@ -150,7 +150,7 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
 
 
 def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         values = np.random.default_rng(1).normal(size=50_000)
         for step in range(4):
@@ -189,7 +189,7 @@ def test_nothing_to_do_is_told_by_what_was_asked(
 ) -> None:
     """One tensor shrinks and one does not: that is stored raw whatever is asked for."""
     noise = np.random.default_rng(1).integers(0, 256, 50_000, np.uint8)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         run.save({"model": {"w": np.arange(50_000), "noise": noise}}, step=1)
     call("repack", *asked.split())
@@ -249,7 +249,7 @@ def test_the_share_decides(
     call_json: CallJson, thinned: str, share: str, goes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    from registry.maintenance.repacking import repack_plan as repack_plan
+    from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
 
     monkeypatch.setattr(repack_plan, "SMALL_BYTES", 0)
     assert call_json("repack", "--min-dead", share, "--dry-run")["packs_read"] == goes

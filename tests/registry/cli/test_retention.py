@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import registry
-from registry.spec import Retention
+import holdfast
+from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture
 def long(url: str) -> str:
     """A run of six checkpoints, the one of step 20 best; nothing says what may go."""
-    with registry.open(url) as opened:
-        monitor = registry.Monitor(metric="loss", mode="min")
+    with holdfast.open(url) as opened:
+        monitor = holdfast.Monitor(metric="loss", mode="min")
         run = opened.create_run("long", seed=1, monitor=monitor)
         for step in range(10, 70, 10):
             state = {"w": np.arange(200) + step}
@@ -25,7 +25,7 @@ def long(url: str) -> str:
 
 
 def steps(call_json: CallJson, run: str) -> list[int]:
-    with registry.open() as opened:
+    with holdfast.open() as opened:
         return [checkpoint.step for checkpoint in opened.run(run).checkpoints()]
 
 
@@ -73,7 +73,7 @@ def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -
 
 
 def test_the_policy_of_the_run_counts_without_another(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("kept", retention=Retention(last=2))
         for step in (1, 2, 3):
             run.save({"w": step}, step=step)
@@ -91,7 +91,7 @@ def test_without_any_policy_nothing_goes(call: Call, call_json: CallJson, long: 
 def test_the_best_of_a_run_without_a_monitor_is_nothing(
     call: Call, call_json: CallJson, url: str
 ) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("blind")
         for step in (1, 2, 3):
             run.save({"w": step}, step=step)
@@ -156,7 +156,7 @@ def test_no_other_step_is_suggested(ref: str, call: Call, long: str) -> None:
 
 
 def test_undo_names_what_is_superseded_by_its_id(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("back")
         first = run.save({"w": 0}, step=1)
         second = run.save({"w": 1}, step=2)
@@ -171,7 +171,7 @@ def test_undo_names_what_is_superseded_by_its_id(call: Call, url: str) -> None:
 def test_undo_of_a_step_that_went_twice_asks_for_the_id(
     call: Call, call_json: CallJson, url: str
 ) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("back")
         run.save({"w": 0}, step=1)
         first = run.save({"w": 1}, step=2)

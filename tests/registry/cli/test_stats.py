@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 
-import registry
-from registry.cli.output import share
+import holdfast
+from holdfast.registry.cli.output import share
 from tests.registry.cli.calling import Call, CallJson
 
 
 @pytest.fixture
 def broken(url: str) -> None:
     """A run `bad` of two checkpoints, the second one with NaN and infinity."""
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.create_run("bad")
         weights = np.zeros(100, dtype=np.float32)
         state = {"m": {"w": weights, "z": np.array([1 + 2j, 3j])}}
@@ -47,7 +47,7 @@ def test_what_is_not_finite_stands_out(call: Call, broken: None) -> None:
 
 
 def test_no_tensors(call: Call, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.create_run("plain").save({"n": 1}, step=1)
     assert call("stats", "plain").stdout.startswith("0 tensors, 0 B, 0 elements, norm 0")
 

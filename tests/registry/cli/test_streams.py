@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import registry
+import holdfast
 from tests.registry.cli.calling import Call
 from tests.support.commands import invoke
 
@@ -28,7 +28,7 @@ def test_append_and_read(call: Call, url: str, lines: Path) -> None:
     first, second = call("stream", "read", "demo", "loss").stdout.splitlines()
     assert first == '{"step": 1, "loss": 0.5}'
     assert second == '{"loss": "nan", "step": 2, "arm": "\\u202e\\u001b"}'
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         assert math.isnan(opened.run("demo").stream("loss").read()[1]["loss"])
 
 
@@ -131,7 +131,7 @@ def test_ls(call: Call, url: str, call_json: Callable[..., Any], lines: Path) ->
 
 def test_ls_of_declared_streams(call: Call, url: str, lines: Path, tmp_path: Path) -> None:
     (tmp_path / "night.toml").write_text('streams = [{ name = "loss", lifetime = "forever" }]')
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.create_run("night", preset=tmp_path / "night.toml")
     assert call("stream", "ls", "night").stdout.splitlines()[1].split() == [
         *("loss", "forever", "0", "0")

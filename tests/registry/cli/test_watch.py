@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from registry.cli import executing as module
-from registry.history.actions import Acknowledge, Claim
-from registry.run import Run
-from registry.spec import Phase, RunSpec
+import holdfast
+from holdfast.registry.cli import executing as module
+from holdfast.registry.history.actions import Acknowledge, Claim
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Phase, RunSpec
 from tests.registry.cli.calling import HOLDFAST, Call, start
 
 _VALUES = ("REF", "ID", "RUN", "STEP", "PHASE", "REGISTRY")
@@ -34,7 +34,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 def said(url: str, kind: type) -> list[int]:
     """Return the steps of the checkpoints that were claimed or acknowledged, in log order."""
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run: Run = opened.run("demo")
         return [
             run.find(action.checkpoint).step
@@ -57,7 +57,7 @@ def test_a_command_runs_for_each_checkpoint(call: Call, script, url: str, tmp_pa
         *("done: demo/main/step00000010", "done: demo/phase2/step00000020")
     ]
     assert "2 checkpoints done; no more will come" in result.stderr
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         first, second = opened.run("demo").checkpoints()
     assert (tmp_path / "told").read_text().splitlines() == [
         *("demo/main/step00000010", first.digest.hex(), "demo", "10", "main", url),
@@ -99,7 +99,7 @@ def test_a_phase_that_is_not_there(call: Call, script, url: str, tmp_path: Path)
     refused = call("watch", "demo", *arguments, status=4).stderr
     assert "phase mian: no checkpoint of this phase yet; found phases main, 2" in refused
     assert "'main'" in refused
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.run("demo").set_status("completed")
         opened.create_run("two", preset=RunSpec(phases=(Phase(name="main"),)))
     # It may come yet: who waits for it is told, and waits.
@@ -109,7 +109,7 @@ def test_a_phase_that_is_not_there(call: Call, script, url: str, tmp_path: Path)
 
 
 def test_what_others_hold_is_told_in_the_end(call: Call, script, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         coming = opened.run("demo").watch(group="default", follow=False)
         assert next(coming).step == 10
         arguments = ["watch", "demo", "--once", "--exec", script("")]
@@ -121,7 +121,7 @@ def test_what_others_hold_is_told_in_the_end(call: Call, script, url: str) -> No
 
 
 def test_a_run_that_ends_ends_it(call: Call, script, url: str) -> None:
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         opened.run("demo").set_status("completed")
     assert call("watch", "demo", "--exec", script("")).stdout.count("done: ") == 2
 
@@ -184,7 +184,7 @@ def test_a_command_that_cannot_be_started(
 
 def test_the_hold_is_as_long_as_asked(call: Call, script, url: str) -> None:
     call("watch", "demo", "--once", "--exec", script(""), "--hold", 10**7)
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         run = opened.run("demo")
         for commit in run.history():
             for action in commit.actions:
@@ -203,7 +203,7 @@ _MAIN = """
 import signal
 # A job in the background of a script, as CI may be, inherits that Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from registry.cli import main
+from holdfast.registry.cli import main
 main()
 """
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.comparing.bisecting import Step, bisect, steps_left
-from registry.errors import InvalidInput
+from holdfast.registry.comparing.bisecting import Step, bisect, steps_left
+from holdfast.registry.errors import InvalidInput
 
 
 @given(st.integers(2, 300), st.data())

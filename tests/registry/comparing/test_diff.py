@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.wrappers import Metered
-from registry import Registry
-from registry.comparing.diff import Diff, diff
-from registry.comparing.distances import Distance
-from registry.errors import Damaged
-from registry.registry import open_on
+from holdfast import Registry
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.comparing.diff import Diff, diff
+from holdfast.registry.comparing.distances import Distance
+from holdfast.registry.errors import Damaged
+from holdfast.registry.registry import open_on
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples

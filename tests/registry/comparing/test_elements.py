@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from registry.comparing import elements
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.comparing import elements
+from holdfast.registry.values.dtypes import ITEM_SIZES
 
 FLOAT8 = [name for name in ITEM_SIZES if name.startswith("float8")]
 

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.wrappers import Metered
-from registry.comparing import chunkwise
-from registry.comparing.stats import StateStats, TensorStats, stats
-from registry.errors import Damaged, NotFound
-from registry.registry import open_on
-from registry.values.digest import Digest
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.comparing import chunkwise
+from holdfast.registry.comparing.stats import StateStats, TensorStats, stats
+from holdfast.registry.errors import Damaged, NotFound
+from holdfast.registry.registry import open_on
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import ITEM_SIZES
 from tests.support.faults import flip
 from tests.support.states import small_state
 from tests.support.stores import new_backend, packs_of, small_grid

@@ -10,23 +10,23 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from backends import Backend
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered, ReadOnly
-from registry import pytree
-from registry.errors import (
+from holdfast.backends import Backend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered, ReadOnly
+from holdfast.registry import pytree
+from holdfast.registry.errors import (
     Damaged,
     IncompatibleState,
     InvalidInput,
     MissingObject,
     NotFound,
 )
-from registry.following import watching
-from registry.following.following import Following
-from registry.following.resident import Resident
-from registry.history.actions import Rewind
-from registry.run import Run
-from registry.spec import Retention, RunSpec
+from holdfast.registry.following import watching
+from holdfast.registry.following.following import Following
+from holdfast.registry.following.resident import Resident
+from holdfast.registry.history.actions import Rewind
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip
 from tests.support.stores import Open, contents, new_backend, packs_of, small_grid

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry import pytree
-from registry.following.resident import LiveChunks, Resident
-from registry.values.digest import Digest
+from holdfast.registry import pytree
+from holdfast.registry.following.resident import LiveChunks, Resident
+from holdfast.registry.values.digest import Digest
 from tests.support.stores import small_grid
 
 SHAPES = [(), (7,), (40, 6), (3, 50, 2), (2, 3, 200), (5, 1, 130)]

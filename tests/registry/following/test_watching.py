@@ -8,13 +8,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered, ReadOnly
-from registry.errors import Conflict, InvalidInput, ReadOnlyStore
-from registry.following import watching
-from registry.history.actions import Acknowledge, Claim, Rewind
-from registry.run import Run
-from registry.spec import Retention, RunSpec
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered, ReadOnly
+from holdfast.registry.errors import Conflict, InvalidInput, ReadOnlyStore
+from holdfast.registry.following import watching
+from holdfast.registry.history.actions import Acknowledge, Claim, Rewind
+from holdfast.registry.run import Run
+from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked
 from tests.support.states import small_state

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from registry import Run, formats
-from registry.errors import Damaged, IncompatibleState, InvalidInput
-from registry.formats import source
+from holdfast import Run
+from holdfast.registry import formats
+from holdfast.registry.errors import Damaged, IncompatibleState, InvalidInput
+from holdfast.registry.formats import source
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 65, 5_000_000])

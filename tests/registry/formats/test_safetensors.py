@@ -10,8 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from registry import Run, formats
-from registry.errors import IncompatibleState, NotFound
+from holdfast import Run
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, NotFound
 from tests.support.states import same
 
 TENSORS = {

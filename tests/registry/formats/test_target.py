@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from registry.errors import AccessDenied, InvalidInput, RegistryError, StorageError, StoreFull
-from registry.formats.target import check_target, new_file
+from holdfast.registry.errors import (
+    AccessDenied,
+    InvalidInput,
+    RegistryError,
+    StorageError,
+    StoreFull,
+)
+from holdfast.registry.formats.target import check_target, new_file
 
 
 def write(path: Path, data: bytes, *, force: bool = False) -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from registry import Run, formats
-from registry.errors import IncompatibleState, InvalidInput
+from holdfast import Run
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from tests.support.states import same
 
 Params = Any

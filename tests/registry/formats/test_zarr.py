@@ -9,8 +9,15 @@ import pytest
 import torch
 import zarr
 
-from registry import Run, formats
-from registry.errors import Damaged, IncompatibleState, InvalidInput, NotFound, StorageError
+from holdfast import Run
+from holdfast.registry import formats
+from holdfast.registry.errors import (
+    Damaged,
+    IncompatibleState,
+    InvalidInput,
+    NotFound,
+    StorageError,
+)
 from tests.support.stores import small_grid
 
 STATE = {
@@ -31,7 +38,7 @@ def saved(run: Run):
 
 
 def test_zarr_reads_what_the_view_shows(saved, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("registry.formats.zarr._HELD_BYTES", 800)
+    monkeypatch.setattr("holdfast.registry.formats.zarr._HELD_BYTES", 800)
     written = formats.write(tmp_path / "x.zarr", saved)
     files = [path for path in written.path.rglob("*") if path.is_file()]
     assert written.format == "zarr"
@@ -74,7 +81,9 @@ def test_what_stands_there_stays(force, saved, tmp_path: Path) -> None:
 
 def test_one_that_appears_meanwhile_stays(saved, tmp_path: Path, monkeypatch) -> None:
     theirs = tmp_path / "x.zarr"
-    monkeypatch.setattr("registry.formats.zarr._sync_folders", lambda folder: theirs.mkdir())
+    monkeypatch.setattr(
+        "holdfast.registry.formats.zarr._sync_folders", lambda folder: theirs.mkdir()
+    )
     with pytest.raises(InvalidInput, match="stands there"):
         formats.write(theirs, saved)
     assert list(tmp_path.glob("*")) == [theirs, tmp_path / "registry"]

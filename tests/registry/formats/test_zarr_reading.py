@@ -33,12 +33,13 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
-import registry
-from registry import Run, formats
-from registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
-from registry.zarr import group as zarr_view
-from registry.zarr.expansion import check_expansion
-from registry.zarr.nodes import array_v2
+import holdfast
+from holdfast import Run
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
+from holdfast.registry.zarr import group as zarr_view
+from holdfast.registry.zarr.expansion import check_expansion
+from holdfast.registry.zarr.nodes import array_v2
 from tests.support.commands import invoke
 from tests.support.states import same
 from tests.support.stores import small_grid
@@ -126,7 +127,7 @@ def test_keys_that_the_commit_keeps_come_back(tmp_path: Path) -> None:
         'format = "holdfast.preset/1"\nname = "kept"\ncommit_keys = ["metadata", "metrics"]\n'
         '[[phases]]\nname = "main"\n'
     )
-    with registry.init(tmp_path / "registry", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
         run = opened.create_run("run", seed=0, preset=str(preset))
         state = {"metadata": {"a": 7}, "model": {"w": np.arange(9)}, "metrics": {"loss": 0.5}}
         checkpoint = run.push(state, step=1)
@@ -659,7 +660,7 @@ def test_a_folder_that_changes_is_refused(one: Path, monkeypatch: pytest.MonkeyP
     def also_written(*_: object) -> None:
         (one / "g" / "new").write_bytes(b"")
 
-    monkeypatch.setattr("registry.formats.zarr_reading.read_zarr_array", also_written)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.read_zarr_array", also_written)
     with pytest.raises(InvalidInput, match="changed while it was read"):
         formats.read(one)
 
@@ -685,16 +686,16 @@ def test_a_folder_that_may_not_be_read(one: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(path: object) -> None:
         raise PermissionError(path)
 
-    monkeypatch.setattr("registry.formats.zarr_reading.os.scandir", refuse)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.os.scandir", refuse)
     with pytest.raises(StorageError):
         formats.read(one)
 
 
 def test_memory_is_asked_first(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match="fit into memory"):
         formats.read(one)
-    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["a"].nbytes == 4000
 
 
@@ -703,10 +704,10 @@ def test_what_an_array_without_elements_declares_takes_no_memory_and_hides_none(
 ) -> None:
     shape = [0, 2**20, 2**20, 2**20]
     zarr.open_group(one).create_array("g/none", shape=shape, chunks=[1, *shape[1:]], dtype="f4")
-    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match=r"one\.zarr: g/a.* 84 for a chunk"):
         formats.read(one)
-    monkeypatch.setattr("registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["none"].shape == tuple(shape)
     # What no array of NumPy can have as its shape is refused, not tried.
     edit(one / "g" / "none" / "zarr.json", shape=[0, 2**62, 2**62, 2**62])
@@ -721,13 +722,13 @@ def test_a_file_of_that_name_stays_opaque(tmp_path: Path) -> None:
 
 def test_the_command_takes_a_folder(one: Path, tmp_path: Path) -> None:
     url = str(tmp_path / "reg")
-    with registry.init(url, skip_race_probe=True):
+    with holdfast.init(url, skip_race_probe=True):
         pass
     arguments = ["push", str(one), "new", "--create", "--step", "1", "--registry", url]
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     assert "opaque" not in result.output
-    with registry.open(url) as opened:
+    with holdfast.open(url) as opened:
         found = opened.checkpoint("new/latest").load()
     assert same(found, formats.read(one).state)
     result = invoke("push", tmp_path, *arguments[2:])

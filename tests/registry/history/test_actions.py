@@ -9,8 +9,8 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from registry.errors import Malformed, UnsupportedFormat
-from registry.history.actions import (
+from holdfast.registry.errors import Malformed, UnsupportedFormat
+from holdfast.registry.history.actions import (
     Acknowledge,
     Action,
     AddCheckpoint,
@@ -43,10 +43,10 @@ from registry.history.actions import (
     decode_line,
     line_digest,
 )
-from registry.spec import Retention, RunSpec
-from registry.spec.monitors import Monitor
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.support.strategies import digests, json_values, quick, texts
 
 floats = st.floats(allow_nan=False)

@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from registry.errors import NotFound, UnsupportedValue
-from registry.loading.stored import commit_keys
-from registry.spec import RunSpec
+from holdfast.registry.errors import NotFound, UnsupportedValue
+from holdfast.registry.loading.stored import commit_keys
+from holdfast.registry.spec import RunSpec
 from tests.support.states import same, small_state
 from tests.support.stores import contents
 

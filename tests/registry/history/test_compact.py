@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from registry.errors import Malformed
-from registry.history.actions import (
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import (
     Acknowledge,
     Action,
     AddCheckpoint,
@@ -36,13 +36,13 @@ from registry.history.actions import (
     SetTag,
     line_digest,
 )
-from registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
-from registry.history.replay.evicted import Gone, pack_bits
-from registry.history.retention import RetentionPlan, plan_retention
-from registry.pool.promotion import rating_of
-from registry.spec import Retention, RunSpec
-from registry.spec.monitors import Monitor
-from registry.values.records import Record
+from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
+from holdfast.registry.history.replay.evicted import Gone, pack_bits
+from holdfast.registry.history.retention import RetentionPlan, plan_retention
+from holdfast.registry.pool.promotion import rating_of
+from holdfast.registry.spec import Retention, RunSpec
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.values.records import Record
 from tests.support.lives import DAY_MS, Life, creation, digest
 from tests.support.strategies import examples
 

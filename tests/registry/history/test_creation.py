@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 
-from registry import Monitor
-from registry.errors import Conflict, InvalidInput, NotFound
-from registry.history.creation import RunOptions, SecretWarning, begin, creation
-from registry.history.log import RunLog
-from registry.spec import Phase, Retention, RunSpec
-from registry.spec.presets import load_preset
+from holdfast import Monitor
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.history.creation import RunOptions, SecretWarning, begin, creation
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.spec import Phase, Retention, RunSpec
+from holdfast.registry.spec.presets import load_preset
 from tests.support.states import small_state
 from tests.support.stores import contents
 

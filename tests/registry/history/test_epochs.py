@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.wrappers import Wrapper
-from registry.errors import Damaged, IntegrityError, Malformed, UnsupportedFormat
-from registry.history.epochs import (
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.errors import Damaged, IntegrityError, Malformed, UnsupportedFormat
+from holdfast.registry.history.epochs import (
     CondemnedShard,
     EpochHeader,
     Epochs,
     encode_sweep,
     encode_upgrade,
 )
-from registry.registry import open_on
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import ObjectKey, epoch_key
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import flip
 from tests.support.strategies import object_keys, quick
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from backends import ObjectInfo, StoreUnavailable
-from backends.errors import AccessDenied
-from backends.wrappers import Fault, Faulty, Metered, Wrapper
-from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from registry.history import log, slots
-from registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
-from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
-from registry.history.replay import RunManifest, advance
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import slot_key, snapshot_key, snapshot_prefix
-from registry.storage.store import Store, read_config
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.backends import ObjectInfo, StoreUnavailable
+from holdfast.backends.errors import AccessDenied
+from holdfast.backends.wrappers import Fault, Faulty, Metered, Wrapper
+from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.history import log, slots
+from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
+from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_prefix
+from holdfast.registry.storage.store import Store, read_config
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import Forgetful, Hooked, Liar, Once, Silent, flip
 from tests.support.stores import contents, new_backend
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered
-from registry import Retention
-from registry.errors import IntegrityError, RolledBack
-from registry.history.log import RunLog
-from registry.maintenance.gc import Collector
-from registry.registry import Registry, open_on
-from registry.run import Run
-from registry.storage.keys import slot_key
+from holdfast import Retention
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import IntegrityError, RolledBack
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.maintenance.gc import Collector
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.run import Run
+from holdfast.registry.storage.keys import slot_key
 from tests.support.states import small_state
 from tests.support.stores import Open, contents, new_backend
 

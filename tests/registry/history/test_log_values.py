@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.history.log_values import (
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.history.log_values import (
     check_metrics,
     check_name,
     check_phase,
@@ -25,8 +25,8 @@ from registry.history.log_values import (
     moment,
     plain_digest,
 )
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 
 
 @pytest.mark.parametrize(

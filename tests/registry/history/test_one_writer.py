@@ -11,24 +11,24 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import registry
+import holdfast
 
-SOURCE = Path(registry.__file__).parent
+SOURCE = Path(holdfast.registry.__file__).parent
 
 #: Who may change what lies on the store, and why that names no object behind the writer's back.
 CHANGES = {
-    "writer.py": "chooses every key of an object (W2)",
+    "writing/object_writer.py": "chooses every key of an object (W2)",
     "slots.py": "slots",
-    "log.py": "snapshots, which are a cache",
-    "store.py": "registry.json, once",
+    "history/log.py": "snapshots, which are a cache",
+    "storage/store.py": "registry.json, once",
     "maintenance/gc.py": "epochs, deletions, a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",
     "cli/checks.py": "the doctor's own probe",
 }
 #: Who may put lines into a log.
 APPENDS = {
-    "writer.py": "commits that name objects, rechecked (W3, W4)",
-    "creation.py": "commit 0, which references nothing (W1)",
+    "writing/object_writer.py": "commits that name objects, rechecked (W3, W4)",
+    "history/creation.py": "commit 0, which references nothing (W1)",
     "sync.py": "commit 0 of a run at its destination",
     "maintenance/gc.py": "marks",
 }

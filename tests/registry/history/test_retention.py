@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import Monitor
-from registry.history.replay import RunManifest
-from registry.history.retention import has_policies, plan_retention
-from registry.spec import Phase, Retention, RunSpec, Tier
+from holdfast import Monitor
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.retention import has_policies, plan_retention
+from holdfast.registry.spec import Phase, Retention, RunSpec, Tier
 from tests.support.lives import DAY_MS, Life, evicted, kept, reasons
 from tests.support.strategies import examples
 

@@ -6,20 +6,20 @@ import random
 
 import pytest
 
-from backends.wrappers import Metered
-from backends.wrappers.metered import Call
-from registry import Monitor
-from registry.errors import Conflict, NotFound, RolledBack
-from registry.history.actions import AddCheckpoint, Evict, SetPin
-from registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
-from registry.history.replay import CheckpointRecord, RunManifest, advance
-from registry.history.snapshots import REPLAY_VERSION, Snapshots
-from registry.maintenance.histories import read_history
-from registry.registry import open_on
-from registry.spec import Retention
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import slot_key, snapshot_key, snapshot_slot
-from registry.values import canonical
+from holdfast import Monitor
+from holdfast.backends.wrappers import Metered
+from holdfast.backends.wrappers.metered import Call
+from holdfast.registry.errors import Conflict, NotFound, RolledBack
+from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest, advance
+from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
+from holdfast.registry.maintenance.histories import read_history
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import Retention
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import slot_key, snapshot_key, snapshot_slot
+from holdfast.registry.values import canonical
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend
 
@@ -29,7 +29,7 @@ LOSS = Monitor(metric="loss", mode="min")
 @pytest.fixture
 def trained(reg, monkeypatch):
     """A run that has saved, reported, tagged, gone back and promoted, and kept little of it."""
-    monkeypatch.setattr("registry.history.log.SNAPSHOT_EVERY", 5)
+    monkeypatch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 5)
     run = reg.create_run("run", seed=1, retention=Retention(last=3), monitor=LOSS)
     for step in range(1, 13):
         metrics = {"loss": 1 / step, "mu": 20.0 + step, "sigma": 2.0}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from registry import Monitor
-from registry.history.tiers import choose_tier, tier_after_report
-from registry.spec import Phase, Retention, RunSpec, Tier
+from holdfast import Monitor
+from holdfast.registry.history.tiers import choose_tier, tier_after_report
+from holdfast.registry.spec import Phase, Retention, RunSpec, Tier
 from tests.support.lives import Life
 
 LOSS = Monitor(metric="loss", mode="min")

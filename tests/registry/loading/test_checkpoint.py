@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from backends.wrappers import Metered
-from registry.errors import (
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import (
     Damaged,
     IncompatibleState,
     InvalidInput,
     MissingObject,
     NotFound,
 )
-from registry.history.log import RunLog
-from registry.storage.keys import slot_key
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.storage.keys import slot_key
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, packs_of
@@ -229,9 +229,9 @@ def test_what_is_gone_for_good_is_missing(run, backend, open_registry):
 
 
 def test_a_checkpoint_that_the_log_does_not_place_is_missing(backend, open_registry, reg):
-    from registry.history.actions import AddCheckpoint
-    from registry.history.log import commit_line
-    from registry.values.digest import Digest
+    from holdfast.registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.log import commit_line
+    from holdfast.registry.values.digest import Digest
 
     reg.create_run("run")
     log = RunLog(reg.store, "run")

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput, NotFound
-from registry.loading.destinations import Extent, check_writable, overlaps
-from registry.run import Run
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.loading.destinations import Extent, check_writable, overlaps
+from holdfast.registry.run import Run
 
 ROWS, COLUMNS = 300, 300
 

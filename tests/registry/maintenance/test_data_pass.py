@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends import Backend
-from backends.wrappers import Metered
-from registry.errors import InvalidInput
-from registry.registry import open_on
-from registry.storage.placement import Rows
+from holdfast.backends import Backend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.placement import Rows
 from tests.support.faults import Hooked, flip
 from tests.support.stores import contents, small_grid
 
@@ -167,7 +167,7 @@ def test_rows_are_checked_also_for_what_was_read_before(run, reg, backend, tmp_p
     """The tables of packs that are noted are fetched: a placement must fit them all the same."""
     from dataclasses import replace
 
-    from registry.history.log import RunLog
+    from holdfast.registry.history.log import RunLog
 
     with small_grid(64):
         value = np.frombuffer(np.random.default_rng(0).bytes(640), np.uint8)
@@ -204,7 +204,7 @@ def test_samples_with_one_file_come_to_everything(many, backend, tmp_path):
 
 
 def test_notes_that_are_too_old_are_told(many, backend, tmp_path, monkeypatch):
-    from registry.maintenance import pass_notes as module
+    from holdfast.registry.maintenance import pass_notes as module
 
     notes = tmp_path / "notes"
     interrupted(backend, 15, resume=notes)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from registry import Retention
-from registry.errors import IntegrityError
-from registry.registry import open_on
-from registry.storage import codecs
-from registry.storage.chunk_cache import ChunkCache
+import holdfast
+from holdfast import Retention
+from holdfast.registry.errors import IntegrityError
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.chunk_cache import ChunkCache
 from tests.support.commands import invoke
 from tests.support.faults import Hooked, flip
 from tests.support.states import same
@@ -158,7 +158,7 @@ def test_a_pack_that_is_collected_meanwhile_is_no_finding(open_registry):
 
 
 def test_the_command_tells_of_it(wrong, tmp_path: Path):
-    with registry.init(tmp_path / "r") as reg:
+    with holdfast.init(tmp_path / "r") as reg:
         run = reg.create_run("run")
         run.save(state(1), step=1, compression="zstd")
         command = ["verify", "-r", str(tmp_path / "r"), "--decode"]

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-import registry
-from backends.local import LocalBackend
-from backends.wrappers import Fault, Faulty, InjectedCrash, Metered, ReadOnly, Wrapper
-from registry import Retention, sync
-from registry.errors import (
+import holdfast
+from holdfast import Retention, sync
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered, ReadOnly, Wrapper
+from holdfast.registry.errors import (
     Conflict,
     IntegrityError,
     InvalidInput,
@@ -22,16 +22,22 @@ from registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from registry.history.actions import Mark, Place
-from registry.history.epochs import encode_sweep, encode_upgrade
-from registry.history.log import SNAPSHOT_EVERY, RunLog
-from registry.maintenance.gc import DAY_S, Collector, collect
-from registry.maintenance.live import Needs
-from registry.registry import open_on
-from registry.spec import Draw, Phase, Pool, RunSpec
-from registry.storage.framing import join_lines
-from registry.storage.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_prefix
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Mark, Place
+from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
+from holdfast.registry.maintenance.gc import DAY_S, Collector, collect
+from holdfast.registry.maintenance.live import Needs
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import Draw, Phase, Pool, RunSpec
+from holdfast.registry.storage.framing import join_lines
+from holdfast.registry.storage.keys import (
+    ObjectKey,
+    epoch_key,
+    slot_key,
+    snapshot_key,
+    snapshot_prefix,
+)
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects
@@ -221,7 +227,7 @@ def test_snapshots_but_the_newest_two_are_deleted(run, reg, backend, open_regist
 
 
 def test_what_dead_writers_left_unfinished_is_deleted(tmp_path):
-    with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         saved(opened.create_run("run"), 1)
         old, young = f"1-{'a' * 16}", f"1-{'b' * 16}"
         for name in (old, young):
@@ -357,7 +363,7 @@ def test_the_clock_is_the_stores_own(thinned, reg, backend, monkeypatch):
             info = super().stat(key)
             return type(info)(info.key, info.size_bytes, now)
 
-    monkeypatch.setattr("registry.maintenance.gc.time.time", lambda: now + 1e9)
+    monkeypatch.setattr("holdfast.registry.maintenance.gc.time.time", lambda: now + 1e9)
     with open_on(StoreTime(backend)) as opened:
         assert opened.gc().deleted.objects == 0
     assert key in objects(backend)
@@ -713,7 +719,7 @@ def test_a_dropped_run_is_not_marked(thinned, reg, backend):
 
 
 def test_the_least_writer_version_never_falls(thinned, reg, backend, monkeypatch):
-    monkeypatch.setattr("registry.storage.store.WRITER_VERSION", 2)
+    monkeypatch.setattr("holdfast.registry.storage.store.WRITER_VERSION", 2)
     backend.put(epoch_key(1), encode_upgrade(1, 2))
     collector = Collector(reg.store, grace_s=0)
     collector.choose()
@@ -732,7 +738,7 @@ def test_nothing_is_deleted_before_every_run_is_marked(thinned, reg, backend):
 
 
 def test_a_folder_without_a_log_is_no_run(tmp_path):
-    with registry.init(tmp_path / "r", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "r", skip_race_probe=True) as opened:
         saved(opened.create_run("run"), 1, 2)
         opened.run("run").prune(Retention(last=1))
         (tmp_path / "r/runs/half/log").mkdir(parents=True)

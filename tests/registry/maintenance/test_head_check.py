@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from registry import sync
-from registry.errors import InvalidInput
+from holdfast import sync
+from holdfast.registry.errors import InvalidInput
 from tests.support.states import small_state
 from tests.support.stores import contents, new_backend
 

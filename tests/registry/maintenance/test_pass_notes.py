@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import ObjectInfo
-from registry.errors import InvalidInput
-from registry.maintenance import pass_notes
-from registry.maintenance.pass_notes import MAX_AGE_S, PassNotes
+from holdfast.backends import ObjectInfo
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.maintenance import pass_notes
+from holdfast.registry.maintenance.pass_notes import MAX_AGE_S, PassNotes
 
 ID = "a" * 32
 PACK = ObjectInfo(f"packs/aa/{'a' * 64}.0", 100, 1234.5)

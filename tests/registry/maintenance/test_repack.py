@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from backends.memory import MemoryBackend
-from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
-from registry import Retention, sync
-from registry.errors import (
+from holdfast import Retention, sync
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     InvalidInput,
@@ -21,18 +21,18 @@ from registry.errors import (
     RegistryError,
     StoreUnavailable,
 )
-from registry.history.actions import Place
-from registry.history.epochs import encode_sweep
-from registry.history.log import RunLog
-from registry.maintenance.gc import collect
-from registry.maintenance.repacking import packs as repack_packs
-from registry.maintenance.repacking import repack
-from registry.maintenance.repacking import repack_plan as repack_plan
-from registry.maintenance.repacking import runs as repack_runs
-from registry.registry import Registry, open_on
-from registry.storage import codecs
-from registry.storage.keys import ObjectKey, epoch_key, log_prefix
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.maintenance.gc import collect
+from holdfast.registry.maintenance.repacking import packs as repack_packs
+from holdfast.registry.maintenance.repacking import repack
+from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
+from holdfast.registry.maintenance.repacking import runs as repack_runs
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.keys import ObjectKey, epoch_key, log_prefix
+from holdfast.registry.values.digest import Digest
 from tests.registry.maintenance.thinning import as_delta, state, thin
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
@@ -200,7 +200,7 @@ def test_a_load_reads_neighbours_together(run, backend, open_registry):
 
 
 def test_every_kind_of_state_is_moved(reg, backend, open_registry):
-    from registry.spec import Phase, Pool, RunSpec, Stream
+    from holdfast.registry.spec import Phase, Pool, RunSpec, Stream
 
     spec = RunSpec(
         phases=(Phase(name="1", companions=("reference",)),),

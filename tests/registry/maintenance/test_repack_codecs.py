@@ -9,31 +9,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.memory import MemoryBackend
-from backends.wrappers import Fault, Faulty, InjectedCrash, Metered
-from registry import Retention
-from registry.errors import Conflict, Damaged, InvalidInput, Malformed
-from registry.maintenance.gc import collect
-from registry.maintenance.repacking import chunks as repack_chunks
-from registry.maintenance.repacking import packs as repack_packs
-from registry.maintenance.repacking import repack
-from registry.maintenance.repacking import repack_plan as repack_plan
-from registry.maintenance.repacking.new_places import Layout
-from registry.maintenance.repacking.recoding import plan_recoding
-from registry.maintenance.repacking.repack import RepackReport
-from registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
-from registry.maintenance.repacking.survey import Survey
-from registry.maintenance.repacking.targets import Target
-from registry.registry import Registry, open_on
-from registry.storage import codecs
-from registry.storage.chunk_cache import ChunkCache
-from registry.storage.codecs import CODECS, LZ4, RAW, ZSTD
-from registry.storage.codecs import blosc as frames
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry, PackTable, trailer
-from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.values.digest import Digest, Digests
-from registry.writing.placing import ChunkLocation, build_placement, locations_of
+from holdfast import Retention
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Metered
+from holdfast.registry.errors import Conflict, Damaged, InvalidInput, Malformed
+from holdfast.registry.maintenance.gc import collect
+from holdfast.registry.maintenance.repacking import chunks as repack_chunks
+from holdfast.registry.maintenance.repacking import packs as repack_packs
+from holdfast.registry.maintenance.repacking import repack
+from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
+from holdfast.registry.maintenance.repacking.new_places import Layout
+from holdfast.registry.maintenance.repacking.recoding import plan_recoding
+from holdfast.registry.maintenance.repacking.repack import RepackReport
+from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
+from holdfast.registry.maintenance.repacking.survey import Survey
+from holdfast.registry.maintenance.repacking.targets import Target
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.storage.codecs import CODECS, LZ4, RAW, ZSTD
+from holdfast.registry.storage.codecs import blosc as frames
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
+from holdfast.registry.storage.placement import (
+    MAX_DEPTH,
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Rows,
+)
+from holdfast.registry.values.digest import Digest, Digests
+from holdfast.registry.writing.placing import ChunkLocation, build_placement, locations_of
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same

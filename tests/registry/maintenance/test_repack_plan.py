@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.wrappers import Metered
-from registry.errors import Damaged, Malformed, MissingObject, NotFound
-from registry.maintenance.repacking import repack_plan as repack_plan
-from registry.maintenance.repacking.repack_plan import plan_repack
-from registry.storage.pack import PackTable, open_pack
-from registry.storage.placement import Rows
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Damaged, Malformed, MissingObject, NotFound
+from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
+from holdfast.registry.maintenance.repacking.repack_plan import plan_repack
+from holdfast.registry.storage.pack import PackTable, open_pack
+from holdfast.registry.storage.placement import Rows
 from tests.registry.maintenance.thinning import CHANGING, FIXED, state, thin
 from tests.support.faults import flip
 from tests.support.states import small_state
@@ -187,13 +187,13 @@ def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
 
 
 def test_a_chunk_in_two_encodings_goes_to_two_packs():
-    from registry.maintenance.repacking.repack_plan import _Choice
-    from registry.maintenance.repacking.survey import Survey
-    from registry.storage.codecs import ZSTD
-    from registry.storage.keys import ObjectKey
-    from registry.storage.pack import PackEntry
-    from registry.storage.placement import PackRef
-    from registry.values.digest import Digest
+    from holdfast.registry.maintenance.repacking.repack_plan import _Choice
+    from holdfast.registry.maintenance.repacking.survey import Survey
+    from holdfast.registry.storage.codecs import ZSTD
+    from holdfast.registry.storage.keys import ObjectKey
+    from holdfast.registry.storage.pack import PackEntry
+    from holdfast.registry.storage.placement import PackRef
+    from holdfast.registry.values.digest import Digest
 
     chunk, other = Digest.of(b"chunk"), Digest.of(b"other")
     delta = PackEntry(chunk, 0, 10, 100, ZSTD, other, Digest.of(b"stored"))
@@ -263,7 +263,7 @@ def test_neither_chunks_nor_manifests_are_read(run, backend, open_registry):
 def test_a_table_longer_than_the_tail_is_read_as_well(run, reg, backend, monkeypatch, tail_bytes):
     with small_grid():
         run.save(state(1), step=1)
-    monkeypatch.setattr("registry.storage.pack.TAIL_GUESS_BYTES", tail_bytes)
+    monkeypatch.setattr("holdfast.registry.storage.pack.TAIL_GUESS_BYTES", tail_bytes)
     for pack in run.latest()._reader.placement.packs:
         table = reg.store.read_table(pack)
         assert isinstance(table, PackTable)

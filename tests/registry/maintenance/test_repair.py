@@ -7,15 +7,15 @@ import uuid
 import numpy as np
 import pytest
 
-from backends.wrappers import Metered, ReadOnly
-from registry import sync
-from registry.errors import Conflict, InvalidInput, UnsupportedFormat
-from registry.history.actions import Mark
-from registry.history.epochs import encode_sweep, encode_upgrade
-from registry.history.log import RunLog
-from registry.maintenance.repair import repair
-from registry.storage.keys import ObjectKey, epoch_key, slot_key
-from registry.storage.placement import Rows
+from holdfast import sync
+from holdfast.backends.wrappers import Metered, ReadOnly
+from holdfast.registry.errors import Conflict, InvalidInput, UnsupportedFormat
+from holdfast.registry.history.actions import Mark
+from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.maintenance.repair import repair
+from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
+from holdfast.registry.storage.placement import Rows
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of, small_grid
@@ -220,7 +220,7 @@ def test_a_mirror_that_does_not_know_the_state(home, open_registry, run, mirror)
 
 @pytest.mark.parametrize("url", ["memory", "path", "link"])
 def test_a_registry_is_not_its_own_mirror(url, reg, run, tmp_path, open_registry):
-    import registry
+    import holdfast
 
     if url == "memory":
         with pytest.raises(InvalidInput, match="its own mirror"):
@@ -228,7 +228,7 @@ def test_a_registry_is_not_its_own_mirror(url, reg, run, tmp_path, open_registry
         return
     (tmp_path / "link").symlink_to(tmp_path / "path")
     with (
-        registry.init(tmp_path / "path", skip_race_probe=True) as opened,
+        holdfast.init(tmp_path / "path", skip_race_probe=True) as opened,
         pytest.raises(InvalidInput, match="its own mirror"),
     ):
         opened.repair(tmp_path / url)
@@ -354,8 +354,8 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
 
 
 def test_a_checkpoint_without_a_place_gets_one(home, open_registry, synced):
-    from registry.history.actions import AddCheckpoint
-    from registry.history.log import commit_line
+    from holdfast.registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.log import commit_line
 
     synced.create_run("more").save(small_state(9), step=9)
     manifest = synced.checkpoint("more").digest
@@ -399,7 +399,7 @@ def test_w3_what_is_condemned_while_it_is_adopted_is_not_named(
 
 
 def _needed(home, open_registry) -> set[ObjectKey]:
-    from registry.writing.object_writer import placed_keys
+    from holdfast.registry.writing.object_writer import placed_keys
 
     one = open_registry(home).checkpoint("run")
     return set(placed_keys(one._reader.place, one._reader.placement))
@@ -553,7 +553,7 @@ def test_a_run_that_loses_its_slots_to_others_is_told(
 
     with small_grid(256):
         home.delete(keys(home, "packs")[0])
-        monkeypatch.setattr("registry.writing.committer.Committer.commit", lose)
+        monkeypatch.setattr("holdfast.registry.writing.committer.Committer.commit", lose)
         report = open_registry(home).repair(mirror)
     assert "overtook" in report.left[0].reason
 
@@ -576,7 +576,7 @@ def test_gates_releases_and_pool_come_back_with_their_refs(home, open_registry, 
 
 
 def test_a_repair_that_died_goes_on(home, open_registry, synced):
-    from backends.wrappers import Fault, Faulty, InjectedCrash
+    from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 
     before = contents(home)
     for key in keys(home, "packs"):

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered
-from registry import Retention
-from registry.errors import Damaged, MissingObject
-from registry.history.actions import Evict, Eviction
-from registry.maintenance.usage import StateUsage, Usage, measure
-from registry.registry import Registry, open_on
-from registry.storage import codecs
-from registry.storage.keys import ObjectKey, slot_key
-from registry.storage.placement import PackRef
+from holdfast import Retention
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Damaged, MissingObject
+from holdfast.registry.history.actions import Evict, Eviction
+from holdfast.registry.maintenance.usage import StateUsage, Usage, measure
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.keys import ObjectKey, slot_key
+from holdfast.registry.storage.placement import PackRef
 from tests.registry.maintenance.thinning import as_delta
 from tests.support.faults import Hooked, Once, flip
 from tests.support.stores import contents, new_backend, small_grid

@@ -8,21 +8,34 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from backends.wrappers import Metered, Wrapper
-from registry.errors import IntegrityError, StorageError, StoreUnavailable
-from registry.history.actions import Mark, Place
-from registry.history.epochs import encode_sweep, encode_upgrade
-from registry.history.log import RunLog
-from registry.history.snapshots import REPLAY_VERSION
-from registry.registry import open_on
-from registry.spec import Retention
-from registry.storage import codecs
-from registry.storage.codecs import CODECS, LZ4, RAW, ZSTD
-from registry.storage.framing import join_lines, split_lines
-from registry.storage.keys import ObjectKey, epoch_key, slot_key, snapshot_key, snapshot_slot
-from registry.storage.pack import PackEntry, PackTable, trailer
-from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.values.digest import Digest, Digests
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import IntegrityError, StorageError, StoreUnavailable
+from holdfast.registry.history.actions import Mark, Place
+from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.snapshots import REPLAY_VERSION
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import Retention
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.codecs import CODECS, LZ4, RAW, ZSTD
+from holdfast.registry.storage.framing import join_lines, split_lines
+from holdfast.registry.storage.keys import (
+    ObjectKey,
+    epoch_key,
+    slot_key,
+    snapshot_key,
+    snapshot_slot,
+)
+from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
+from holdfast.registry.storage.placement import (
+    MAX_DEPTH,
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Rows,
+)
+from holdfast.registry.values.digest import Digest, Digests
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.states import same, small_state
@@ -180,9 +193,9 @@ def test_what_stands_before_a_damaged_slot_is_still_checked(two, check, backend)
 
 
 def test_a_checkpoint_without_a_place_is_found(two, check, backend, reg):
-    from registry.history.actions import AddCheckpoint
-    from registry.history.log import commit_line
-    from registry.values.digest import Digest
+    from holdfast.registry.history.actions import AddCheckpoint
+    from holdfast.registry.history.log import commit_line
+    from holdfast.registry.values.digest import Digest
 
     log = RunLog(reg.store, "run")
     log.open()
@@ -414,7 +427,7 @@ def test_what_verify_calls_sound_can_be_loaded(two, check, backend):
 
 @pytest.fixture
 def snapshot(reg, backend, monkeypatch) -> str:
-    monkeypatch.setattr("registry.history.log.SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 2)
     run = reg.create_run("long")
     for step in range(3):
         run.save(small_state(), step=step)
@@ -599,7 +612,7 @@ def test_what_stands_before_a_gap_is_still_checked(two, check, backend):
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_log_that_ends_before_its_snapshot_lost_its_end(reg, backend, check, monkeypatch, lost):
-    monkeypatch.setattr("registry.history.log.SNAPSHOT_EVERY", 2)
+    monkeypatch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 2)
     run = reg.create_run("long")
     for step in range(5):
         run.save(small_state(), step=step)
@@ -694,8 +707,8 @@ def test_what_a_repack_moved_meanwhile_is_checked_where_it_went(two, backend, op
 
 
 def _move(registry, checkpoint) -> None:
-    from registry.writing.adopting import adopt
-    from registry.writing.object_writer import Writer
+    from holdfast.registry.writing.adopting import adopt
+    from holdfast.registry.writing.object_writer import Writer
 
     log = RunLog(registry.store, "run")
     log.open()
@@ -708,7 +721,7 @@ def _move(registry, checkpoint) -> None:
 def test_what_is_saved_and_swept_meanwhile_is_no_finding(
     two, backend, prefix, open_registry, monkeypatch
 ):
-    monkeypatch.setattr("registry.history.log.SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr("holdfast.registry.history.log.SNAPSHOT_EVERY", 1)
     backend.put(epoch_key(1), encode_sweep(1, []))
 
     def save():

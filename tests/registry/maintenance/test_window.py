@@ -9,8 +9,8 @@ from threading import Event
 
 import pytest
 
-from registry.maintenance import window
-from registry.maintenance.window import each
+from holdfast.registry.maintenance import window
+from holdfast.registry.maintenance.window import each
 
 
 @pytest.fixture

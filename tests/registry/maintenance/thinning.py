@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from registry import Retention
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry, PackTable, trailer
-from registry.storage.placement import ChunkPlace, PackRef, Rows
-from registry.values.digest import Digest, Digests
+from holdfast import Retention
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
+from holdfast.registry.storage.placement import ChunkPlace, PackRef, Rows
+from holdfast.registry.values.digest import Digest, Digests
 
 FIXED, CHANGING = 1200, 2400
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry.comparing.elements import float8_values
-from registry.merging import averaging
-from registry.merging.averaging import average
+from holdfast.registry.comparing.elements import float8_values
+from holdfast.registry.merging import averaging
+from holdfast.registry.merging.averaging import average
 
 DTYPES = [
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -53,7 +53,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_the_bits_are_those_of_torch(
     dtype: str, weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.comparing.elements._BLOCK", 100)
+    monkeypatch.setattr("holdfast.registry.comparing.elements._BLOCK", 100)
     rng = np.random.default_rng(len(dtype))
     kind = getattr(torch, dtype)
     numbers = [

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import registry
-from backends.wrappers import Metered
-from registry import Retention
-from registry.errors import (
+import holdfast
+from holdfast import Retention
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     IncompatibleState,
@@ -23,9 +23,9 @@ from registry.errors import (
     NotFound,
     UnsupportedValue,
 )
-from registry.merging import averaging
-from registry.registry import open_on
-from registry.spec import Phase, RunSpec
+from holdfast.registry.merging import averaging
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import Phase, RunSpec
 from tests.support.collectors import mark, sweep
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
@@ -306,7 +306,7 @@ def test_one_pack_is_in_memory_at_a_time(compression, open_registry, monkeypatch
 
 
 def test_a_merge_is_compressed_as_the_registry_has_it(tmp_path):
-    with registry.init(tmp_path / "reg", compression="zstd", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "reg", compression="zstd", skip_race_probe=True) as opened:
         run = opened.create_run("run")
         sources = [
             run.save({"m": {"w": np.arange(50_000, dtype="f4") + n}}, step=n) for n in (0, 2)
@@ -551,7 +551,7 @@ def test_nan_is_recorded_and_held_back(watching, reg, small, caplog):
 @pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd", "keyframe_every": 8}])
 def test_what_was_merged_from_another_run_outlives_it(options, tmp_path):
-    with registry.init(tmp_path / "reg", skip_race_probe=True, **options) as opened:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True, **options) as opened:
         other = opened.create_run("other")
         sources = [other.save(state(1), step=1)]
         for step in (2, 3):
@@ -565,7 +565,7 @@ def test_what_was_merged_from_another_run_outlives_it(options, tmp_path):
         other.drop("done")
         assert opened.gc(grace_s=0).deleted.objects
         assert opened.verify(deep=True).ok
-    with registry.open(tmp_path / "reg") as opened:
+    with holdfast.open(tmp_path / "reg") as opened:
         for step, state_then in zip((9, 10), wanted, strict=True):
             found = opened.checkpoint(f"run/main/step{step}").load()
             assert same(found["model"], state_then["model"])

@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidInput, UnsupportedValue
-from registry.names.cards import MAX_BYTES, MAX_DEPTH, check_card, read_card, write_card
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.names.cards import MAX_BYTES, MAX_DEPTH, check_card, read_card, write_card
 from tests.support.sameness import assert_same
 from tests.support.strategies import examples
 
@@ -120,7 +120,8 @@ def test_a_card_is_a_copy_and_shares_nothing():
 
 
 def test_yaml_is_imported_at_first_use():
-    code = "import sys, registry.names.cards as c; c.read_card({}); sys.exit('yaml' in sys.modules)"
+    code = "import sys\nfrom holdfast.registry.names.cards import read_card\n"
+    code += "read_card({}); sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

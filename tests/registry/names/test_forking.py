@@ -7,12 +7,12 @@ import uuid
 import numpy as np
 import pytest
 
-from backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
-from registry import Monitor, sync
-from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
-from registry.history.actions import AddCheckpoint, AppendStream, Promote, SetPin
-from registry.names.forking import inherit, inheritance
-from registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream
+from holdfast import Monitor, sync
+from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
+from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from holdfast.registry.history.actions import AddCheckpoint, AppendStream, Promote, SetPin
+from holdfast.registry.names.forking import inherit, inheritance
+from holdfast.registry.spec import Gate, Phase, Pool, Retention, RunSpec, Stream
 from tests.support.collectors import collect, mark, sweep
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs_of

@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry import Monitor
-from registry.errors import Conflict, IntegrityError, InvalidInput, NotFound, UnsupportedValue
-from registry.spec import Gate, Phase, Retention, RunSpec
+from holdfast import Monitor
+from holdfast.registry.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    NotFound,
+    UnsupportedValue,
+)
+from holdfast.registry.spec import Gate, Phase, Retention, RunSpec
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, packs_of

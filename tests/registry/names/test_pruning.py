@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from registry import Monitor, sync
-from registry.errors import Conflict, InvalidInput, MissingObject, NotFound
-from registry.spec import Phase, Retention, RunSpec
+from holdfast import Monitor, sync
+from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound
+from holdfast.registry.spec import Phase, Retention, RunSpec
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once
 from tests.support.loads import steps

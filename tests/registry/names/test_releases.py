@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.wrappers import Metered
-from registry.errors import (
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     IncompatibleState,
@@ -14,9 +14,9 @@ from registry.errors import (
     NotFound,
     UnsupportedValue,
 )
-from registry.history.actions import PointRelease, SetPin
-from registry.names.cards import read_card
-from registry.spec import Retention
+from holdfast.registry.history.actions import PointRelease, SetPin
+from holdfast.registry.names.cards import read_card
+from holdfast.registry.spec import Retention
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, slots

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from registry import Checkpoint, Registry, Run
+from holdfast import Checkpoint, Registry, Run
 from tests.registry.pool.league import LEAGUE, player
 
 

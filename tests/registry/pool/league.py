@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from registry import Run
-from registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
-from registry.spec import Draw, Gate, Phase, Pool, RunSpec
-from registry.values.digest import Digest
+from holdfast import Run
+from holdfast.registry.history.replay import CheckpointRecord, PoolRecord, RunManifest
+from holdfast.registry.spec import Draw, Gate, Phase, Pool, RunSpec
+from holdfast.registry.values.digest import Digest
 
 #: A league: three entries beside the frozen ones, of the model alone.
 LEAGUE = RunSpec(

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from registry.errors import NotFound
-from registry.pool.entries import find_record, name_of, require_playing, require_record
+from holdfast.registry.errors import NotFound
+from holdfast.registry.pool.entries import find_record, name_of, require_playing, require_record
 from tests.registry.pool.league import entry, state
 
 
@@ -53,7 +53,7 @@ def test_a_record_tells_what_the_log_tells_now(run, save):
 
 def test_a_pool_loads_neither_numpy_nor_openskill_before_they_are_needed():
     code = (
-        "import sys, registry.run;"
+        "import sys, holdfast.registry.run;"
         "loaded = {'numpy', 'openskill', 'torch'} & set(sys.modules);"
         "assert not loaded, loaded"
     )

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from registry.history.actions import Commit, EvictEntries, Promote, Rated, RateMatch, SetStatus
-from registry.pool.events import PoolEvent, pool_events
-from registry.values.digest import Digest
+from holdfast.registry.history.actions import (
+    Commit,
+    EvictEntries,
+    Promote,
+    Rated,
+    RateMatch,
+    SetStatus,
+)
+from holdfast.registry.pool.events import PoolEvent, pool_events
+from holdfast.registry.values.digest import Digest
 
 
 def promote(version: int, mu: float, sigma: float) -> Promote:

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from backends.wrappers import Metered
-from registry import Retention, sync
-from registry.errors import (
+from holdfast import Retention, sync
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     IncompatibleState,
     InvalidInput,
     NotFound,
 )
-from registry.pool.events import PoolEvent
-from registry.spec import Pool, RunSpec
+from holdfast.registry.pool.events import PoolEvent
+from holdfast.registry.spec import Pool, RunSpec
 from tests.registry.pool.league import LEAGUE, LEAST, MU, SIGMA, league, player, playing
 from tests.support.faults import Hooked, flip
 from tests.support.states import same

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry.errors import InvalidInput, NotFound
-from registry.history.actions import RateMatch
-from registry.history.replay.apply_pool import MATCHES_KEPT
-from registry.pool.matches import check_match, check_places, check_version, rating_match
-from registry.pool.ratings import DEFAULT, Rating, rate
+from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.history.actions import RateMatch
+from holdfast.registry.history.replay.apply_pool import MATCHES_KEPT
+from holdfast.registry.pool.matches import check_match, check_places, check_version, rating_match
+from holdfast.registry.pool.ratings import DEFAULT, Rating, rate
 from tests.registry.pool.league import checkpoint, entry, rated, state
 
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from registry.errors import InvalidInput
-from registry.pool.model_cache import ModelCache
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.pool.model_cache import ModelCache
 
 _SECONDS = 20
 

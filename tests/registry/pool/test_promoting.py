@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from backends.errors import StoreUnavailable
-from registry import Retention
-from registry.errors import Conflict, InvalidInput
-from registry.history import log
-from registry.history.actions import Mark
-from registry.history.epochs import encode_sweep
-from registry.pool.promoting import Terms
-from registry.pool.ratings import Rating
-from registry.storage.keys import ObjectKey, epoch_key
+from holdfast import Retention
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.history import log
+from holdfast.registry.history.actions import Mark
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.pool.promoting import Terms
+from holdfast.registry.pool.ratings import Rating
+from holdfast.registry.storage.keys import ObjectKey, epoch_key
 from tests.registry.pool.league import league, player, playing
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from registry.errors import IncompatibleState
-from registry.history.actions import EvictEntries, Promote
-from registry.history.replay import RunManifest
-from registry.pool.promotion import (
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.history.actions import EvictEntries, Promote
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.pool.promotion import (
     Candidate,
     candidate_of,
     find_entry,
@@ -18,10 +18,10 @@ from registry.pool.promotion import (
     promotion,
     rating_of,
 )
-from registry.pool.ratings import DEFAULT, Rating
-from registry.spec import RunSpec
-from registry.spec.requirements import inference_parts
-from registry.values.digest import Digest
+from holdfast.registry.pool.ratings import DEFAULT, Rating
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.spec.requirements import inference_parts
+from holdfast.registry.values.digest import Digest
 from tests.registry.pool.league import (
     _MODEL,
     LEAGUE,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from openskill.models import PlackettLuce
 
-from registry.errors import InvalidInput
-from registry.pool.ratings import DEFAULT, Rating, inherited, rate
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.pool.ratings import DEFAULT, Rating, inherited, rate
 
 # Four games of the same four players, one after the other, from the default rating on:
 # ranks, then mu and sigma of each player afterwards, as openskill 6.2.0 gives them.
@@ -239,7 +239,7 @@ def test_the_library_is_missing(monkeypatch):
 
 def test_the_library_is_imported_at_first_use():
     code = (
-        "import sys; from registry.pool.ratings import DEFAULT, rate;"
+        "import sys; from holdfast.registry.pool.ratings import DEFAULT, rate;"
         "assert 'openskill' not in sys.modules;"
         "rate([DEFAULT, DEFAULT], [1, 2]); assert 'openskill' in sys.modules"
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from registry.errors import InvalidInput
-from registry.pool.selection import Category, Matchup, draw, draws
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.pool.selection import Category, Matchup, draw, draws
 
 _HYDRA = [Category("self", 50), Category("roster", 30), Category("frozen", 20, "distill_best")]
 _FROZEN = {"distill_best": 1, "bc_best": 2}

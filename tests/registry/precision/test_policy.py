@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import registry
-from registry import pytree
-from registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
-from registry.loading.load_to_train import load_to_train
-from registry.precision.optimizers import optimizer_leaves
-from registry.precision.policy import AUTO_BYTES, Precision
-from registry.pytree import FlatComponent, numpy_arrays
-from registry.run import Run
+import holdfast
+from holdfast.registry import pytree
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.precision.optimizers import optimizer_leaves
+from holdfast.registry.precision.policy import AUTO_BYTES, Precision
+from holdfast.registry.pytree import FlatComponent, numpy_arrays
+from holdfast.registry.run import Run
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick
 
@@ -423,7 +423,7 @@ def test_a_state_is_never_there_twice(tmp_path, order):
     size, count = 2**20, 40
     # In the order of Fortran it has to be copied even before it is rounded.
     state = {f"w{i}": np.full((512, 512), i, np.float32, order) for i in range(count)}
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as opened:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as opened:
         run = opened.create_run("run")
         with small_grid(size, pack_bytes=size):
             tracemalloc.start()
@@ -655,7 +655,10 @@ def test_any_numbers_come_back_as_torch_rounds_them(data):
     narrow = torch.bfloat16 if policy == "bf16" else torch.float16
     # Tensors much of which would vanish are refused.
     values = np.where((torch.from_numpy(values).to(narrow) == 0).numpy(), 0, values).astype(dtype)
-    with registry.registry.open_on(new_backend()) as opened, small_grid(64, list_threshold=3):
+    with (
+        holdfast.registry.registry.open_on(new_backend()) as opened,
+        small_grid(64, list_threshold=3),
+    ):
         state = {"t": torch.from_numpy(values.copy()), "n": values}
         checkpoint = opened.create_run("run").save(state, step=1, precision=policy)
         expected = state["t"].to(narrow)
@@ -751,7 +754,7 @@ def test_whatever_is_cut_or_copied_keeps_the_record(run, reg, open_registry):
     release = run.releases.publish("1.0.0", checkpoint, only="model")
     entry = run.pool.promote(checkpoint)
     mirror = open_registry(new_backend("policy-mirror"))
-    registry.sync(reg, mirror)
+    holdfast.sync(reg, mirror)
     copies = [reg.stored("run/gates/g"), release, entry, mirror.checkpoint("run/latest")]
     for copy in copies:
         assert types(copy)["model/0.weight"] == ("bfloat16", "float32")

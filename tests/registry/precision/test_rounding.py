@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from registry.precision import rounding
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.precision import rounding
+from holdfast.registry.values.dtypes import ITEM_SIZES
 from tests.support.strategies import quick
 
 ORIGINALS = ("float32", "float64")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from registry.pytree.containers import FACTORIES
-from registry.pytree.torch_memory import DTYPES
+from holdfast.registry.pytree.containers import FACTORIES
+from holdfast.registry.pytree.torch_memory import DTYPES
 
 floats = st.integers(0, 2**64 - 1).map(lambda bits: struct.unpack("<d", struct.pack("<Q", bits))[0])
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
-from registry.pytree import flatten, register_adapter, unflatten_component
-from registry.pytree.adapter_table import AdapterTable
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
+from holdfast.registry.pytree import flatten, register_adapter, unflatten_component
+from holdfast.registry.pytree.adapter_table import AdapterTable
 from tests.support.sameness import through
 
 
@@ -35,7 +35,7 @@ class Config:
 def table(monkeypatch):
     fresh = AdapterTable()
     for module in ("adapters", "encoding", "decoding"):
-        monkeypatch.setattr(f"registry.pytree.{module}.ADAPTERS", fresh)
+        monkeypatch.setattr(f"holdfast.registry.pytree.{module}.ADAPTERS", fresh)
     register_adapter("t.Batch", Batch, to_plain=tuple, from_plain=lambda t: Batch(*t))
     register_adapter("t.Mode", Mode, to_plain=lambda m: m.name, from_plain=lambda n: Mode[n])
     register_adapter(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry.errors import Malformed
-from registry.pytree import check_arrays, check_values, flatten, register_adapter
-from registry.pytree.torch_memory import DTYPES
+from holdfast.registry.errors import Malformed
+from holdfast.registry.pytree import check_arrays, check_values, flatten, register_adapter
+from holdfast.registry.pytree.torch_memory import DTYPES
 
 
 class Entry(NamedTuple):

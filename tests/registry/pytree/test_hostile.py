@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from registry.errors import IncompatibleState, Malformed
-from registry.pytree import leaf_kinds, leaf_paths, unflatten, unflatten_component
-from registry.pytree.decoding import ATOMS, DECODERS
+from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.pytree import leaf_kinds, leaf_paths, unflatten, unflatten_component
+from holdfast.registry.pytree.decoding import ATOMS, DECODERS
 from tests.support.strategies import examples
 
 TAGS = sorted(

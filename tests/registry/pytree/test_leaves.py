@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
-from registry.pytree import allocate, describe, flatten, view_of
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.pytree import allocate, describe, flatten, view_of
 
 
 def leaf_of(value):
@@ -168,6 +168,6 @@ def test_what_cannot_be_described_or_allocated():
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
-    monkeypatch.setattr("registry.pytree.numpy_arrays._NATIVE", {})
+    monkeypatch.setattr("holdfast.registry.pytree.numpy_arrays._NATIVE", {})
     with pytest.raises(IncompatibleState, match="pip install -U ml_dtypes"):
         allocate("bfloat16", (1,), "numpy")

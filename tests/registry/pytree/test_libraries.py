@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import registry
-import registry.pytree
+import holdfast
+import holdfast.registry.pytree
 
-#: Imports registry.pytree without the rest of the registry.
+#: Imports holdfast.registry.pytree without the rest of the registry.
 ALONE = (
-    "import sys, types; alone = sys.modules['registry'] = types.ModuleType('registry')\n"
-    f"alone.__path__ = {list(registry.__path__)!r}\n"
+    "import sys, types, holdfast\n"
+    "alone = types.ModuleType('holdfast.registry')\n"
+    f"alone.__path__ = {list(holdfast.registry.__path__)!r}\n"
+    "sys.modules['holdfast.registry'] = alone\n"
 )
 
 
@@ -22,7 +24,7 @@ def run(code):
 
 def test_importing_and_plain_states_need_neither():
     run(
-        ALONE + "from registry.pytree import *\n"
+        ALONE + "from holdfast.registry.pytree import *\n"
         "flat = flatten({'a': {'x': 1.5, 'b': b'x' * 9999}})\n"
         "[c] = flat.components; data = bytearray(c.leaves[0].buffer())\n"
         "assert unflatten('dict', [('a', c.skeleton, [data])])['a']['b'] == b'x' * 9999\n"
@@ -33,7 +35,7 @@ def test_importing_and_plain_states_need_neither():
 def test_numpy_states_need_no_torch():
     run(
         "import sys; sys.modules['torch'] = None\n"
-        "import numpy as np; from registry.pytree import *\n"
+        "import numpy as np; from holdfast.registry.pytree import *\n"
         "[c] = flatten({'a': [np.arange(3), np.float32(2)]}).components\n"
         "array, view = allocate('int64', (3,), 'numpy'); view[:] = c.leaves[0].buffer()\n"
         "value = unflatten_component(c.skeleton, [array])\n"
@@ -44,7 +46,8 @@ def test_numpy_states_need_no_torch():
 def test_torch_states_without_torch_name_the_remedy():
     run(
         "import sys; sys.modules['torch'] = None\n"
-        "from registry.pytree import *; from registry.errors import IncompatibleState\n"
+        "from holdfast.registry.pytree import *\n"
+        "from holdfast.registry.errors import IncompatibleState\n"
         "assert leaf_kinds({'t': 0}) == {0: 'torch'}\n"
         "for act in (lambda: unflatten_component({'t': 0}, [0]),\n"
         "            lambda: allocate('int8', (1,), 'torch')):\n"
@@ -57,7 +60,8 @@ def test_torch_states_without_torch_name_the_remedy():
 def test_ml_dtypes_scalars_without_ml_dtypes_name_the_remedy():
     run(
         "import sys; sys.modules['ml_dtypes'] = None\n"
-        "from registry.pytree import *; from registry.errors import IncompatibleState\n"
+        "from holdfast.registry.pytree import *\n"
+        "from holdfast.registry.errors import IncompatibleState\n"
         "try: unflatten_component({'ns': ['bfloat16', '803f']}, [])\n"
         "except IncompatibleState as error: assert 'ml_dtypes' in str(error)\n"
         "else: raise SystemExit(1)"
@@ -66,7 +70,7 @@ def test_ml_dtypes_scalars_without_ml_dtypes_name_the_remedy():
 
 def test_a_library_imported_later_is_noticed():
     run(
-        "from registry.pytree import *; flatten({'a': 1})\n"
+        "from holdfast.registry.pytree import *; flatten({'a': 1})\n"
         "import torch; assert flatten({'a': torch.ones(1)}).components[0].is_bare"
     )
 
@@ -74,4 +78,4 @@ def test_a_library_imported_later_is_noticed():
 def test_exports():
     names = registry.pytree.__all__
     assert names == sorted(names)
-    assert all(hasattr(registry.pytree, name) for name in names)
+    assert all(hasattr(holdfast.registry.pytree, name) for name in names)

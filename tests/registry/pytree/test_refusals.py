@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 import torch
 
-from registry.errors import UnsupportedValue
-from registry.pytree import flatten
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.pytree import flatten
 
 
 class Point(NamedTuple):

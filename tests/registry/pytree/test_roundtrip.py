@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from registry.pytree import flatten
-from registry.values import canonical
+from holdfast.registry.pytree import flatten
+from holdfast.registry.values import canonical
 from tests.support.sameness import assert_same, through
 
 from .states import states

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry import pytree
-from registry.errors import IncompatibleState
-from registry.pytree.traversal import DROP, frozen, is_array, is_zero, rebuild, walk
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.pytree.traversal import DROP, frozen, is_array, is_zero, rebuild, walk
 
 STATE = {
     "plain": {"a/b": np.ones(1), 1: np.ones(2), "1": np.ones(3), "": np.ones(4), None: np.ones(5)},

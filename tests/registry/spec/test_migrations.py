@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from registry.errors import IncompatibleState, InvalidInput
-from registry.spec import migrations
-from registry.spec.migrations import LossyMigration, Migrations, register_migration
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.spec import migrations
+from holdfast.registry.spec.migrations import LossyMigration, Migrations, register_migration
 
 
 def step(target, key="version"):

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from registry import Monitor
-from registry.errors import InvalidInput
+from holdfast import Monitor
+from holdfast.registry.errors import InvalidInput
 
 INF = math.inf
 SKILL = Monitor(metric="mu - 3*sigma", mode="max")

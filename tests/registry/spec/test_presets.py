@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from registry import Monitor
-from registry.errors import InvalidInput, NotFound
-from registry.spec import Retention
-from registry.spec.presets import load_preset, preset_names
+from holdfast import Monitor
+from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.spec import Retention
+from holdfast.registry.spec.presets import load_preset, preset_names
 
 OWN = """
 name = "own"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry import pytree
-from registry.errors import IncompatibleState, InvalidInput
-from registry.spec import DtypeRule, Phase, RunSpec, requirements
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.spec import DtypeRule, Phase, RunSpec, requirements
 
 SPEC = RunSpec(
     phases=(Phase(name="1", required_keys=("value",)), Phase(name="2")),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from registry import Monitor
-from registry.errors import InvalidInput, Malformed
-from registry.spec import (
+from holdfast import Monitor
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.spec import (
     Draw,
     DtypeRule,
     Gate,

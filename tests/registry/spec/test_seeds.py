@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from numpy.random import SeedSequence
 
-from registry.errors import InvalidInput
-from registry.spec import Phase, RunSpec
-from registry.spec.seeds import child, phase_number, phase_sequence
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.spec import Phase, RunSpec
+from holdfast.registry.spec.seeds import child, phase_number, phase_sequence
 
 #: Master seed, phase, component -> generate_state(8), little-endian. Golden numbers of NumPy 2.4.6.
 VECTORS = {

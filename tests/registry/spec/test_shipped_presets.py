@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry import Monitor
-from registry.errors import IncompatibleState, InvalidInput
-from registry.spec import (
+from holdfast import Monitor
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.spec import (
     Draw,
     DtypeRule,
     Gate,
@@ -25,7 +25,7 @@ from registry.spec import (
     Tier,
     Transition,
 )
-from registry.spec.presets import load_preset, preset_names
+from holdfast.registry.spec.presets import load_preset, preset_names
 from tests.support.states import same
 
 DOCS = Path(__file__).parents[3] / "docs" / "presets.md"

@@ -22,17 +22,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from backends import ByteRange
-from backends.wrappers import Metered
-from registry.errors import Damaged, InvalidInput
-from registry.registry import open_on
-from registry.storage import cache_folder, chunk_cache, codecs, fetching
-from registry.storage.chunk_cache import ChunkCache
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackEntry, PackTable, trailer
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Places, Rows
-from registry.values.digest import Digest
+import holdfast
+from holdfast.backends import ByteRange
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Damaged, InvalidInput
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage import cache_folder, chunk_cache, codecs, fetching
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
+from holdfast.registry.storage.placement import (
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Places,
+    Rows,
+)
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import new_backend, packs_of, small_grid
@@ -627,8 +634,8 @@ def test_who_is_second_with_a_chunk_leaves_the_number_right(tmp_path, monkeypatc
 
 WRITER = """
 import hashlib, random, sys
-from registry.storage.chunk_cache import ChunkCache
-from registry.values.digest import Digest
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.values.digest import Digest
 path, bound, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(seed)
 cache = ChunkCache(path, max_bytes=bound)
@@ -781,16 +788,16 @@ def test_a_forked_child_may_use_it(tmp_path):
 
 @pytest.fixture
 def local(tmp_path):
-    with registry.init(tmp_path / "registry", skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path / "registry", skip_race_probe=True) as reg:
         reg.create_run("run").save(small_state(), step=1)
     return tmp_path / "registry"
 
 
 def test_a_local_registry_has_none_unless_asked_for(local, tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
-    with registry.open(local) as reg:
+    with holdfast.open(local) as reg:
         assert reg.store.cache is None
-    with registry.open(local, cache=tmp_path / "mine") as reg:
+    with holdfast.open(local, cache=tmp_path / "mine") as reg:
         assert reg.store.cache.path == str(tmp_path / "mine")
         assert same(reg.run("run").latest().load(), small_state())
     assert (tmp_path / "mine" / "chunks-v1").is_dir()
@@ -800,28 +807,28 @@ def test_a_local_registry_has_none_unless_asked_for(local, tmp_path, monkeypatch
 def test_a_bucket_has_the_one_of_the_environment(s3_url, tmp_path, monkeypatch):
     url = s3_url()
     monkeypatch.delenv("HOLDFAST_CACHE", raising=False)
-    with registry.init(url, skip_race_probe=True) as reg:
+    with holdfast.init(url, skip_race_probe=True) as reg:
         reg.create_run("run").save(small_state(), step=1)
         assert reg.store.cache is None
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         assert reg.store.cache is None
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOLDFAST_CACHE_BYTES", "12345678")
-    with registry.open(url, cache="") as reg:
+    with holdfast.open(url, cache="") as reg:
         assert reg.store.cache is None
     for _ in range(2):
-        with registry.open(url) as reg:
+        with holdfast.open(url) as reg:
             assert reg.store.cache.max_bytes == 12345678
             assert same(reg.run("run").latest().load(), small_state())
     assert len(list((tmp_path / "cache" / "chunks-v1").glob("[0-9a-f]*"))) == 3
     monkeypatch.setenv("HOLDFAST_CACHE", "")
-    with registry.open(url) as reg:
+    with holdfast.open(url) as reg:
         assert reg.store.cache is None
 
 
 def test_one_cache_serves_several_handles(local, tmp_path):
     cache = ChunkCache(tmp_path / "cache")
-    with registry.open(local, cache=cache) as one, registry.open(local, cache=cache) as other:
+    with holdfast.open(local, cache=cache) as one, holdfast.open(local, cache=cache) as other:
         assert one.store.cache is other.store.cache is cache
 
 

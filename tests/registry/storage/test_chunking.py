@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import UnsupportedValue
-from registry.storage.chunking import CHUNK_BYTES, Grid, grid
-from registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.storage.chunking import CHUNK_BYTES, Grid, grid
+from holdfast.registry.values.dtypes import ITEM_SIZES
 from tests.support.stores import small_grid
 from tests.support.strategies import dtypes, quick, shapes
 

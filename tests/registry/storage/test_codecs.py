@@ -12,18 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import registry
-from registry import sync
-from registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
-from registry.history.log import RunLog
-from registry.registry import open_on
-from registry.storage import codecs
-from registry.storage.codecs import CODECS, COMPRESSIONS, LZ4, RAW, ZSTD
-from registry.storage.codecs import blosc as frames
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackTable, trailer
-from registry.storage.placement import PackRef, Rows
-from registry.values.digest import Digest
+import holdfast
+from holdfast import sync
+from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput, Malformed
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.codecs import CODECS, COMPRESSIONS, LZ4, RAW, ZSTD
+from holdfast.registry.storage.codecs import blosc as frames
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackTable, trailer
+from holdfast.registry.storage.placement import PackRef, Rows
+from holdfast.registry.values.digest import Digest
 from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
@@ -87,12 +87,12 @@ def test_a_tensor_is_given_up_after_a_sample(run, monkeypatch):
 
 
 def test_a_registry_has_a_compression_of_its_own(tmp_path):
-    with registry.init(tmp_path, compression="lz4", skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path, compression="lz4", skip_race_probe=True) as reg:
         run = reg.create_run("r")
         assert LZ4 in codecs_of(run.save(state(1), step=1))
         assert ZSTD in codecs_of(run.save(state(2), step=2, compression="zstd"))
         assert codecs_of(run.save(state(3), step=3, compression="none")) == {RAW}
-    with registry.open(tmp_path) as reg:
+    with holdfast.open(tmp_path) as reg:
         assert LZ4 in codecs_of(reg.run("r").save(state(4), step=4))
 
 
@@ -101,7 +101,7 @@ def test_a_compression_that_is_none(run, tmp_path, wanted):
     with pytest.raises(InvalidInput, match="no such compression"):
         run.save(state(), step=1, compression=wanted)
     with pytest.raises(InvalidInput, match="no such compression"):
-        registry.init(tmp_path / "r", compression=wanted)
+        holdfast.init(tmp_path / "r", compression=wanted)
     assert not (tmp_path / "r").exists()
 
 
@@ -122,7 +122,7 @@ def test_compressed_checkpoints_travel_move_and_are_collected(run, reg, backend,
     mirror = open_registry(new_backend("codecs-mirror"))
     sync(reg, mirror)
     assert same(mirror.checkpoint("run").load(), state(3))
-    run.prune(registry.Retention(last=1))
+    run.prune(holdfast.Retention(last=1))
     assert reg.repack().packs_written
     assert reg.gc(grace_s=0).deleted.objects
     fresh = open_registry(backend)
@@ -160,7 +160,7 @@ def test_any_state_any_compression_any_slice(value, compression, chunk_bytes, pa
 def test_a_registry_of_raw_chunks_never_loads_the_compressor(tmp_path):
     code = (
         "import sys, numpy as np, registry\n"
-        f"reg = registry.init({str(tmp_path / 'r')!r}, skip_race_probe=True)\n"
+        f"reg = holdfast.init({str(tmp_path / 'r')!r}, skip_race_probe=True)\n"
         "ck = reg.create_run('r').save({'m': {'w': np.arange(5000)}}, step=1)\n"
         "assert ck.load()['m']['w'][7] == 7\n"
         "assert 'numcodecs' not in sys.modules\n"

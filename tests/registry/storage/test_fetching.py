@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry.registry import Registry
-from registry.storage import ranged_reads
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage import ranged_reads
 from tests.support.stores import small_grid
 
 CHUNK_BYTES = 16 * 1024

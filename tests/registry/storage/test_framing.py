@@ -9,9 +9,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import BeyondLimit, Damaged, Malformed
-from registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from registry.values import parse_limits
+from holdfast.registry.errors import BeyondLimit, Damaged, Malformed
+from holdfast.registry.storage.framing import join_lines, split_lines, unwrap_frame, wrap_frame
+from holdfast.registry.values import parse_limits
 from tests.support.strategies import quick
 
 lines = st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), min_size=1)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.base import check_key
-from registry.errors import Malformed
-from registry.storage.keys import (
+from holdfast.backends.base import check_key
+from holdfast.registry.errors import Malformed
+from holdfast.registry.storage.keys import (
     ObjectKey,
     check_run_id,
     epoch_key,
@@ -18,7 +18,7 @@ from registry.storage.keys import (
     snapshot_slot,
     stem,
 )
-from registry.values.digest import Digest
+from holdfast.registry.values.digest import Digest
 from tests.support.strategies import object_keys, quick
 
 PLAIN = Digest.of(b"x").hex()

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.wrappers import Metered
-from registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
-from registry.registry import open_on
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
+from holdfast.registry.registry import open_on
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import new_backend, packs_of, small_grid
@@ -147,7 +147,7 @@ def test_what_is_told_without_reading(saved, backend):
 
 
 def test_bounded_memory_gives_the_same(saved, monkeypatch):
-    monkeypatch.setattr("registry.storage.lazy._HELD_BYTES", 1)
+    monkeypatch.setattr("holdfast.registry.storage.lazy._HELD_BYTES", 1)
     checkpoint, state = saved
     check(checkpoint["m/w"], state["m"]["w"], (slice(None, None, -3), slice(1, 20, 2)))
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import Damaged, Malformed, UnsupportedFormat
-from registry.storage.chunking import INLINE_BYTES, grid
-from registry.storage.framing import unwrap_frame, wrap_frame
-from registry.storage.manifest import (
+from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.storage.chunking import INLINE_BYTES, grid
+from holdfast.registry.storage.framing import unwrap_frame, wrap_frame
+from holdfast.registry.storage.manifest import (
     NARROW_DTYPES,
     ORIGINAL_DTYPES,
     Component,
@@ -20,8 +20,8 @@ from registry.storage.manifest import (
     TensorEntry,
     parse_list,
 )
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.support.stores import small_grid
 from tests.support.strategies import digests, dtypes, json_values, quick, shapes, texts
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import Damaged, Malformed, RegistryError, UnsupportedFormat
-from registry.storage.fetching import verify_pack_chunks
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import (
+from holdfast.registry.errors import Damaged, Malformed, RegistryError, UnsupportedFormat
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import (
     TRAILER_BYTES,
     PackTable,
     open_pack,
@@ -19,8 +19,8 @@ from registry.storage.pack import (
     raw_entries,
     trailer,
 )
-from registry.values import canonical
-from registry.values.digest import Digest
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
 from tests.support.strategies import quick
 
 chunks = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6)

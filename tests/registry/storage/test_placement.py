@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import Damaged, Malformed, UnsupportedFormat
-from registry.storage.framing import wrap_frame
-from registry.storage.keys import ObjectKey
-from registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.values import canonical
-from registry.values.digest import Digest, Digests
+from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.storage.framing import wrap_frame
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest, Digests
 from tests.support.strategies import digests, pack_keys, quick
 
 refs = st.builds(PackRef, pack_keys, st.integers(2**33, 2**40))

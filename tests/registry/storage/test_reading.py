@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from backends.wrappers import Metered, Wrapper
-from registry.errors import Damaged, IntegrityError, Malformed, MissingObject
-from registry.storage import fetching, reading
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import Component, Manifest, TensorEntry
-from registry.storage.placement import ChunkPlace, PackRef, Placement, Places, Rows
-from registry.values.digest import Digest, Digests
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import Damaged, IntegrityError, Malformed, MissingObject
+from holdfast.registry.storage import fetching, reading
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.placement import ChunkPlace, PackRef, Placement, Places, Rows
+from holdfast.registry.values.digest import Digest, Digests
 from tests.support.faults import flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, packs_of, small_grid

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from registry.storage.threads import Pools, results
+from holdfast.registry.storage.threads import Pools, results
 
 
 @pytest.fixture

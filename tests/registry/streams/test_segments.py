@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import pytree
-from registry.errors import InvalidInput, Malformed, UnsupportedValue
-from registry.streams.segments import (
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedValue
+from holdfast.registry.streams.segments import (
     check_entries,
     merge_count,
     pack_entries,

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from backends import StoreUnavailable
-from backends.memory import MemoryBackend
-from backends.wrappers import Metered, Wrapper
-from registry.errors import (
+from holdfast.backends import StoreUnavailable
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import (
     Conflict,
     Damaged,
     IntegrityError,
@@ -19,12 +19,12 @@ from registry.errors import (
     NotFound,
     UnsupportedValue,
 )
-from registry.history import slots as slots_module
-from registry.history.actions import AppendStream
-from registry.registry import open_on
-from registry.streams import appends as stream_appends
-from registry.streams.segments import pack_entries
-from registry.writing.change import Composed
+from holdfast.registry.history import slots as slots_module
+from holdfast.registry.history.actions import AppendStream
+from holdfast.registry.registry import open_on
+from holdfast.registry.streams import appends as stream_appends
+from holdfast.registry.streams.segments import pack_entries
+from holdfast.registry.writing.change import Composed
 from tests.cost.rounds import Clock, Timed, timed
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import small_state

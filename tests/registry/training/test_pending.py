@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from registry.errors import InvalidInput
-from registry.training.pending import EXIT_WAIT
+import holdfast
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.training.pending import EXIT_WAIT
 from tests.support.faults import Silent
 from tests.support.states import small_state
 
@@ -21,9 +21,9 @@ from tests.support.states import small_state
 _BEGIN = """
 import atexit, os, sys, threading, time
 import numpy as np
-from backends import StoreUnavailable, open_backend
-from backends.wrappers import Wrapper
-from registry.registry import open_on
+from holdfast.backends import StoreUnavailable, open_backend
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.registry import open_on
 
 ending = threading.Event()
 threading._register_atexit(ending.set)
@@ -56,7 +56,7 @@ def begin(kind):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    registry.init(tmp_path / "reg", skip_race_probe=True).close()
+    holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
     return tmp_path / "reg"
 
 
@@ -77,7 +77,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def steps(place: Path) -> list[int]:
-    with registry.open(place) as opened:
+    with holdfast.open(place) as opened:
         return [checkpoint.step for checkpoint in opened.run("night").checkpoints()]
 
 
@@ -110,7 +110,7 @@ def test_a_block_that_is_left_by_sys_exit_finishes_it_and_sets_the_status(place)
     program = "with begin(Wrapper) as run: run.save_async(STATE, step=1); sys.exit(0)"
     assert end(start(place, program)) == (0, "", "")
     assert steps(place) == [1]
-    with registry.open(place) as opened:
+    with holdfast.open(place) as opened:
         assert opened.run("night").status == "interrupted"
 
 

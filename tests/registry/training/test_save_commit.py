@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from registry import Monitor
-from registry.errors import (
+from holdfast import Monitor
+from holdfast.registry.errors import (
     Conflict,
     IncompatibleState,
     InvalidInput,
     NotFound,
     RestoreFailed,
 )
-from registry.history.actions import AddCheckpoint, Evict, TakeOver
-from registry.history.log import RunLog, commit_line
-from registry.spec import DtypeRule, Phase, Retention, Row, RunSpec, Tier, Transition
+from holdfast.registry.history.actions import AddCheckpoint, Evict, TakeOver
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.spec import DtypeRule, Phase, Retention, Row, RunSpec, Tier, Transition
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
 from tests.support.stores import contents, objects, packs_of, slots

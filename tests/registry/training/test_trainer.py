@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from backends.errors import StoreUnavailable
-from backends.local import LocalBackend
-from backends.wrappers import Wrapper
-from registry import Monitor
-from registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
-from registry.history import slots
-from registry.registry import open as open_place
-from registry.registry import open_on
-from registry.storage.keys import slot_key
-from registry.storage.store import create_config
-from registry.sync import sync
-from registry.training.pending import PendingSave
+from holdfast import Monitor
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
+from holdfast.registry.history import slots
+from holdfast.registry.registry import open as open_place
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.keys import slot_key
+from holdfast.registry.storage.store import create_config
+from holdfast.registry.sync import sync
+from holdfast.registry.training.pending import PendingSave
 from tests.support.faults import Gate, Silent, flip
 from tests.support.states import small_state
 from tests.support.stores import new_backend, packs_of
@@ -155,7 +155,7 @@ def test_a_repeated_save_whose_first_landed_unheard_commits_once(backend, open_r
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_is_another_trainer(tmp_path):
-    from registry import init
+    from holdfast import init
 
     with init(tmp_path / "reg", skip_race_probe=True) as reg:
         run = reg.create_run("run")
@@ -253,7 +253,7 @@ def test_a_look_up_keeps_no_run(reg, run):
 
 
 def test_the_environment_names_the_registry(tmp_path, monkeypatch):
-    from registry import init
+    from holdfast import init
 
     init(tmp_path / "reg", skip_race_probe=True).close()
     monkeypatch.setenv("HOLDFAST_REGISTRY", str(tmp_path / "reg"))

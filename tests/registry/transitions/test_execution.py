@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.wrappers import Wrapper
-from registry import Checkpoint
-from registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
-from registry.history.actions import Evict, Eviction, SetPin
-from registry.history.log import commit_line
-from registry.pool.ratings import DEFAULT
+from holdfast import Checkpoint
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
+from holdfast.registry.history.actions import Evict, Eviction, SetPin
+from holdfast.registry.history.log import commit_line
+from holdfast.registry.pool.ratings import DEFAULT
 from tests.registry.transitions.world import (
     GOOD,
     ROWS,

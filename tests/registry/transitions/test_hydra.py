@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from registry import Run
-from registry.errors import Conflict, IncompatibleState, InvalidInput
-from registry.pool.ratings import DEFAULT
+from holdfast import Run
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.pool.ratings import DEFAULT
 from tests.support.states import same
 
 READY = {"discard_accuracy": 0.65, "average_placement": 2.55, "deal_in_rate": 0.15}

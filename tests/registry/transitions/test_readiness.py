@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from tests.registry.transitions.world import (
     GOOD,
     ROWS,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from registry.errors import IncompatibleState, InvalidInput
-from registry.spec import Row, Transition
-from registry.transitions.rows import Table
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.spec import Row, Transition
+from holdfast.registry.transitions.rows import Table
 from tests.registry.transitions.world import ROWS, WAY, spec, state
 from tests.support.states import same
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from registry import Run
-from registry.errors import RegistryError
-from registry.registry import Registry
-from registry.spec import RunSpec
-from registry.transitions import Transitioned
+from holdfast import Run
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.registry import Registry
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.transitions import Transitioned
 
 RUN = "life"
 ROWS = [

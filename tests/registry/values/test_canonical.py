@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidInput, Malformed
-from registry.values import canonical
+from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values import canonical
 from tests.support.strategies import json_values, quick, texts
 
 

@@ -8,8 +8,8 @@ import pickle
 import pytest
 from hypothesis import given
 
-from registry.errors import InvalidInput
-from registry.values.digest import Digest, Digests
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values.digest import Digest, Digests
 from tests.support.strategies import digests, quick
 
 PLAIN = hashlib.sha256(b"abc").hexdigest()

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from registry.errors import Conflict
-from registry.values import environment
-from registry.values.environment import describe_environment, require_first_rank
+from holdfast.registry.errors import Conflict
+from holdfast.registry.values import environment
+from holdfast.registry.values.environment import describe_environment, require_first_rank
 
 
 def _repository(folder) -> None:

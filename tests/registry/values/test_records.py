@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import ValidationError
 
-from registry.errors import Malformed
-from registry.history.actions import Place, ReportMetrics
-from registry.values import canonical
-from registry.values.digest import Digest
-from registry.values.records import AtFirstUse, Record
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import Place, ReportMetrics
+from holdfast.registry.values import canonical
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.records import AtFirstUse, Record
 
 DIGEST = Digest.of(b"x")
 PLACE = Place(manifest=DIGEST, manifest_generation=3, placement=DIGEST, placement_generation=0)
@@ -78,7 +78,7 @@ def test_a_float_with_blanks_is_malformed():
 
 
 def test_absent_optional_fields_are_left_out():
-    from registry.history.actions import Rewind
+    from holdfast.registry.history.actions import Rewind
 
     assert Rewind().encode() == b'{"action":"run.rewind"}'
     assert Rewind.decode(b'{"action":"run.rewind"}', where="x").to is None

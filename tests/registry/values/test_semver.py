@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import InvalidInput
-from registry.values.semver import SemVer, release_version
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values.semver import SemVer, release_version
 from tests.support.strategies import quick
 
 #: From the list that semver.org gives for its regular expression.

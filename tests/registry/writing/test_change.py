@@ -9,21 +9,21 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from backends import Backend
-from backends.wrappers import Wrapper
-from registry.errors import Conflict, MissingObject, RolledBack
-from registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
-from registry.history.epochs import encode_sweep
-from registry.history.log import RunLog, commit_line
-from registry.history.replay import Forgotten, RunManifest
-from registry.registry import Registry
-from registry.storage.keys import ObjectKey, epoch_key, slot_key
-from registry.storage.store import Store
-from registry.values.digest import Digest
-from registry.writing.change import Change, Composed, NewCommit, NewCommits, Stale
-from registry.writing.committer import Committer
-from registry.writing.object_writer import ChosenKeys
-from registry.writing.placing import Written
+from holdfast.backends import Backend
+from holdfast.backends.wrappers import Wrapper
+from holdfast.registry.errors import Conflict, MissingObject, RolledBack
+from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
+from holdfast.registry.history.epochs import encode_sweep
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.keys import ObjectKey, epoch_key, slot_key
+from holdfast.registry.storage.store import Store
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.change import Change, Composed, NewCommit, NewCommits, Stale
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.object_writer import ChosenKeys
+from holdfast.registry.writing.placing import Written
 from tests.support.faults import Hooked, Once
 from tests.support.states import small_state
 from tests.support.stores import Open, contents, objects
@@ -351,7 +351,7 @@ def test_a_run_that_has_moved_says_better_why_an_object_is_missing(committer, ot
 
 
 def test_records_of_evicted_checkpoints_are_read_when_they_are_needed(committer, run, reg):
-    from registry import Retention
+    from holdfast import Retention
 
     for step in (1, 2):
         run.save(small_state(step), step=step)

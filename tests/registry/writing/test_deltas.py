@@ -10,22 +10,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import registry
-from backends.wrappers import Metered
-from registry import sync
-from registry.errors import Damaged, InvalidInput, Malformed
-from registry.history.base import Base
-from registry.history.log import RunLog
-from registry.history.retention import Retention
-from registry.registry import open_on
-from registry.storage import codecs
-from registry.storage.chunk_cache import ChunkCache
-from registry.storage.codecs import COMPRESSIONS, RAW
-from registry.storage.keys import ObjectKey
-from registry.storage.pack import PackTable, trailer
-from registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, PackRef, Placement, Rows
-from registry.values.digest import Digest
-from registry.writing.placing import locations_of
+import holdfast
+from holdfast import sync
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Damaged, InvalidInput, Malformed
+from holdfast.registry.history.base import Base
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.retention import Retention
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage import codecs
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.storage.codecs import COMPRESSIONS, RAW
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.pack import PackTable, trailer
+from holdfast.registry.storage.placement import (
+    MAX_DEPTH,
+    NO_BASE,
+    ChunkPlace,
+    PackRef,
+    Placement,
+    Rows,
+)
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.placing import locations_of
 from tests.support.faults import flip
 from tests.support.loads import refused
 from tests.support.states import same
@@ -118,7 +125,7 @@ def test_a_chunk_is_whole_at_least_each_so_many_versions(run, every):
 
 def test_one_is_no_deltas(run, tmp_path):
     assert [links_of(one) for one in saved(run, history(3), keyframe_every=1)] == [[0]] * 3
-    with registry.init(tmp_path, keyframe_every=4, skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path, keyframe_every=4, skip_race_probe=True) as reg:
         own = reg.create_run("r")
         states = history(3)
         own.save(states[0], step=0)
@@ -128,8 +135,8 @@ def test_one_is_no_deltas(run, tmp_path):
 
 
 def test_a_registry_keeps_its_own_distance(tmp_path):
-    registry.init(tmp_path, compression="lz4", keyframe_every=2, skip_race_probe=True).close()
-    with registry.open(tmp_path) as reg:
+    holdfast.init(tmp_path, compression="lz4", keyframe_every=2, skip_race_probe=True).close()
+    with holdfast.open(tmp_path) as reg:
         first, second, third = saved(reg.create_run("r"), history(3))
         assert (links_of(first), links_of(second), links_of(third)) == ([0], [1], [0])
         names = {codecs.CODECS[row.codec] for row in second._reader.placement.rows}
@@ -147,7 +154,7 @@ def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
     with pytest.raises(InvalidInput, match="not a distance of keyframes"):
         run.save({}, step=1, keyframe_every=wanted)
     with pytest.raises(InvalidInput, match="not a distance of keyframes"):
-        registry.init(tmp_path / "r", keyframe_every=wanted)
+        holdfast.init(tmp_path / "r", keyframe_every=wanted)
     assert contents(backend) == before
     assert not (tmp_path / "r").exists()
 
@@ -156,7 +163,7 @@ def test_deltas_without_compression_are_refused(run, tmp_path):
     with pytest.raises(InvalidInput, match="without compression"):
         run.save({}, step=1, compression="none", keyframe_every=2)
     with pytest.raises(InvalidInput, match="without compression"):
-        registry.init(tmp_path / "r", compression="none", keyframe_every=2)
+        holdfast.init(tmp_path / "r", compression="none", keyframe_every=2)
 
 
 def test_noise_is_stored_whole(run):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from registry import pytree
-from registry.values.dtypes import FLOATING, ITEM_SIZES
-from registry.writing import finite
+from holdfast.registry import pytree
+from holdfast.registry.values.dtypes import FLOATING, ITEM_SIZES
+from holdfast.registry.writing import finite
 
 FLOATS = sorted(FLOATING)
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from backends.errors import StoreUnavailable
-from registry.storage import blocks
-from registry.storage.blocks import BLOCK_BYTES, Blocks, Lease
-from registry.values.digest import Digest
-from registry.writing import hashing, saving
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.registry.storage import blocks
+from holdfast.registry.storage.blocks import BLOCK_BYTES, Blocks, Lease
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing import hashing, saving
 from tests.support.faults import Hooked
 from tests.support.states import same
 from tests.support.stores import new_backend, packs_of, small_grid

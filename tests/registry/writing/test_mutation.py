@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from botocore.awsrequest import AWSResponse
 
-import registry
-from backends.s3 import S3Backend
-from registry.errors import UnsupportedValue
-from registry.registry import open_on
-from registry.spec import RunSpec
-from registry.writing.encoding import Encoding
+import holdfast
+from holdfast.backends.s3 import S3Backend
+from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.registry import open_on
+from holdfast.registry.spec import RunSpec
+from holdfast.registry.writing.encoding import Encoding
 from tests.support.faults import Hooked, Once
 from tests.support.states import same
 from tests.support.stores import new_backend
@@ -115,7 +115,7 @@ def test_what_is_written_after_hashing_is_in_no_pack(
 
 def test_a_repeat_of_a_request_sends_the_same_bytes(moto_url, monkeypatch):
     url = moto_url()
-    reg = registry.init(url, skip_race_probe=True)
+    reg = holdfast.init(url, skip_race_probe=True)
     run = reg.create_run("careless")
     given = content(1)
     sent: list[str] = []
@@ -137,7 +137,7 @@ def test_a_repeat_of_a_request_sends_the_same_bytes(moto_url, monkeypatch):
     assert len(sent) > 1
     assert sent[0] == sent[1]
     reg.close()
-    with registry.open(url) as again:
+    with holdfast.open(url) as again:
         assert same(again.checkpoint(str(saved.digest)).load(), content(1))
         innocent = again.create_run("innocent").save(content(1), step=1)
         assert same(innocent.load(), content(1))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from backends.wrappers import Metered
-from registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
-from registry.history.actions import Place
-from registry.history.epochs import encode_sweep, encode_upgrade
-from registry.history.log import RunLog, commit_line
-from registry.history.replay import CheckpointRecord, RunManifest
-from registry.storage.keys import ObjectKey, epoch_key
-from registry.storage.manifest import Component, Manifest
-from registry.storage.placement import PackRef, Placement, Rows
-from registry.values.digest import Digest
-from registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.storage.manifest import Component, Manifest
+from holdfast.registry.storage.placement import PackRef, Placement, Rows
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Writer, placed_keys
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, small_state
@@ -129,7 +129,7 @@ def test_w2_a_manifest_in_other_bytes_of_the_same_content_is_left_as_it_is(
 
     import zstandard
 
-    from registry.storage.framing import unwrap_frame
+    from holdfast.registry.storage.framing import unwrap_frame
 
     (key,) = [key for key in orphans if key.startswith("manifests/")]
     frame = zstandard.ZstdCompressor(level=19).compress(unwrap_frame(backend.get(key), where="x"))
@@ -322,7 +322,7 @@ def test_w2a_a_key_that_nothing_covers_is_unproven():
 
 
 def _annotate(state):
-    from registry.history.actions import SetStatus
+    from holdfast.registry.history.actions import SetStatus
 
     return [commit_line(state, [SetStatus(status="running")])]
 

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
-from registry.values import parse_limits
-from registry.writing import saving
+from holdfast.registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
+from holdfast.registry.values import parse_limits
+from holdfast.registry.writing import saving
 from tests.support.states import same
 from tests.support.stores import contents, new_backend
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import registry
-from backends.errors import StoreUnavailable
-from backends.wrappers import Metered, Wrapper
-from registry.pytree import ArrayLeaf
-from registry.registry import open_on
-from registry.storage.keys import ObjectKey
-from registry.storage.manifest import LIST_THRESHOLD
-from registry.storage.pack import PACK_BYTES, open_pack
-from registry.values.digest import Digest
+import holdfast
+from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.keys import ObjectKey
+from holdfast.registry.storage.manifest import LIST_THRESHOLD
+from holdfast.registry.storage.pack import PACK_BYTES, open_pack
+from holdfast.registry.values.digest import Digest
 from tests.support.states import same, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
@@ -254,10 +254,10 @@ def test_a_tensor_with_a_list_is_stored_by_its_changed_chunks(run, backend, open
 def test_a_tensor_beyond_a_gibibyte_is_listed_and_comes_back(tmp_path: Path, request):
     if "soak" not in request.config.option.markexpr:
         pytest.skip("run by hand with -m soak")
-    with registry.init(tmp_path / "reg") as reg:
+    with holdfast.init(tmp_path / "reg") as reg:
         one = np.arange(1100 * MIB // 8)
         reg.create_run("run").save({"m": {"w": one}}, step=1)
-    with registry.open(tmp_path / "reg") as reg:
+    with holdfast.open(tmp_path / "reg") as reg:
         checkpoint = reg.checkpoint("run")
         assert len(checkpoint._reader.base().lists) == 1
         assert np.array_equal(checkpoint.load()["m"]["w"], one)

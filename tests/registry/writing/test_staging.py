@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.pytree import flatten
-from registry.writing.staging import Staging
+from holdfast.registry.pytree import flatten
+from holdfast.registry.writing.staging import Staging
 from tests.support.strategies import quick
 
 

@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
-from backends.wrappers import Metered
-from registry.errors import Damaged, IncompatibleState, InvalidInput, Malformed, MissingObject
-from registry.registry import open_on
-from registry.storage.manifest import TensorEntry
-from registry.values.digest import Digest
-from registry.values.dtypes import ITEM_SIZES
-from registry.zarr import group as view
-from registry.zarr.kept_chunks import Kept
-from registry.zarr.layout import Layout
+from holdfast.backends.wrappers import Metered
+from holdfast.registry.errors import (
+    Damaged,
+    IncompatibleState,
+    InvalidInput,
+    Malformed,
+    MissingObject,
+)
+from holdfast.registry.registry import open_on
+from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.zarr import group as view
+from holdfast.registry.zarr.kept_chunks import Kept
+from holdfast.registry.zarr.layout import Layout
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
 from tests.support.strategies import examples
@@ -386,8 +392,8 @@ def test_a_view_is_not_pickled(saved):
 
 
 def test_without_zarr(saved, monkeypatch):
-    monkeypatch.delitem(sys.modules, "registry.zarr.group")
-    monkeypatch.delattr("registry.zarr.group")
+    monkeypatch.delitem(sys.modules, "holdfast.registry.zarr.group")
+    monkeypatch.delattr("holdfast.registry.zarr.group")
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(InvalidInput, match=r"holdfast\[zarr\]"):
         saved[0].zarr()

@@ -9,8 +9,8 @@ import torch
 from zarr.core.buffer import cpu
 from zarr.testing.store import StoreTests
 
-from registry.loading.fit import tensors_by_path
-from registry.zarr.group import CheckpointStore
+from holdfast.registry.loading.fit import tensors_by_path
+from holdfast.registry.zarr.group import CheckpointStore
 
 
 def writes(name):

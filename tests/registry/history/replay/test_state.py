@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.errors import Damaged, Malformed
-from registry.history.actions import (
+from holdfast.registry.errors import Damaged, Malformed
+from holdfast.registry.history.actions import (
     AddCheckpoint,
     Commit,
     CreateRun,
@@ -22,10 +22,10 @@ from registry.history.actions import (
     TakeOver,
     line_digest,
 )
-from registry.history.replay import RunManifest, Slot, advance
-from registry.spec.monitors import Monitor
-from registry.storage.framing import join_lines
-from registry.values.digest import Digest
+from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.storage.framing import join_lines
+from holdfast.registry.values.digest import Digest
 from tests.support.strategies import quick
 
 CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, environment={})

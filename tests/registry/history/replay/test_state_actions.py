@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from registry.errors import Malformed
-from registry.history.actions import (
+from holdfast.registry.errors import Malformed
+from holdfast.registry.history.actions import (
     AddCheckpoint,
     AppendStream,
     AppliedRow,
@@ -21,10 +21,10 @@ from registry.history.actions import (
     SetPin,
     SetStatus,
 )
-from registry.history.replay import RunManifest, advance
-from registry.history.replay.apply_pool import MATCHES_KEPT
-from registry.spec import Phase, RunSpec
-from registry.spec.monitors import Monitor
+from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.history.replay.apply_pool import MATCHES_KEPT
+from holdfast.registry.spec import Phase, RunSpec
+from holdfast.registry.spec.monitors import Monitor
 from tests.support.lives import DAY_MS, Life, digest
 
 LOSS = Monitor(metric="loss", mode="min")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from backends import parse
-from registry.errors import InvalidInput
-from registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, recall
-from registry.values.digest import Digest
+import holdfast
+from holdfast.backends import parse
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, recall
+from holdfast.registry.values.digest import Digest
 from tests.support.states import small_state
 
 PLACE = parse("s3://bucket/registry")
@@ -64,7 +64,7 @@ def test_what_two_processes_saw_is_kept_and_the_further_head_stays(kept):
 def test_what_was_forgotten_is_not_brought_back_by_who_only_read_it(kept):
     note(heads(), "night", 5)
     reader = heads()
-    assert registry.trust("s3://bucket/registry")
+    assert holdfast.trust("s3://bucket/registry")
     note(reader, "day", 1)
     assert list(heads().all()) == ["day"]
 
@@ -139,9 +139,9 @@ def test_links_are_not_followed(kept, tmp_path):
 def test_where_nothing_can_be_written_all_goes_on(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
         reg.create_run("night", seed=1).save(small_state(1), step=1)
-    with registry.open(tmp_path / "reg") as reg:
+    with holdfast.open(tmp_path / "reg") as reg:
         assert reg.run("night").latest() is not None
 
 
@@ -155,7 +155,7 @@ def test_without_a_home_nothing_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.chdir(tmp_path)
     assert recall(PLACE) is None
-    assert not registry.trust("s3://bucket/registry")
+    assert not holdfast.trust("s3://bucket/registry")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,15 +163,15 @@ def test_it_can_be_turned_off(kept, tmp_path, monkeypatch):
     with monkeypatch.context() as off:
         off.setenv(MEMORY, "0")
         assert recall(PLACE) is None
-        registry.init(tmp_path / "reg", skip_race_probe=True).close()
-    with registry.open(tmp_path / "reg", remember=False) as reg:
+        holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
+    with holdfast.open(tmp_path / "reg", remember=False) as reg:
         reg.create_run("night", seed=1)
     assert recall(PLACE, wanted=False) is None
     assert recall(parse("memory://x")) is None
     assert not kept.exists()
     monkeypatch.setenv(MEMORY, "maybe")
     with pytest.raises(InvalidInput, match=MEMORY):
-        registry.open(tmp_path / "reg")
+        holdfast.open(tmp_path / "reg")
 
 
 def test_places_of_one_name_are_kept_apart(monkeypatch):
@@ -191,12 +191,12 @@ def test_places_of_one_name_are_kept_apart(monkeypatch):
 def test_saving_writes_them_now_and_then_and_the_end_of_a_program_the_last(tmp_path, kept):
     """A training seldom closes its registry."""
     program = (
-        "import registry, sys\n"
-        "from registry.storage.heads import folder, memory\n"
+        "import holdfast, sys\n"
+        "from holdfast.registry.storage.heads import folder, memory\n"
         "written = []\n"
         "replace = folder.replace\n"
         "folder.replace = lambda *given: (written.append(1), replace(*given))\n"
-        "run = registry.init(sys.argv[1], skip_race_probe=True).create_run('night', seed=1)\n"
+        "run = holdfast.init(sys.argv[1], skip_race_probe=True).create_run('night', seed=1)\n"
         "for step in range(20): run.save({'x': step}, step=step)\n"
         "assert not written\n"
         "memory._WRITE_EVERY_S = 0\n"
@@ -232,8 +232,8 @@ def test_a_forked_child_does_not_wait_for_its_parents_lock(kept):
 
 
 def test_trust_says_whether_anything_was_remembered(tmp_path, monkeypatch):
-    with registry.init(tmp_path / "reg", skip_race_probe=True) as reg:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
         reg.create_run("night", seed=1)
     monkeypatch.chdir(tmp_path)
-    assert registry.trust("reg")
-    assert not registry.trust("reg")
+    assert holdfast.trust("reg")
+    assert not holdfast.trust("reg")

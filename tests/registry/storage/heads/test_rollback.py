@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-import registry
-from backends import parse
-from backends.wrappers import Metered, Wrapper
-from registry.errors import Conflict, Damaged, RolledBack
-from registry.history import log as log_module
-from registry.history.epochs import Epochs
-from registry.registry import Registry, open_on
-from registry.storage.heads import recall
+import holdfast
+from holdfast.backends import parse
+from holdfast.backends.wrappers import Metered, Wrapper
+from holdfast.registry.errors import Conflict, Damaged, RolledBack
+from holdfast.registry.history import log as log_module
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.storage.heads import recall
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import small_state
 from tests.support.stores import new_backend
@@ -29,7 +29,7 @@ def short_snapshots(monkeypatch):
 
 
 def save(place: Path, steps: range, *, remember: bool = True, salt: int = 0) -> None:
-    with registry.open(place, remember=remember) as reg:
+    with holdfast.open(place, remember=remember) as reg:
         run = reg.run("night", create=True, seed=1)
         run.restore()
         for step in steps:
@@ -39,7 +39,7 @@ def save(place: Path, steps: range, *, remember: bool = True, salt: int = 0) -> 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A registry that has a run of which this machine has seen five commits."""
-    registry.init(tmp_path / "reg", skip_race_probe=True).close()
+    holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
     save(tmp_path / "reg", range(1, 3))
     shutil.copytree(tmp_path / "reg", tmp_path / "older")
     save(tmp_path / "reg", range(3, 5))
@@ -93,13 +93,13 @@ def test_whoever_reads_by_name_is_refused_until_it_is_trusted(place, harm):
         lambda reg: reg.fork("night", "wide"),
     ]
     for act in acts:
-        with registry.open(place) as reg, pytest.raises(RolledBack) as caught:
+        with holdfast.open(place) as reg, pytest.raises(RolledBack) as caught:
             act(reg)
         assert str(place) in str(caught.value.where)
         assert f"holdfast trust {parse(place).url}" in str(caught.value.hint)
     assert before == {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
-    assert registry.trust(place)
-    with registry.open(place) as reg:
+    assert holdfast.trust(place)
+    with holdfast.open(place) as reg:
         if harm is not delete_run:
             assert reg.checkpoint("night").load() is not None
 
@@ -107,46 +107,46 @@ def test_whoever_reads_by_name_is_refused_until_it_is_trusted(place, harm):
 @harms
 def test_collection_deletes_nothing(place, harm):
     harm(place)
-    with registry.open(place) as reg, pytest.raises(RolledBack):
+    with holdfast.open(place) as reg, pytest.raises(RolledBack):
         reg.gc(grace_s=0)
-    registry.trust(place)
-    with registry.open(place) as reg:
+    holdfast.trust(place)
+    with holdfast.open(place) as reg:
         reg.gc(grace_s=0)
 
 
 @harms
 def test_verify_tells(place, harm):
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         assert reg.verify().ok
     harm(place)
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         (found,) = [one for one in reg.verify().findings if one.kind == "head"]
     assert (found.where, found.severity) == ("night", "error")
     assert "this machine has seen" in found.message
     assert "holdfast trust" in found.advice
-    with registry.open(place, remember=False) as reg:
+    with holdfast.open(place, remember=False) as reg:
         assert not [one for one in reg.verify().findings if one.kind == "head"]
 
 
 @harms
 def test_sync_takes_nothing_from_it_and_gives_it_nothing(place, harm, tmp_path):
-    with registry.init(tmp_path / "mirror", skip_race_probe=True) as mirror:
+    with holdfast.init(tmp_path / "mirror", skip_race_probe=True) as mirror:
         mirror.create_run("other", seed=1).save(small_state(1), step=1)
-        registry.sync(place, mirror)
+        holdfast.sync(place, mirror)
         save(place, range(20, 21))
     harm(place)
     with pytest.raises(RolledBack, match="night"):
-        registry.sync(place, tmp_path / "mirror")
+        holdfast.sync(place, tmp_path / "mirror")
     with pytest.raises(RolledBack, match="Copied or up to date: other") as caught:
-        registry.sync(tmp_path / "mirror", place)
+        holdfast.sync(tmp_path / "mirror", place)
     assert "Not copied: night" in str(caught.value.hint)
 
 
 def test_an_id_names_the_same_bytes_however_old_the_log_is(place):
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         ids = [checkpoint.digest.hex() for checkpoint in reg.run("night").checkpoints()]
     put_older(place)
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         for ref in (ids[0], f"night/{ids[0][:12]}"):
             assert reg.checkpoint(ref).load()["optimizer"]["step"] == 1
         with pytest.raises(RolledBack):
@@ -155,22 +155,22 @@ def test_an_id_names_the_same_bytes_however_old_the_log_is(place):
 
 def test_runs_that_are_gone_are_named(place, caplog):
     delete_run(place)
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         assert reg.runs() == []
     assert "the run night was here and is gone" in caplog.text
 
 
 def test_a_handle_misses_the_run_that_it_saw_begin(tmp_path, caplog):
     place, mirror = tmp_path / "reg", tmp_path / "mirror"
-    registry.init(mirror, skip_race_probe=True).close()
-    with registry.init(place, skip_race_probe=True) as reg:
+    holdfast.init(mirror, skip_race_probe=True).close()
+    with holdfast.init(place, skip_race_probe=True) as reg:
         reg.create_run("night", seed=1).save(small_state(1), step=1)
         delete_run(place)
         with pytest.raises(RolledBack, match="night"):
             reg.gc(grace_s=0)
         assert [one.where for one in reg.verify().findings if one.kind == "head"] == ["night"]
         with pytest.raises(RolledBack, match="Not copied: night"):
-            registry.sync(reg, mirror)
+            holdfast.sync(reg, mirror)
         caplog.clear()
         assert reg.runs() == []
         assert "the run night was here and is gone" in caplog.text
@@ -181,29 +181,29 @@ def test_another_registry_at_the_same_place_is_refused(place, monkeypatch):
     shutil.rmtree(place)
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("HOLDFAST_HEADS", "0")
-        made = registry.init(place, skip_race_probe=True)
+        made = holdfast.init(place, skip_race_probe=True)
         made.close()
     with pytest.raises(Conflict, match="another registry is here") as caught:
-        registry.open(place)
+        holdfast.open(place)
     assert caught.value.found == made.id
-    registry.open(place, expect_id=made.id).close()
-    registry.open(place).close()  # what was expected by its id is the one that counts now
+    holdfast.open(place, expect_id=made.id).close()
+    holdfast.open(place).close()  # what was expected by its id is the one that counts now
 
 
 def test_a_registry_that_is_made_here_takes_the_place_of_the_last_one(place):
     shutil.rmtree(place)
-    registry.init(place, skip_race_probe=True).close()
+    holdfast.init(place, skip_race_probe=True).close()
     save(place, range(1, 2))
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         assert [checkpoint.step for checkpoint in reg.run("night").checkpoints()] == [1]
 
 
 def test_an_epoch_that_is_lost_stops_whoever_writes(place):
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         reg.run("night").drop("over")
         assert reg.gc(grace_s=0).epoch == 1
     (place / "epochs/00000000000000000001").unlink()
-    with registry.open(place) as reg:
+    with holdfast.open(place) as reg:
         other = reg.create_run("other", seed=1)
         with pytest.raises(RolledBack, match="log of epochs"):
             other.save(small_state(1), step=1)
@@ -260,8 +260,8 @@ def test_a_head_whose_slot_is_damaged_is_not_proved():
 
 def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after():
     """Collectors marked a finished run so often that no commit stands behind its snapshot."""
-    from registry.history.actions import Mark
-    from registry.history.log import RunLog
+    from holdfast.registry.history.actions import Mark
+    from holdfast.registry.history.log import RunLog
 
     def mark(backend, count):
         with open_on(backend) as reg:

@@ -1,0 +1,74 @@
+"""Holdfast: a checkpoint registry for machine learning that needs no server.
+
+`init` makes a registry, `open` opens one, `sync` copies between two, `trust` accepts one that went
+back; everything else hangs on the objects that they return. `docs/spec.md` says what is on the
+store.
+
+A name is loaded when it is first used, so `import holdfast` is cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.registry.errors import RegistryError
+    from holdfast.registry.loading.checkpoint import Checkpoint
+    from holdfast.registry.loading.stored import Stored
+    from holdfast.registry.pytree import register_adapter
+    from holdfast.registry.registry import Registry, init, open  # noqa: A004
+    from holdfast.registry.run import Run
+    from holdfast.registry.spec import Retention
+    from holdfast.registry.spec.migrations import register_migration
+    from holdfast.registry.spec.monitors import Monitor
+    from holdfast.registry.storage.heads import trust
+    from holdfast.registry.sync import sync
+    from holdfast.registry.values.digest import Digest
+else:
+    from importlib import import_module
+
+    #: Where each name is defined, below `holdfast.registry`.
+    _MODULES = {
+        "Checkpoint": "loading.checkpoint",
+        "Digest": "values.digest",
+        "Monitor": "spec.monitors",
+        "Registry": "registry",
+        "RegistryError": "errors",
+        "Retention": "spec",
+        "Run": "run",
+        "Stored": "loading.stored",
+        "init": "registry",
+        "open": "registry",
+        "register_adapter": "pytree",
+        "register_migration": "spec.migrations",
+        "sync": "sync",
+        "trust": "storage.heads",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"holdfast.registry.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "Checkpoint",
+    "Digest",
+    "Monitor",
+    "Registry",
+    "RegistryError",
+    "Retention",
+    "Run",
+    "Stored",
+    "init",
+    "open",
+    "register_adapter",
+    "register_migration",
+    "sync",
+    "trust",
+]
