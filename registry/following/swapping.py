@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.registry import pytree
 from holdfast.registry.errors import NotFound
 from holdfast.registry.following.resident import LiveChunks, Resident
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.loading.fit import (
     LoadReport,
     arrays_in,
@@ -64,7 +64,7 @@ class Exchange:
     """
 
     ref: str
-    base: Base
+    base: PlacedState
     residents: dict[str, Resident] = field(default_factory=dict)
     wanted: dict[str, _Chunks] = field(default_factory=dict)
     held: dict[str, _Chunks] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class SwappedModel:
         self.changed: tuple[str, ...] = ()
         self.changed_bytes = 0
 
-    def prepare(self, ref: str, base: Base, before: Exchange | None = None) -> Exchange:
+    def prepare(self, ref: str, base: PlacedState, before: Exchange | None = None) -> Exchange:
         """Fetch what the model lacks of a checkpoint; the model itself is only read.
 
         Args:
@@ -189,7 +189,7 @@ class SwappedModel:
         }
         self.changed, self.changed_bytes = tuple(changed), sum(changed.values())
 
-    def _plan(self, ref: str, base: Base) -> Exchange:
+    def _plan(self, ref: str, base: PlacedState) -> Exchange:
         """Hold a checkpoint against the model as it is now: a module may have got new tensors."""
         sources = tensors_by_path(self._parts(ref, base.manifest))
         leaves = self._leaves()

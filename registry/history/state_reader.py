@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from holdfast.registry.errors import MissingObject
 from holdfast.registry.history.actions import Evict, Place
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
-from holdfast.registry.storage.placement import Placement, Places
+from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.reading import (
     Target,
     check_lists,
@@ -48,7 +48,7 @@ class StateReader:
         self._store = store
         self._log = log
         self._ref = ref
-        self._indexed: tuple[Place, tuple[Places, dict[Digest, bytes]]] | None = None
+        self._indexed: tuple[Place, tuple[ChunkIndex, dict[Digest, bytes]]] | None = None
         self.digest = digest
 
     @property
@@ -77,20 +77,20 @@ class StateReader:
         """Where its chunks are in this registry."""
         return self._relocated(self._placement)
 
-    def base(self) -> Base:
+    def base(self) -> PlacedState:
         """Return the state and its place, for another state that is stored against it.
 
         Raises:
             IntegrityError: Its manifest or placement is damaged or gone.
         """
 
-        def read(place: Place) -> Base:
+        def read(place: Place) -> PlacedState:
             # All of it by one place: a save may only rely on what is there (W2a).
             manifest = self._store.manifest(place.manifest_key)
             placement = self._placement(place)
             lists = read_lists(self._store, manifest, placement)
             index_chunks(manifest, placement, lists)
-            return Base(place, manifest, placement, lists)
+            return PlacedState(place, manifest, placement, lists)
 
         return self._relocated(read)
 
@@ -134,7 +134,7 @@ class StateReader:
     def _placement(self, place: Place) -> Placement:
         return self._store.placement(place.placement_key)
 
-    def _index(self, place: Place) -> tuple[Places, dict[Digest, bytes]]:
+    def _index(self, place: Place) -> tuple[ChunkIndex, dict[Digest, bytes]]:
         """Return the place of each chunk, and the digest lists; kept, for thousands of slices."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._placement(place)

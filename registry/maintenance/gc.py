@@ -44,7 +44,7 @@ from holdfast.registry.maintenance.gc_report import GcReport, Plan, Tally
 from holdfast.registry.maintenance.live import (
     Needs,
     RunFiles,
-    StoredFiles,
+    StoredFile,
     fold_young,
     list_objects,
     list_run_files,
@@ -226,7 +226,7 @@ class Collector:
         for folder in (*FOLDERS, PROBES):
             refuse_links(self._store.backend, folder)
 
-    def _check_generations(self, objects: Mapping[ObjectKey, StoredFiles]) -> None:
+    def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
         """Refuse objects put under an epoch that is gone: the log of epochs lost its end."""
         newest = self._epochs.observe()
         for key in objects:

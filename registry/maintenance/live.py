@@ -40,7 +40,7 @@ _FOREIGN = (
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFiles:
+class StoredFile:
     """An object as a listing shows it.
 
     Attributes:
@@ -67,14 +67,14 @@ class RunFiles:
     snapshots: list[ObjectInfo] = field(default_factory=list)
 
 
-def list_objects(store: Store) -> dict[ObjectKey, StoredFiles]:
+def list_objects(store: Store) -> dict[ObjectKey, StoredFile]:
     """Return every object.
 
     Raises:
         Malformed: A file among them is no object.
     """
 
-    def listed(kind: Kind) -> dict[ObjectKey, StoredFiles]:
+    def listed(kind: Kind) -> dict[ObjectKey, StoredFile]:
         found = {}
         for info in store.backend.list(f"{kind}/"):
             try:
@@ -82,10 +82,10 @@ def list_objects(store: Store) -> dict[ObjectKey, StoredFiles]:
             except Malformed as error:
                 error.hint = _FOREIGN
                 raise
-            found[key] = StoredFiles(info.size_bytes, info.modified_s)
+            found[key] = StoredFile(info.size_bytes, info.modified_s)
         return found
 
-    everything: dict[ObjectKey, StoredFiles] = {}
+    everything: dict[ObjectKey, StoredFile] = {}
     for part in store.pools.bulk.map(listed, KINDS):
         everything |= part
     return everything

@@ -10,7 +10,7 @@ from holdfast.registry.storage.fetching import verify_pack_chunks
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.pack import PackEntry, PackTable, open_pack
-from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement
+from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement
 from holdfast.registry.storage.reading import index_chunks, read_lists
 from holdfast.registry.storage.store import Store, decode_manifest
 from holdfast.registry.values.digest import Digest
@@ -98,7 +98,7 @@ def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Plac
 
 def _check_row(
     placement: Placement,
-    row: ChunkPlace,
+    row: ChunkRow,
     digest: Digest,
     digests: list[Digest],
     entry: PackEntry | None,
@@ -118,7 +118,7 @@ def _check_row(
     return entry.raw_bytes
 
 
-def _check_raw(placement: Placement, row: ChunkPlace, found: int, wanted: int) -> None:
+def _check_raw(placement: Placement, row: ChunkRow, found: int, wanted: int) -> None:
     if found != wanted:
         raise Malformed(
             "a pack gives a chunk another raw length than its tensor, or the delta on it, does",
@@ -133,6 +133,6 @@ def _told(digest: Digest, stored_bytes: int, codec: str, base: Digest | None) ->
     return f"chunk {digest.short}, {stored_bytes} bytes of {codec}{against}"
 
 
-def _where(placement: Placement, row: ChunkPlace) -> str:
+def _where(placement: Placement, row: ChunkRow) -> str:
     pack = placement.packs[row.pack].key
     return f"placement {placement.digest.short}: {pack} at offset {row.offset}"

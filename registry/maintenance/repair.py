@@ -29,9 +29,9 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.actions import Action, Place
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
@@ -338,9 +338,9 @@ class _Repair:
         return sum(sent)
 
 
-def _base(store: Store, place: Place) -> Base:
+def _base(store: Store, place: Place) -> PlacedState:
     manifest, placement = store.manifest(place.manifest_key), store.placement(place.placement_key)
-    return Base(place, manifest, placement, read_lists(store, manifest, placement))
+    return PlacedState(place, manifest, placement, read_lists(store, manifest, placement))
 
 
 def _check_source(source: Store, place: Place) -> None:

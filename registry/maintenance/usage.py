@@ -16,7 +16,7 @@ from holdfast.registry.errors import MissingObject, RegistryError, StoreUnavaila
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import phase_segment
-from holdfast.registry.maintenance.live import StoredFiles, list_objects, place_of
+from holdfast.registry.maintenance.live import StoredFile, list_objects, place_of
 from holdfast.registry.maintenance.repacking.survey import (
     Chunk,
     Survey,
@@ -199,7 +199,7 @@ def _blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
         raise
 
 
-def _check_files(holder: _Holder, objects: Mapping[ObjectKey, StoredFiles]) -> None:
+def _check_files(holder: _Holder, objects: Mapping[ObjectKey, StoredFile]) -> None:
     for place in holder.places:
         for key in (place.manifest_key, place.placement_key):
             if key not in objects:
@@ -239,7 +239,7 @@ def _ref(run_id: str, record: CheckpointRecord) -> str:
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
 
-def _list(store: Store) -> tuple[dict[ObjectKey, StoredFiles], dict[str, int], int]:
+def _list(store: Store) -> tuple[dict[ObjectKey, StoredFile], dict[str, int], int]:
     """Return the objects, the bytes of each run's log, and those of everything else."""
     objects = list_objects(store)
     logs: dict[str, int] = {}
@@ -298,7 +298,7 @@ class _Tally:
 def _count(
     store: Store,
     survey: Survey,
-    objects: Mapping[ObjectKey, StoredFiles],
+    objects: Mapping[ObjectKey, StoredFile],
     tally: _Tally,
 ) -> None:
     needs = [
@@ -351,7 +351,7 @@ class _Sums:
 
 def _sum_up(
     survey: Survey,
-    objects: Mapping[ObjectKey, StoredFiles],
+    objects: Mapping[ObjectKey, StoredFile],
     tally: _Tally,
     runs: Sequence[str],
     logs: Mapping[str, int],

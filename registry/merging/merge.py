@@ -15,9 +15,9 @@ from typing import Any
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.actions import Action
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import encode_plain
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.history.writer_token import WriterToken, check_not_dropped
@@ -182,7 +182,7 @@ class _MergeCommit(SaveCommit):
         return super().actions(run)
 
     def _write(
-        self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()
+        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
         committer = self._committer
         # What is kept of states that the run holds needs no check while it holds them.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.merging.borrowing import borrow, shorter
 from holdfast.registry.pytree import FlatState
@@ -121,7 +121,7 @@ class Mixing:
         self._lists: dict[Digest, bytes] = {}
         self._components: dict[str, Component] = {}
 
-    def store(self, bases: Sequence[Base], codec: str) -> Mixed:
+    def store(self, bases: Sequence[PlacedState], codec: str) -> Mixed:
         """Put it on the store.
 
         Args:
@@ -150,7 +150,7 @@ class Mixing:
         )
         return Mixed(written, tuple(self._nonfinite)[:_NAMED_AT_MOST])
 
-    def _is_suspect(self, base: Base) -> bool:
+    def _is_suspect(self, base: PlacedState) -> bool:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _each(self) -> Iterator[Blend]:
@@ -186,7 +186,7 @@ class Mixing:
             self._nonfinite[blend.leaf.path] = None
         return found
 
-    def _find(self, bases: Sequence[Base]) -> dict[Digest, ChunkLocation]:
+    def _find(self, bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
         """Return where lies what is kept, under keys that may be named."""
         own = locations_of(bases)
         held = {base.manifest.digest for base in bases}

@@ -22,7 +22,7 @@ from holdfast.registry.storage import codecs
 from holdfast.registry.storage.codecs import RAW, codec_name
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackTable
-from holdfast.registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkPlace, Placement, Places
+from holdfast.registry.storage.placement import MAX_DEPTH, NO_BASE, ChunkIndex, ChunkRow, Placement
 from holdfast.registry.storage.ranged_reads import Job, Scratch, Wanted
 from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.storage.threads import results
@@ -67,7 +67,7 @@ class Fetch:
         self,
         store: Store,
         placement: Placement,
-        places: Places,
+        places: ChunkIndex,
         recalls: Sequence[Recall] = (),
     ) -> None:
         self._store = store
@@ -314,7 +314,7 @@ def _add(differences: Iterable[memoryview], base: memoryview) -> None:
         codecs.join(view, base)
 
 
-def check_length(digest: Digest, place: ChunkPlace, raw_bytes: int) -> None:
+def check_length(digest: Digest, place: ChunkRow, raw_bytes: int) -> None:
     """Check the stored length of a chunk before memory is taken for it.
 
     Raises:

@@ -56,7 +56,7 @@ class PackRef:
     size_bytes: int
 
 
-class ChunkPlace(NamedTuple):
+class ChunkRow(NamedTuple):
     """Where one chunk lies.
 
     Attributes:
@@ -74,7 +74,7 @@ class ChunkPlace(NamedTuple):
     base: int = NO_BASE
 
 
-class Rows(Sequence[ChunkPlace]):
+class Rows(Sequence[ChunkRow]):
     """Places in columns, `_ROW_BYTES` each; one is made when it is asked for.
 
     As objects they would take six times that, and what chains of deltas stand on makes a placement
@@ -83,7 +83,7 @@ class Rows(Sequence[ChunkPlace]):
 
     __slots__ = ("_columns",)
 
-    def __init__(self, places: Iterable[ChunkPlace]) -> None:
+    def __init__(self, places: Iterable[ChunkRow]) -> None:
         columns = list(zip(*places, strict=True)) or [()] * len(_COLUMNS)
         self._columns = [
             array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
@@ -117,16 +117,16 @@ class Rows(Sequence[ChunkPlace]):
         return len(self._columns[0])
 
     @overload
-    def __getitem__(self, number: int) -> ChunkPlace: ...
+    def __getitem__(self, number: int) -> ChunkRow: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[ChunkPlace]: ...
-    def __getitem__(self, number: int | slice) -> ChunkPlace | Sequence[ChunkPlace]:
+    def __getitem__(self, number: slice) -> Sequence[ChunkRow]: ...
+    def __getitem__(self, number: int | slice) -> ChunkRow | Sequence[ChunkRow]:
         if isinstance(number, slice):
             return Rows(list(self)[number])
-        return ChunkPlace(*(column[number] for column in self._columns))
+        return ChunkRow(*(column[number] for column in self._columns))
 
-    def __iter__(self) -> Iterator[ChunkPlace]:
-        return map(ChunkPlace, *self._columns)
+    def __iter__(self) -> Iterator[ChunkRow]:
+        return map(ChunkRow, *self._columns)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and self._columns == other._columns
@@ -215,7 +215,7 @@ class Placement:
                 depths[above] = depth
         return depths
 
-    def index(self, chunks: Mapping[Digest, int]) -> Places:
+    def index(self, chunks: Mapping[Digest, int]) -> ChunkIndex:
         """Return which chunk lies in which row, given the manifest's distinct chunks in order.
 
         Raises:
@@ -230,7 +230,7 @@ class Placement:
                 found=len(self.rows),
             )
         _ = self.links  # checked before anything is read by it, or built on it
-        return Places(self, chunks)
+        return ChunkIndex(self, chunks)
 
     @classmethod
     def decode(cls, data: bytes, expected: Digest, *, where: str) -> Placement:
@@ -266,7 +266,7 @@ class Placement:
         return placement
 
 
-class Places:
+class ChunkIndex:
     """Which chunk lies in which row of a placement, both ways.
 
     Args:

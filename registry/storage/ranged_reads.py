@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast.backends import ByteRange
-from holdfast.registry.storage.placement import ChunkPlace, PackRef
+from holdfast.registry.storage.placement import ChunkRow, PackRef
 from holdfast.registry.values.digest import Digest
 
 
@@ -29,7 +29,7 @@ class Wanted:
 
     row: int
     digest: Digest
-    place: ChunkPlace
+    place: ChunkRow
     raw_bytes: int
     view: memoryview | None
     is_raw: bool

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.fetching import Fetch, check_length
 from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
-from holdfast.registry.storage.placement import Placement, Places
+from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
@@ -52,7 +52,7 @@ def read_tensors(
 def read_chunks(
     store: Store,
     placement: Placement,
-    places: Places,
+    places: ChunkIndex,
     wanted: Mapping[Digest, memoryview],
 ) -> None:
     """Fill memory with single chunks, every byte verified.
@@ -70,7 +70,9 @@ def read_chunks(
     Fetch(store, placement, places).read(wanted)
 
 
-def index_chunks(manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]) -> Places:
+def index_chunks(
+    manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
+) -> ChunkIndex:
     """Return which chunk lies in which row of a placement.
 
     Raises:
@@ -97,7 +99,7 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
     return {digest: bytes(data) for digest, data in buffers.items()}
 
 
-def check_lists(manifest: Manifest, placement: Placement) -> Places:
+def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
     """Check the lengths of digest lists against the packs, before memory is taken.
 
     A manifest can claim any shape.
@@ -117,7 +119,7 @@ def check_lists(manifest: Manifest, placement: Placement) -> Places:
             expected=f"at least {len(manifest.direct_chunks)} rows",
             found=len(placement.rows),
         )
-    places = Places(placement, manifest.direct_chunks)
+    places = ChunkIndex(placement, manifest.direct_chunks)
     counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
     check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     for digest in manifest.chunk_lists:

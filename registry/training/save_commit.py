@@ -15,8 +15,8 @@ from holdfast.registry.history.actions import (
     AddCheckpoint,
     ReportMetrics,
 )
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log_values import format_time
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
 from holdfast.registry.history.tiers import choose_tier
@@ -109,7 +109,7 @@ class SaveCommit(NewCommit):
         ]
 
     def _write(
-        self, state: FlatState, bases: Sequence[Base], watched: Sequence[str] = ()
+        self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
         request = self._request
         return self._committer.write(

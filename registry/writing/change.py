@@ -18,8 +18,8 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.registry.history.actions import Action, Line
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log import commit_line
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest, foresee
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.writing.object_writer import ChosenKeys
@@ -81,7 +81,7 @@ class Change(ABC):
         """
         return False
 
-    def bases(self) -> Sequence[Base]:
+    def bases(self) -> Sequence[PlacedState]:
         """Return the states that it wrote, so that later ones can be stored against them."""
         return ()
 
@@ -127,7 +127,7 @@ class NewCommits(Change):
                 run = foresee(run, [commit])
         return lines or None
 
-    def bases(self) -> Sequence[Base]:
+    def bases(self) -> Sequence[PlacedState]:
         """Return the states that were written."""
         return [one.base for one in self._written]
 

@@ -19,8 +19,8 @@ from typing import TypeVar
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
 from holdfast.registry.history.actions import Line, Place
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import StateReader
 from holdfast.registry.pytree import FlatState
@@ -60,7 +60,7 @@ class Committer:
         self.store = store
         self.log = log
         self.writer = Writer(store, log)
-        self._bases: dict[Digest, Base] = {}
+        self._bases: dict[Digest, PlacedState] = {}
         self._trials = Trials()
         self._pid, self._made_lock = os.getpid(), RLock()
 
@@ -157,7 +157,7 @@ class Committer:
     def write(
         self,
         state: FlatState,
-        bases: Sequence[Base],
+        bases: Sequence[PlacedState],
         compression: Compression | None = None,
         keyframe_every: int | None = None,
         watched: Sequence[str] = (),
@@ -206,10 +206,10 @@ class Committer:
         adopted, choice = adopt(source, self.store, self.writer, places)
         return [Written(self._placed(place), choice, 0) for place in adopted]
 
-    def _placed(self, place: Place) -> Base:
+    def _placed(self, place: Place) -> PlacedState:
         manifest = self.store.manifest(place.manifest_key)
         placement = self.store.placement(place.placement_key)
-        return Base(place, manifest, placement, read_lists(self.store, manifest, placement))
+        return PlacedState(place, manifest, placement, read_lists(self.store, manifest, placement))
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
         """Make a state of some components of one that the run holds; no chunk is stored again.
@@ -220,7 +220,7 @@ class Committer:
         base = self.base(manifest)
         return cut_state(self.store, self.writer, base, names)
 
-    def base(self, manifest: Digest) -> Base:
+    def base(self, manifest: Digest) -> PlacedState:
         """Return what a state of the run is and where.
 
         Raises:
@@ -233,16 +233,16 @@ class Committer:
         self._keep(kept)
         return kept
 
-    def _keep(self, base: Base) -> None:
+    def _keep(self, base: PlacedState) -> None:
         self._bases.pop(base.manifest.digest, None)
         self._bases[base.manifest.digest] = base
         while len(self._bases) > _KEPT_BASES:
             del self._bases[next(iter(self._bases))]
 
-    def choose_bases(self, wanted: Iterable[Digest]) -> list[Base]:
+    def choose_bases(self, wanted: Iterable[Digest]) -> list[PlacedState]:
         """Return the first `MAX_BASES` states that another one can be stored against."""
         held = self.log.run.held
-        bases: dict[Digest, Base] = {}
+        bases: dict[Digest, PlacedState] = {}
         for manifest in wanted:
             if len(bases) == MAX_BASES:
                 break

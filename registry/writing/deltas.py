@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IntegrityError, InvalidInput
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.fetching import Fetch
 from holdfast.registry.storage.manifest import TensorEntry, parse_list
@@ -51,7 +51,7 @@ class _Origin(NamedTuple):
 
     entry: TensorEntry
     digests: Sequence[Digest]
-    base: Base
+    base: PlacedState
 
 
 def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int | None:
@@ -97,7 +97,7 @@ class Predecessors:
     def __init__(
         self,
         store: Store,
-        bases: Sequence[Base],
+        bases: Sequence[PlacedState],
         locations: Mapping[Digest, ChunkLocation],
         keyframe_every: int,
         trials: Trials,
@@ -134,7 +134,7 @@ class Predecessors:
             links += 1
         return links
 
-    def _read(self, base: Base, digest: Digest, size: int) -> memoryview | None:
+    def _read(self, base: PlacedState, digest: Digest, size: int) -> memoryview | None:
         """Return a chunk's bytes, verified; `None` where it is damaged or gone."""
         fetch = self._fetches.get(base.manifest.digest)
         if fetch is None:

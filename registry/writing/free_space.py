@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.codecs import RAW
@@ -26,7 +26,7 @@ from holdfast.registry.writing.saving import cut_groups, group_name
 
 
 def check_state_fits(
-    store: Store, writer: Writer, state: FlatState, bases: Sequence[Base], codec: str
+    store: Store, writer: Writer, state: FlatState, bases: Sequence[PlacedState], codec: str
 ) -> None:
     """Refuse a state that cannot fit.
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Manifest
-from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest, Digests
@@ -50,13 +50,13 @@ class Written:
         nonfinite: Paths of watched tensors of which NaN or infinity was stored, the first few.
     """
 
-    base: Base
+    base: PlacedState
     choice: ChosenKeys
     new_bytes: int
     nonfinite: tuple[str, ...] = ()
 
 
-def cut_state(store: Store, writer: Writer, base: Base, names: Sequence[str]) -> Written:
+def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[str]) -> Written:
     """Make a stored state of some components of another; its chunks stay where they are.
 
     Args:
@@ -78,7 +78,7 @@ def place_manifest(
     manifest: Manifest,
     lists: Mapping[Digest, bytes],
     locations: Mapping[Digest, ChunkLocation],
-    bases: Sequence[Base],
+    bases: Sequence[PlacedState],
     new_bytes: int = 0,
 ) -> Written:
     """Put the manifest and the placement of a state whose chunks are all on the store.
@@ -95,7 +95,7 @@ def place_manifest(
     placement = build_placement(manifest, lists, locations)
     place = put_place(store, writer, manifest, placement)
     choice = ChosenKeys(placed_keys(place, placement), cover(bases))
-    return Written(Base(place, manifest, placement, lists), choice, new_bytes)
+    return Written(PlacedState(place, manifest, placement, lists), choice, new_bytes)
 
 
 def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Placement) -> Place:
@@ -120,7 +120,7 @@ def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Place
     )
 
 
-def cover(bases: Iterable[Base]) -> dict[ObjectKey, list[Place]]:
+def cover(bases: Iterable[PlacedState]) -> dict[ObjectKey, list[Place]]:
     """Return the objects of stored states, each with the places that cover it (W2a)."""
     covered: dict[ObjectKey, list[Place]] = {}
     for base in bases:
@@ -156,12 +156,12 @@ def build_placement(
         pack = packs.setdefault(location.pack, len(packs))
         base_row = NO_BASE if location.base is None else rows_of[location.base]
         rows.append(
-            ChunkPlace(pack, location.offset, location.stored_bytes, location.codec, base_row)
+            ChunkRow(pack, location.offset, location.stored_bytes, location.codec, base_row)
         )
     return Placement(manifest.digest, tuple(packs), Rows(rows), Digests(extra))
 
 
-def locations_of(bases: Sequence[Base]) -> dict[Digest, ChunkLocation]:
+def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
     """Return where every chunk of stored states lies, deltas with all that is below them.
 
     Of several places of a chunk the one with the fewest differences below it counts, then the

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
-from holdfast.registry.history.base import Base
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
@@ -65,7 +65,7 @@ def write_state(
     store: Store,
     writer: Writer,
     state: FlatState,
-    bases: Sequence[Base],
+    bases: Sequence[PlacedState],
     codec: str = RAW,
     keyframe_every: int = 1,
     trials: Trials | None = None,
@@ -96,7 +96,7 @@ def write_stream(
     groups: Iterable[list[Chunk]],
     finish: Callable[[], tuple[Manifest, Mapping[Digest, bytes]]],
     *,
-    bases: Sequence[Base],
+    bases: Sequence[PlacedState],
     locations: Mapping[Digest, ChunkLocation],
     codec: str = RAW,
 ) -> Written:
@@ -138,7 +138,7 @@ class _StateWriter:
         self,
         store: Store,
         writer: Writer,
-        bases: Sequence[Base],
+        bases: Sequence[PlacedState],
         codec: str,
         keyframe_every: int,
         trials: Trials,
@@ -216,7 +216,7 @@ class _StateWriter:
         finally:
             abandon(self._under_way)
 
-    def _is_suspect(self, base: Base) -> bool:
+    def _is_suspect(self, base: PlacedState) -> bool:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:

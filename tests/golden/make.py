@@ -41,7 +41,7 @@ from holdfast.registry.storage.framing import join_lines
 from holdfast.registry.storage.keys import ObjectKey, epoch_key
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
 from holdfast.registry.storage.pack import PackTable, raw_entries, trailer
-from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.storage.store import RegistryConfig
 from holdfast.registry.values.digest import Digest, Digests
 from tests.golden import make_v2
@@ -87,9 +87,9 @@ def placement() -> Placement:
         PackRef(ObjectKey("packs", digest("p1"), 12), 2**33),
     )
     rows = (
-        ChunkPlace(0, 0, 400),
-        ChunkPlace(1, 2**32 + 5, 2**22, 0, NO_BASE),
-        ChunkPlace(0, 400, 60),
+        ChunkRow(0, 0, 400),
+        ChunkRow(1, 2**32 + 5, 2**22, 0, NO_BASE),
+        ChunkRow(0, 400, 60),
     )
     return Placement(digest("manifest"), packs, Rows(rows), Digests([digest("extra")]))
 

@@ -20,10 +20,10 @@ from holdfast.registry.storage.fetching import Fetch
 from holdfast.registry.storage.pack import PackEntry
 from holdfast.registry.storage.placement import (
     NO_BASE,
-    ChunkPlace,
+    ChunkIndex,
+    ChunkRow,
     PackRef,
     Placement,
-    Places,
     Rows,
 )
 from holdfast.registry.storage.store import Store
@@ -34,7 +34,7 @@ from holdfast.registry.values.dtypes import item_size
 _BATCH_BYTES = 16 * 2**20
 
 #: Where a chunk lies, and its entry there.
-StoredFiles = tuple[PackRef, PackEntry]
+StoredFile = tuple[PackRef, PackEntry]
 
 
 class RawChunks:
@@ -45,12 +45,12 @@ class RawChunks:
         lying: Where each lies, the bases of deltas included.
     """
 
-    def __init__(self, store: Store, lying: Mapping[Digest, StoredFiles]) -> None:
+    def __init__(self, store: Store, lying: Mapping[Digest, StoredFile]) -> None:
         self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in lying.items()}
         numbers = {digest: number for number, digest in enumerate(lying)}
         packs: dict[PackRef, int] = {}
         rows = [
-            ChunkPlace(
+            ChunkRow(
                 packs.setdefault(pack, len(packs)),
                 entry.offset,
                 entry.stored_bytes,
@@ -64,7 +64,7 @@ class RawChunks:
         # A repack is about the store's own bytes, and would only drive others' out of a cache.
         uncached = copy(store)
         uncached.cache = None
-        self._fetch = Fetch(uncached, placement, Places(placement, lying))
+        self._fetch = Fetch(uncached, placement, ChunkIndex(placement, lying))
 
     def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:
         """Return verified bytes, each in memory of its own.

@@ -17,7 +17,7 @@ from holdfast.registry.storage.pack import PackEntry, PackTable
 from holdfast.registry.storage.placement import (
     MAX_DEPTH,
     NO_BASE,
-    ChunkPlace,
+    ChunkRow,
     PackRef,
     Placement,
     Rows,
@@ -90,7 +90,7 @@ class Layout:
             number, entry = known.setdefault(pack, len(known)), location.entry
             base = NO_BASE if entry.base is None else numbers[entry.base]
             codec = codec_number(entry.codec, where=str(pack.key))
-            rows.append(ChunkPlace(number, entry.offset, entry.stored_bytes, codec, base))
+            rows.append(ChunkRow(number, entry.offset, entry.stored_bytes, codec, base))
         extra = Digests(list(self._order)[self._own :])
         return replace(self._before, packs=tuple(known), rows=Rows(rows), extra=extra)
 

@@ -27,7 +27,7 @@ from typing import TypeVar, cast
 from holdfast.registry.errors import Malformed
 from holdfast.registry.maintenance.repacking.chunks import (
     RawChunks,
-    StoredFiles,
+    StoredFile,
     Workshop,
     encode_chunk,
 )
@@ -121,7 +121,7 @@ class _Forest:
     def __init__(self, store: Store, survey: Survey, within: Collection[ObjectKey]) -> None:
         self._store = store
         self._survey = survey
-        self._lying: dict[Chunk, StoredFiles] = {}
+        self._lying: dict[Chunk, StoredFile] = {}
         self._ranks: dict[Digest, int] = {}
         self._uses: dict[Digest, int] = {}
         self._fixed: set[Digest] = set()

@@ -34,7 +34,7 @@ from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
 from holdfast.registry.storage.placement import (
     MAX_DEPTH,
     NO_BASE,
-    ChunkPlace,
+    ChunkRow,
     PackRef,
     Placement,
     Rows,
@@ -522,7 +522,7 @@ def hostile(backend, run, *entries: tuple[bytes | None, int, bytes | None]) -> N
         digest = digests[number]
         lines.append(PackEntry(digest, at, size, length, ZSTD, below, Digest.of(stored)))
         under = NO_BASE if below is None else digests.index(below)
-        rows.append(ChunkPlace(0, at, size, CODECS.index(ZSTD), under))
+        rows.append(ChunkRow(0, at, size, CODECS.index(ZSTD), under))
     table = PackTable(tuple(lines)).encode()
     body = stored * len(lines) + table + trailer(table)
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(body))
@@ -973,9 +973,7 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         tables={going.key: {0: PackEntry(x, 0, 100, 100)}},
         bases={},
     )
-    before = Placement(
-        a, (going, staying), Rows([ChunkPlace(0, 0, 100), ChunkPlace(1, 0, 50, 1, 0)])
-    )
+    before = Placement(a, (going, staying), Rows([ChunkRow(0, 0, 100), ChunkRow(1, 0, 50, 1, 0)]))
     layout = Layout(before, plan, lambda pack: PackTable((on_x,)))
     assert layout.is_sound == sound
 

@@ -30,7 +30,7 @@ from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
 from holdfast.registry.storage.placement import (
     MAX_DEPTH,
     NO_BASE,
-    ChunkPlace,
+    ChunkRow,
     PackRef,
     Placement,
     Rows,
@@ -302,7 +302,7 @@ def _forged(checkpoint, reg, entries, *, rows=None) -> None:
     reg.store.backend.put(str(pack.key), data)
     digests = [entry.digest for entry in table]
     own = [
-        ChunkPlace(
+        ChunkRow(
             0,
             entry.offset,
             entry.stored_bytes,
@@ -346,15 +346,15 @@ def test_what_is_told_of_deltas_as_it_is_is_sound(run, reg, backend, check, link
 def test_each_column_of_a_row_is_held_against_the_table(run, reg, backend, check, column):
     checkpoint, entries = _chain(run, 2)
     at = len(entries[0][1])
-    row = ChunkPlace(0, 0, at, CODECS.index(ZSTD), 1)
+    row = ChunkRow(0, 0, at, CODECS.index(ZSTD), 1)
     changed = {
         "base": {"base": 2},
         "no base": {"base": NO_BASE},
         "codec": {"codec": CODECS.index(LZ4)},
         "stored length": {"stored_bytes": at - 1},
     }[column]
-    second = ChunkPlace(0, at, len(entries[1][1]), row.codec, 2)
-    third = ChunkPlace(0, at + len(entries[1][1]), len(entries[2][1]), row.codec)
+    second = ChunkRow(0, at, len(entries[1][1]), row.codec, 2)
+    third = ChunkRow(0, at + len(entries[1][1]), len(entries[2][1]), row.codec)
     _forged(checkpoint, reg, entries, rows=[row._replace(**changed), second, third])
     with pytest.raises(IntegrityError, match="another"):
         _load(backend, checkpoint)

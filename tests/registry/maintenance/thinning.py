@@ -9,7 +9,7 @@ import numpy as np
 from holdfast import Retention
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
-from holdfast.registry.storage.placement import ChunkPlace, PackRef, Rows
+from holdfast.registry.storage.placement import ChunkRow, PackRef, Rows
 from holdfast.registry.values.digest import Digest, Digests
 
 FIXED, CHANGING = 1200, 2400
@@ -53,9 +53,9 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     before = checkpoint._reader.placement
     n = len(before.packs)
     rows = [
-        ChunkPlace(n, 0, len(delta), 1, len(before.rows)),
+        ChunkRow(n, 0, len(delta), 1, len(before.rows)),
         *before.rows[1:],
-        ChunkPlace(n, len(delta), raw_bytes),
+        ChunkRow(n, len(delta), raw_bytes),
     ]
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
     place = checkpoint._reader.place.model_copy(update={"placement": after.digest})

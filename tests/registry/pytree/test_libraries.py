@@ -76,6 +76,6 @@ def test_a_library_imported_later_is_noticed():
 
 
 def test_exports():
-    names = registry.pytree.__all__
+    names = holdfast.registry.pytree.__all__
     assert names == sorted(names)
     assert all(hasattr(holdfast.registry.pytree, name) for name in names)

@@ -33,10 +33,10 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable, trailer
 from holdfast.registry.storage.placement import (
     NO_BASE,
-    ChunkPlace,
+    ChunkIndex,
+    ChunkRow,
     PackRef,
     Placement,
-    Places,
     Rows,
 )
 from holdfast.registry.values.digest import Digest
@@ -232,8 +232,8 @@ def _delta(world):
     pack = PackRef(ObjectKey("packs", Digest.of(table), 0), len(data))
     world.backend.put(str(pack.key), data)
     rows = (
-        ChunkPlace(0, 0, 5000, codecs.CODECS.index(codecs.RAW), NO_BASE),
-        ChunkPlace(0, 5000, len(frame), codecs.CODECS.index(codecs.ZSTD), 0),
+        ChunkRow(0, 0, 5000, codecs.CODECS.index(codecs.RAW), NO_BASE),
+        ChunkRow(0, 5000, len(frame), codecs.CODECS.index(codecs.ZSTD), 0),
     )
     return base, new, names, pack, Placement(Digest.of(b""), (pack,), Rows(rows))
 
@@ -243,7 +243,7 @@ def test_the_base_of_a_delta_comes_from_it_and_goes_into_it(world):
 
     def base_was_asked_for() -> bool:
         target = bytearray(5000)
-        fetch = fetching.Fetch(world.open().store, placement, Places(placement, names))
+        fetch = fetching.Fetch(world.open().store, placement, ChunkIndex(placement, names))
         fetch.read({names[1]: memoryview(target)})
         assert target == new.tobytes()
         return ByteRange(0, 5000) in [call.byte_range for call in world.packs_asked()]
@@ -268,7 +268,7 @@ def test_a_damaged_base_is_not_kept(world):
     data[7] ^= 1
     world.backend.delete(str(pack.key))
     world.backend.put(str(pack.key), bytes(data))
-    fetch = fetching.Fetch(world.open().store, placement, Places(placement, names))
+    fetch = fetching.Fetch(world.open().store, placement, ChunkIndex(placement, names))
     with pytest.raises(Damaged):
         fetch.read({names[1]: memoryview(bytearray(len(new)))})
     assert world.files() == {}

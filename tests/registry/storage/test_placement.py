@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
 from holdfast.registry.storage.framing import wrap_frame
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.placement import NO_BASE, ChunkPlace, PackRef, Placement, Rows
+from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest, Digests
 from tests.support.strategies import digests, pack_keys, quick
@@ -24,7 +24,7 @@ def placements(draw):
     packs = tuple(draw(st.lists(refs, min_size=1, max_size=3)))
     count = draw(st.integers(0, 5))
     row = st.builds(
-        ChunkPlace,
+        ChunkRow,
         st.integers(0, len(packs) - 1),
         st.integers(0, 2**32),
         st.integers(1, 2**32 - 1),
@@ -46,7 +46,7 @@ def test_a_placement_comes_back(placement):
 
 MANIFEST, PACK = Digest.of(b"m"), Digest.of(b"p")
 REF = PackRef(ObjectKey("packs", PACK, 4), 100)
-ROWS = (ChunkPlace(0, 0, 60), ChunkPlace(0, 60, 40))
+ROWS = (ChunkRow(0, 0, 60), ChunkRow(0, 60, 40))
 PLACEMENT = Placement(MANIFEST, (REF,), Rows(ROWS))
 
 

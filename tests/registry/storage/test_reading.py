@@ -13,7 +13,7 @@ from holdfast.registry.errors import Damaged, IntegrityError, Malformed, Missing
 from holdfast.registry.storage import fetching, reading
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
-from holdfast.registry.storage.placement import ChunkPlace, PackRef, Placement, Places, Rows
+from holdfast.registry.storage.placement import ChunkIndex, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.values.digest import Digest, Digests
 from tests.support.faults import flip
 from tests.support.states import same, small_state
@@ -148,13 +148,13 @@ def _read(reg, *rows):
 
 def test_a_row_of_another_length_than_its_tensor_gives_is_malformed(reg):
     with pytest.raises(Malformed, match=r"another length.*expected 100 bytes; found 99"):
-        _read(reg, ChunkPlace(0, 0, 99))
+        _read(reg, ChunkRow(0, 0, 99))
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_placement_of_other_rows_is_malformed(reg, count):
     with pytest.raises(Malformed, match="does not cover its manifest"):
-        _read(reg, *[ChunkPlace(0, 0, 100)] * count)
+        _read(reg, *[ChunkRow(0, 0, 100)] * count)
 
 
 def test_a_placement_without_a_row_for_a_list_is_malformed(reg):
@@ -172,10 +172,10 @@ def test_a_list_that_is_a_delta_to_one_of_its_members_is_malformed(reg, base):
     with small_grid(50, list_threshold=1):
         entry = TensorEntry("uint8", (100,), chunk_list=Digest.of(b"list"))
         manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
-        rows = [ChunkPlace(0, 0, 20, 1, base), *[ChunkPlace(0, 100, 50)] * 3]
+        rows = [ChunkRow(0, 0, 20, 1, base), *[ChunkRow(0, 100, 50)] * 3]
         extra = Digests([Digest.of(b"base")])
         placement = Placement(manifest.digest, (PackRef(KEY, 1000),), Rows(rows), extra)
-        places = Places(placement, manifest.direct_chunks)
+        places = ChunkIndex(placement, manifest.direct_chunks)
         if base == 3:
             assert places.digest(base) == Digest.of(b"base")
             return
@@ -187,7 +187,7 @@ def test_a_list_longer_than_its_tensor_gives_it_takes_no_memory(reg):
     with small_grid(50, list_threshold=1):
         entry = TensorEntry("uint8", (100,), chunk_list=Digest.of(b"list"))
         manifest = Manifest("dict", {"m": Component.build({"B": 0}, [entry])})
-        rows = Rows([ChunkPlace(0, 0, 65), *[ChunkPlace(0, 100, 50)] * 2])
+        rows = Rows([ChunkRow(0, 0, 65), *[ChunkRow(0, 100, 50)] * 2])
         placement = Placement(manifest.digest, (PackRef(KEY, 1000),), rows)
         with pytest.raises(Malformed, match=r"another length.*expected 64 bytes; found 65"):
             reading.read_lists(reg.store, manifest, placement)
@@ -196,7 +196,7 @@ def test_a_list_longer_than_its_tensor_gives_it_takes_no_memory(reg):
 @pytest.mark.parametrize("stored", [100, 101])
 def test_an_encoded_row_that_is_no_shorter_is_malformed(reg, stored):
     with pytest.raises(Malformed, match=r"as long as its raw bytes.*fewer than 100 bytes"):
-        _read(reg, ChunkPlace(0, 0, stored, 1))
+        _read(reg, ChunkRow(0, 0, stored, 1))
 
 
 def test_a_damaged_digest_list_is_noticed(run, backend, open_registry):

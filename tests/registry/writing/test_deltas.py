@@ -14,8 +14,8 @@ import holdfast
 from holdfast import sync
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed
-from holdfast.registry.history.base import Base
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.retention import Retention
 from holdfast.registry.registry import open_on
 from holdfast.registry.storage import codecs
@@ -26,7 +26,7 @@ from holdfast.registry.storage.pack import PackTable, trailer
 from holdfast.registry.storage.placement import (
     MAX_DEPTH,
     NO_BASE,
-    ChunkPlace,
+    ChunkRow,
     PackRef,
     Placement,
     Rows,
@@ -284,8 +284,8 @@ def test_where_a_base_has_a_chunk_whole_it_is_taken_whole(run):
     below = [locations_of(deep)[name].base for name in names]
     assert below == [None, names[0], names[1]]
     pack = PackRef(ObjectKey("packs", Digest.of(b"whole"), 0), 1000)
-    whole = Placement(second.digest, (pack,), Rows([ChunkPlace(0, 0, 900, 1)]))
-    known = Base(second._reader.place, second.manifest, whole, {})
+    whole = Placement(second.digest, (pack,), Rows([ChunkRow(0, 0, 900, 1)]))
+    known = PlacedState(second._reader.place, second.manifest, whole, {})
     assert locations_of([*deep, known])[names[1]].base is None
     assert locations_of([known, *deep])[names[1]].base is None
 
@@ -414,14 +414,14 @@ def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
         ObjectKey("packs", Digest.of(body), 0), len(frame) + len(body) + len(trailer(body))
     )
     backend.put(str(pack.key), frame + body + trailer(body))
-    rows[1] = ChunkPlace(3, 0, len(frame), link.codec, 1)
+    rows[1] = ChunkRow(3, 0, len(frame), link.codec, 1)
     placed(reg, chain, [rows[0], rows[1], last], (*chain._reader.placement.packs, pack))
     refused(backend, open_registry, "without end", Malformed)
 
 
 def test_bases_that_are_swapped(chain, reg, backend, open_registry):
     rows = list(chain._reader.placement.rows)
-    swapped = ChunkPlace(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
+    swapped = ChunkRow(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
     placed(reg, chain, [swapped, *rows[1:]])
     refused(backend, open_registry, "another", Malformed)
 
@@ -432,7 +432,7 @@ def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registr
     second = run.save(states[1], step=1, keyframe_every=8)
     rows = list(second._reader.placement.rows)
     assert codecs.CODECS[rows[1].codec] == RAW
-    short = ChunkPlace(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
+    short = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes - 2)
     placed(reg, second, [rows[0], short])
     refused(backend, open_registry, "another length", Malformed)
 
@@ -464,8 +464,8 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
         backend.put(str(pack.key), frames + body + trailer(body))
         number = len(second._reader.placement.packs)
         moved = [
-            ChunkPlace(number, 0, long.stored_bytes, long.codec, long.base),
-            ChunkPlace(number, long.stored_bytes, short.stored_bytes, short.codec, long.base),
+            ChunkRow(number, 0, long.stored_bytes, long.codec, long.base),
+            ChunkRow(number, long.stored_bytes, short.stored_bytes, short.codec, long.base),
         ]
         placed(reg, second, [*moved, *rows[2:]], (*second._reader.placement.packs, pack))
         refused(backend, open_registry, "several lengths", Malformed)
@@ -473,7 +473,7 @@ def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, o
 
 def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open_registry):
     rows = list(chain._reader.placement.rows)
-    circle = ChunkPlace(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
+    circle = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
     placed(reg, chain, [rows[0], circle, rows[2]])
     refused(backend, open_registry, "without end", Malformed)
     saved_now = open_registry(backend).run("run").push(history(4)[3], step=3, keyframe_every=8)

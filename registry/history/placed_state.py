@@ -12,7 +12,7 @@ from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class PlacedState:
     """A placed checkpoint whose chunks need not be stored again.
 
     Attributes:
