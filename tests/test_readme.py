@@ -157,7 +157,7 @@ def test_a_requeued_job_goes_on(clean_world: Path) -> None:
         (block,) = [
             block for block in _blocks() if "SIGTERM" in block.text and "warned" in block.text
         ]
-        names = {**_readers_own(), "registry": holdfast, "reg": reg}
+        names = {**_readers_own(), "holdfast": holdfast, "reg": reg}
         train_step = names["train_step"]
 
         def warned_at_150(step: int) -> float:

@@ -20,7 +20,7 @@ from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.pool.selection import Matchup
 from holdfast.registry.run_view import RunView
 
-OURS = ("registry.", "backends.")
+OURS = "holdfast"
 #: Calls that take any number of like things.
 VARIADIC = {"Run.undo": "checkpoints"}
 #: Names that annotations use and modules import for type checkers alone.

@@ -126,4 +126,4 @@ def test_missing_sdk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exported_names_are_sorted_and_exist() -> None:
     assert holdfast.backends.__all__ == sorted(holdfast.backends.__all__)
     assert len(holdfast.backends.__all__) <= 20
-    assert all(hasattr(holdfast, name) for name in holdfast.backends.__all__)
+    assert all(hasattr(holdfast.backends, name) for name in holdfast.backends.__all__)

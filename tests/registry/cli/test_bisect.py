@@ -120,7 +120,7 @@ def test_what_is_evicted_meanwhile_is_skipped(call: Call, long: str, tmp_path: P
     """The first test lets go of all but two of the rest."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, registry\n"
+        "import os, holdfast\n"
         "from holdfast.registry.spec import Retention\n"
         f"with holdfast.open({long!r}) as opened:\n"
         "    run = opened.run('long')\n"

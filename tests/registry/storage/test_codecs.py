@@ -159,7 +159,7 @@ def test_any_state_any_compression_any_slice(value, compression, chunk_bytes, pa
 
 def test_a_registry_of_raw_chunks_never_loads_the_compressor(tmp_path):
     code = (
-        "import sys, numpy as np, registry\n"
+        "import sys, numpy as np, holdfast\n"
         f"reg = holdfast.init({str(tmp_path / 'r')!r}, skip_race_probe=True)\n"
         "ck = reg.create_run('r').save({'m': {'w': np.arange(5000)}}, step=1)\n"
         "assert ck.load()['m']['w'][7] == 7\n"
