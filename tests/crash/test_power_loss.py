@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import holdfast.registry as holdfast
+import holdfast
 from holdfast import Retention
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import InjectedCrash

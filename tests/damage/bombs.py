@@ -33,7 +33,7 @@ with holdfast.open(sys.argv[1]) as opened:
     before = peak()
     try:
         said = ACT
-    except registry.RegistryError as error:
+    except holdfast.RegistryError as error:
         said = type(error).__name__ + " " + str(error)
     print(peak() - before, said)
 """

@@ -186,7 +186,8 @@ def test_drop(call: Call, call_json: CallJson) -> None:
     assert call("run", "ls").stdout.splitlines()[1].split()[1] == "dropped"
     assert "drop the run: no use" in call("log", "demo", "-n", 1).stdout
     assert (
-        "dropped before" in call("run", "drop", "demo", "--reason", "x", "--yes", status=5).stderr
+        "the run was dropped"
+        in call("run", "drop", "demo", "--reason", "x", "--yes", status=5).stderr
     )
 
 

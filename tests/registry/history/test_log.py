@@ -111,8 +111,8 @@ def test_an_append_whose_answer_is_lost_is_made_once(run_log, backend, store_on,
     lost = Faulty(backend, [Fault(1, after=after, error=StoreUnavailable("timeout"))])
     mine = reopened(store_on, lost)
     mine.append(lambda state: [commit_line(state, [status(0)])])
-    assert mine.state.commits == 2
-    assert reopened(store_on, backend).state.encode() == mine.state.encode()
+    assert mine.run.commits == 2
+    assert reopened(store_on, backend).run.encode() == mine.run.encode()
 
 
 def test_exists_with_our_own_bytes_is_our_write(run_log, backend, store_on):
@@ -125,7 +125,7 @@ def test_exists_with_our_own_bytes_is_our_write(run_log, backend, store_on):
 
     mine.append(compose)
     assert calls == [1]
-    assert mine.state.commits == 2
+    assert mine.run.commits == 2
 
 
 def test_a_lost_race_is_composed_anew_against_the_winners_state(run_log, backend, store_on):
@@ -145,7 +145,7 @@ def test_a_lost_race_is_composed_anew_against_the_winners_state(run_log, backend
     state = mine.append(compose)
     assert seen == [None, "w"]
     assert (state.next_slot, state.commits, state.writer.token) == (3, 3, "w")
-    assert reopened(store_on, backend).state.encode() == state.encode()
+    assert reopened(store_on, backend).run.encode() == state.encode()
 
 
 def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, store_on):
@@ -164,7 +164,7 @@ def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, sto
 
     with pytest.raises(Conflict, match="taken"):
         mine.append(compose)
-    assert reopened(store_on, backend).state.commits == 2
+    assert reopened(store_on, backend).run.commits == 2
 
 
 def test_twenty_lost_races_are_a_conflict_that_names_the_winner(
@@ -184,7 +184,7 @@ def test_twenty_lost_races_are_a_conflict_that_names_the_winner(
     with pytest.raises(Conflict, match=r"r: lost 20 races.*winner@gpu7.*Nothing was committed"):
         mine.append(lambda state: [commit_line(state, [status(1)])])
     assert len(races) == log.MAX_LOST_RACES == 20
-    assert reopened(store_on, backend).state.commits == 21
+    assert reopened(store_on, backend).run.commits == 21
 
 
 def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):
@@ -205,13 +205,13 @@ def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
 ):
     silent = Silent(backend)
     mine = reopened(store_on, silent)
-    before, state = contents(backend), mine.state
+    before, state = contents(backend), mine.run
     with pytest.raises(StoreUnavailable):
         mine.append(lambda state: [commit_line(state, [status(0)])])
     assert len(silent.asked) > 1
     assert set(silent.asked) == {slot_key("r", 1)}
     assert contents(backend) == before
-    assert mine.state is state
+    assert mine.run is state
 
 
 def test_a_store_that_was_patient_long_enough_is_not_asked_again(
@@ -259,7 +259,7 @@ def test_other_errors_of_the_store_come_through_at_once(run_log, backend, store_
     mine = reopened(store_on, Faulty(backend, [Fault(1, error=AccessDenied("no"))]))
     with pytest.raises(AccessDenied):
         mine.append(lambda state: [commit_line(state, [status(0)])])
-    assert reopened(store_on, backend).state.commits == 1
+    assert reopened(store_on, backend).run.commits == 1
 
 
 # Reading
@@ -269,7 +269,7 @@ def test_refreshing_when_nothing_is_new_costs_one_request(run_log, backend, stor
     metered = Metered(backend)
     mine = reopened(store_on, metered)
     with metered.measure() as usage:
-        assert mine.refresh() is mine.state
+        assert mine.refresh() is mine.run
     assert usage.requests == 1
 
 
@@ -300,7 +300,7 @@ def test_a_listing_that_appends_overtake_is_no_gap(run_log, backend, store_on):
             yield from (info for info in super().list(prefix, **more) if info.key not in left_out)
 
     mine = reopened(store_on, Overtaken(backend))
-    assert mine.state.encode() == run_log.run.encode()
+    assert mine.run.encode() == run_log.run.encode()
 
 
 def test_a_log_without_its_beginning_is_a_gap(run_log, backend, store_on):
@@ -378,9 +378,9 @@ def test_a_snapshot_is_written_every_64_slots(backend, store_on, long_log):
 def test_opening_through_a_snapshot_is_a_full_replay(backend, store_on, long_log):
     grow(long_log, 80)
     mine = reopened(store_on, backend)
-    assert mine.state.commits > 200
-    assert mine.state.encode() == full_replay(store_on, backend).compact().encode()
-    assert mine.state.encode() == long_log.run.encode()
+    assert mine.run.commits > 200
+    assert mine.run.encode() == full_replay(store_on, backend).compact().encode()
+    assert mine.run.encode() == long_log.run.encode()
 
 
 def test_opening_reads_no_slot_before_the_newest_snapshot(backend, store_on, long_log):
@@ -395,7 +395,7 @@ def test_snapshots_may_be_deleted_at_any_time(backend, store_on, long_log):
     mine = reopened(store_on, backend)
     for key in snapshots(backend):
         backend.delete(key)
-    assert reopened(store_on, backend).state.encode() == mine.state.encode()
+    assert reopened(store_on, backend).run.encode() == mine.run.encode()
 
 
 def test_a_run_that_is_only_marked_gets_snapshots_too(run_log, backend, store_on):
@@ -405,7 +405,7 @@ def test_a_run_that_is_only_marked_gets_snapshots_too(run_log, backend, store_on
     assert len(snapshots(backend)) == 1
     run_log.append(lambda state: [Mark(epoch=2)])
     calls = []
-    assert reopened(store_on, Metered(backend, calls)).state.epoch == 2
+    assert reopened(store_on, Metered(backend, calls)).run.epoch == 2
     assert len([call for call in calls if "/log/" in call.key and call.method == "get"]) < 10
 
 
@@ -416,7 +416,7 @@ def test_a_snapshot_that_cannot_be_written_costs_nothing(run_log, backend, store
 
     mine = reopened(store_on, NoSnapshots(backend))
     grow(mine, 70)
-    assert mine.state.commits == 71
+    assert mine.run.commits == 71
     assert snapshots(backend) == []
 
 
@@ -468,32 +468,32 @@ def test_a_snapshot_that_cannot_be_trusted_is_ignored(
     mangled = mangle(backend.get(NEWEST))
     for key in snapshots(backend) if all_of_them else [NEWEST]:
         backend.put(key, mangled)
-    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
+    assert reopened(store_on, backend).run.encode() == long_log.run.encode()
 
 
 def test_every_flipped_bit_of_a_snapshot_is_harmless(backend, store_on, long_log):
     original = backend.get(NEWEST)
     for bit in range(0, len(original) * 8, len(original) // 3):
         flip(backend, NEWEST, bit)
-        assert reopened(store_on, backend).state.encode() == long_log.run.encode()
+        assert reopened(store_on, backend).run.encode() == long_log.run.encode()
         backend.put(NEWEST, original)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "0", snapshot_key("r", 10**6).split("/")[-1]])
 def test_other_files_among_the_snapshots_are_ignored(backend, store_on, long_log, name):
     backend.put(f"runs/r/snapshots/{name}", backend.get(NEWEST))
-    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
+    assert reopened(store_on, backend).run.encode() == long_log.run.encode()
 
 
 def test_a_snapshot_of_another_history_of_the_run_is_ignored(backend, store_on, long_log):
     other = new_backend()
     grow(RunLog(store_on(other), "r"), 130)
     backend.put(NEWEST, other.get(NEWEST))
-    assert reopened(store_on, backend).state.encode() == long_log.run.encode()
+    assert reopened(store_on, backend).run.encode() == long_log.run.encode()
 
 
 def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on, long_log):
     mine = reopened(store_on, backend)
     grow(mine, 70)
     assert len(snapshots(backend)) == 3
-    assert mine.state.encode() == full_replay(store_on, backend).compact().encode()
+    assert mine.run.encode() == full_replay(store_on, backend).compact().encode()

@@ -18,12 +18,12 @@ SOURCE = Path(holdfast.registry.__file__).parent
 #: Who may change what lies on the store, and why that names no object behind the writer's back.
 CHANGES = {
     "writing/object_writer.py": "chooses every key of an object (W2)",
-    "slots.py": "slots",
+    "history/slots.py": "slots",
     "history/log.py": "snapshots, which are a cache",
     "storage/store.py": "registry.json, once",
     "maintenance/gc.py": "epochs, deletions, a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",
-    "cli/checks.py": "the doctor's own probe",
+    "cli/doctor.py": "the doctor's own probe",
 }
 #: Who may put lines into a log.
 APPENDS = {
@@ -76,4 +76,4 @@ def test_places_are_made_by_those_alone():
 
 
 def test_what_commits_places_goes_through_the_writer():
-    assert touching("commit", on="writer") == {"committer.py"}
+    assert touching("commit", on="writer") == {"writing/committer.py"}

@@ -284,10 +284,10 @@ def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
     run = reg.create_run("run", seed=1, retention=Retention(last=2))
     for step in range(1, 20):
         run.save(small_state(step), step=step)
-    state = read_history(reg.store, "run").state
+    state = read_history(reg.store, "run").run
     assert (len(state.checkpoints), len(state.places), state.evicted_count) == (2, 2, 17)
     run.undo()
-    state = read_history(reg.store, "run").state
+    state = read_history(reg.store, "run").run
     assert state.compact().encode() == run.manifest.encode()
     assert reg.verify().ok
 

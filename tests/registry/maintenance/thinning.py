@@ -60,5 +60,5 @@ def as_delta(reg, checkpoint, base: Digest, delta: bytes):
     after = replace(before, packs=(*before.packs, pack), rows=Rows(rows), extra=Digests([base]))
     place = checkpoint._reader.place.model_copy(update={"placement": after.digest})
     reg.store.backend.put(str(place.placement_key), after.encode())
-    reg.run("run").committer.log.append(lambda _: [place])
+    reg.run("run")._committer.log.append(lambda _: [place])
     return after

@@ -170,7 +170,7 @@ def test_a_slot_comes_back(slots):
 
 def test_folding_does_not_change_the_state_it_starts_from():
     history = begun().put(place(1), History.commit(begun(), add(1)))
-    before = history.run
+    before = history.state
     frozen = before.encode()
     history.then(Rewind()).then(SetTag(name="t", checkpoint=1)).put(place(1, 7))
     after = advance(before, history.slots[2:])
@@ -233,7 +233,7 @@ def test_metrics_are_merged_and_the_newest_value_stands():
 
 def test_a_tag_moves_and_may_name_what_is_superseded():
     history = begun().then(add(1)).then(add(2)).then(SetTag(name="t", checkpoint=1))
-    assert history.run.tags == {"t": 1}
+    assert history.state.tags == {"t": 1}
     assert history.then(SetTag(name="t", checkpoint=2), Rewind(to=1)).state.tags == {"t": 2}
 
 
