@@ -6,9 +6,17 @@ Resolving is never guessing: a ref names exactly one checkpoint or fails, with n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from holdfast.registry.errors import AmbiguousRef, InvalidInput, NotFound
+from holdfast.registry.errors import (
+    AmbiguousRef,
+    IntegrityError,
+    InvalidInput,
+    Malformed,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import Stored
@@ -53,6 +61,54 @@ def find_in_run(run: Run, path: str) -> Stored:
         case ["pool", version] if _VERSION.fullmatch(version):
             return run.pool.entry(int(version[1:]))
     return _checkpoint(run, segments)
+
+
+def find_by_id(url: str, runs: Iterable[str], open_run: Callable[..., Run], digits: str) -> Stored:
+    """Return the one checkpoint of any run whose id begins with these digits.
+
+    Args:
+        url: The registry's, for messages.
+        runs: The names of its runs.
+        open_run: Opens a run by its name, with `by_id=True` to find checkpoints by their ids only.
+        digits: The first digits of the id, at least 8.
+
+    Raises:
+        NotFound: There is none.
+        AmbiguousRef: Several ids begin with these digits.
+        Malformed: None of the runs that can be read has one, and others are damaged.
+    """
+    found: dict[bytes, Stored] = {}
+    damaged: dict[str, RegistryError] = {}
+    for name in runs:
+        try:
+            checkpoint = find_in_run(open_run(name, by_id=True), digits)
+        except AmbiguousRef:
+            raise
+        except NotFound:
+            continue
+        except (IntegrityError, UnsupportedFormat) as error:
+            damaged[name] = error
+            continue
+        found[checkpoint.digest] = checkpoint
+    if len(found) > 1:
+        raise AmbiguousRef(
+            "several checkpoints begin with these digits",
+            where=digits,
+            found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
+            hint="Give more digits, or the run: RUN/DIGITS.",
+        )
+    if damaged and not found:
+        first = next(iter(damaged.values()))
+        raise Malformed(
+            "no checkpoint with this id in the runs that can be read",
+            where=f"{url}: {digits}",
+            expected=f"to read {', '.join(damaged)} too",
+            found=first.summary,
+            hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
+        ) from first
+    if not found:
+        raise NotFound("no checkpoint with this id", where=f"{url}: {digits}")
+    return next(iter(found.values()))
 
 
 def _checkpoint(run: Run, segments: list[str]) -> Checkpoint:

@@ -1,30 +1,19 @@
-"""A registry as its users hold it: making one, opening one, and the runs in it."""
+"""An open registry: its runs, the stored states that refs name, and its maintenance.
+
+`holdfast.registry.factory` creates and opens registries.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
-from holdfast.backends import Backend, open_backend, parse
 from holdfast.backends.escape import quoted
-from holdfast.backends.probe import probe_put_if_absent
-from holdfast.backends.wrappers import ReadOnly
-from holdfast.registry.errors import (
-    AmbiguousRef,
-    Conflict,
-    IntegrityError,
-    InvalidInput,
-    Malformed,
-    MissingObject,
-    NotFound,
-    RegistryError,
-    UnsupportedFormat,
-)
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.actions import CreateRun
 from holdfast.registry.history.creation import (
     RunOptions,
@@ -45,133 +34,18 @@ from holdfast.registry.maintenance.repair import RepairReport, repair
 from holdfast.registry.maintenance.usage import Usage, measure
 from holdfast.registry.maintenance.verify import Progress, verify
 from holdfast.registry.names.forking import inherit, inheritance
-from holdfast.registry.refs import find_in_run, is_digest
+from holdfast.registry.refs import find_by_id, find_in_run, is_digest
 from holdfast.registry.run import Run
 from holdfast.registry.run_view import committer_of
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
-from holdfast.registry.storage.codecs import Compression, check_compression
-from holdfast.registry.storage.heads import Heads, recall
-from holdfast.registry.storage.keys import PROBES, check_run_id
-from holdfast.registry.storage.store import Store, create_config, read_config
+from holdfast.registry.storage.codecs import Compression
+from holdfast.registry.storage.connecting import open_store
+from holdfast.registry.storage.keys import check_run_id
+from holdfast.registry.storage.store import Store
 from holdfast.registry.values.suggest import near
-from holdfast.registry.writing.deltas import check_keyframe_every
-
-#: How often a fork looks at its parent again before what is gone counts as lost.
-_LOOKS = 2
 
 _LOGGER = logging.getLogger("holdfast")
-
-
-def init(
-    url: str | os.PathLike[str],
-    *,
-    compression: Compression | None = None,
-    keyframe_every: int | None = None,
-    skip_race_probe: bool = False,
-) -> Registry:
-    """Make a registry in a folder, a bucket or a prefix, and open it.
-
-    Args:
-        url: Where; `docs/cli.md` lists the forms.
-        compression: How chunks are stored unless a save says otherwise: `zstd`, or `lz4`, which is
-            faster and gains less; as they are without it. No id depends on it.
-        keyframe_every: Store a chunk that changes from save to save as its difference to the one
-            before where that is clearly shorter, and whole at least each so many versions (up
-            to 32; 1 is without deltas), unless a save says otherwise. Deltas are compressed, by
-            `zstd` where nothing else is said. Saving then reads what it builds on; reading takes up
-            to so many versions.
-        skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
-            not to be atomic and hold nothing dear; `registry.json` records it.
-
-    Raises:
-        Conflict: There is a registry already.
-        InvalidInput: There is no such compression, or no such distance of keyframes.
-        StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
-    """
-    chosen = check_compression(compression)
-    every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
-    backend = open_backend(url)
-    try:
-        if not skip_race_probe:
-            probe_put_if_absent(backend, prefix=f"{PROBES}{secrets.token_hex(8)}")
-        probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
-        config = create_config(
-            backend, probed, None if chosen == "none" else chosen, None if every == 1 else every
-        )
-        heads = recall(parse(url))
-        if heads is not None:
-            heads.meet(config.id, replace=True)
-    except BaseException:
-        backend.close()
-        raise
-    return Registry(Store(backend, config, heads=heads))
-
-
-def open(  # noqa: A001 - registry.open is the word that users expect
-    url: str | os.PathLike[str] | None = None,
-    *,
-    read_only: bool = False,
-    expect_id: str | None = None,
-    cache: str | os.PathLike[str] | ChunkCache | None = None,
-    remember: bool = True,
-) -> Registry:
-    """Open a registry.
-
-    Args:
-        url: Where it is; the environment variable `HOLDFAST_REGISTRY` without one.
-        read_only: Refuse every write in this process, whatever the credentials allow.
-        expect_id: The registry's id as it was remembered; another one is refused.
-        cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read; the
-            environment variable `HOLDFAST_CACHE` without it, for registries in buckets only. Empty
-            for none, as is the default.
-        remember: Check its logs against the heads that this machine remembers, and remember the
-            new ones; a run that went back is refused (`RolledBack`). `registry.trust` accepts it.
-            Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
-
-    Raises:
-        NotFound: There is none.
-        Conflict: It is not the expected registry, or not the one that was here before.
-        UnsupportedFormat: It was made by a newer Holdfast.
-    """
-    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
-    if place is None:
-        raise InvalidInput(
-            "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
-        )
-    chunks = choose_cache(cache, is_remote=parse(place).scheme == "s3")
-    backend: Backend = open_backend(place)
-    if read_only:
-        backend = ReadOnly(backend)
-    try:
-        heads = recall(parse(place), wanted=remember)
-        return open_on(backend, expect_id=expect_id, cache=chunks, heads=heads)
-    except BaseException:
-        backend.close()
-        raise
-
-
-def open_on(
-    backend: Backend,
-    *,
-    expect_id: str | None = None,
-    cache: ChunkCache | None = None,
-    heads: Heads | None = None,
-) -> Registry:
-    """Open the registry behind a backend that was made by hand."""
-    config = read_config(backend)
-    if expect_id is not None and config.id != expect_id:
-        raise Conflict(
-            "another registry lies here than the one that was expected",
-            where=backend.url,
-            expected=expect_id,
-            found=config.id,
-            hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
-        )
-    if heads is not None:
-        heads.meet(config.id, replace=expect_id is not None)
-    return Registry(Store(backend, config, cache, heads))
 
 
 class Registry:
@@ -280,13 +154,6 @@ class Registry:
         parent = self._peek(checkpoint.run_id).manifest
         options = RunOptions(preset, config, seed, monitor, retention, input_hash)
         run = self._create(run_id, forked(parent, inherited.parent, options))
-        for _ in range(_LOOKS):
-            try:
-                inherit(committer_of(run), inherited)
-                return run
-            except MissingObject:
-                # Moved by a repack, or let go and collected, since the parent was read.
-                inherited = inheritance(self._store, checkpoint)
         inherit(committer_of(run), inherited)
         return run
 
@@ -398,7 +265,7 @@ class Registry:
             )
         name, _, path = ref.partition("/")
         if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
-            return self._by_digest(name)
+            return find_by_id(self.url, self.runs(), self._peek, name)
         return find_in_run(self._peek(name, by_id=is_digest(path)), path)
 
     def verify(
@@ -476,9 +343,12 @@ class Registry:
             UnsupportedFormat: This registry demands a newer writer.
         """
         with ExitStack() as stack:
-            if not isinstance(mirror, Registry):
-                mirror = stack.enter_context(open(mirror, read_only=True))
-            return repair(self._store, mirror.store, deep=deep, dry_run=dry_run, progress=progress)
+            if isinstance(mirror, Registry):
+                source = mirror.store
+            else:
+                source = open_store(mirror, read_only=True)
+                stack.callback(source.close)
+            return repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
 
     def gc(
         self,
@@ -567,40 +437,6 @@ class Registry:
             stack.callback(self._store.close)
             for run in runs:
                 stack.callback(run.close)
-
-    def _by_digest(self, digits: str) -> Stored:
-        found: dict[bytes, Stored] = {}
-        damaged: dict[str, RegistryError] = {}
-        for name in self.runs():
-            try:
-                checkpoint = find_in_run(self._peek(name, by_id=True), digits)
-            except AmbiguousRef:
-                raise
-            except NotFound:
-                continue
-            except (IntegrityError, UnsupportedFormat) as error:
-                damaged[name] = error
-                continue
-            found[checkpoint.digest] = checkpoint
-        if len(found) > 1:
-            raise AmbiguousRef(
-                "several checkpoints begin with these digits",
-                where=digits,
-                found=", ".join(f"{one.run_id}/{one.digest.short}" for one in found.values()),
-                hint="Give more digits, or the run: RUN/DIGITS.",
-            )
-        if damaged and not found:
-            first = next(iter(damaged.values()))
-            raise Malformed(
-                "no checkpoint with this id in the runs that can be read",
-                where=f"{self.url}: {digits}",
-                expected=f"to read {', '.join(damaged)} too",
-                found=first.summary,
-                hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
-            ) from first
-        if not found:
-            raise NotFound("no checkpoint with this id", where=f"{self.url}: {digits}")
-        return next(iter(found.values()))
 
     def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
         log = RunLog(self._store, check_run_id(name))

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from holdfast.backends import open_backend, parse
 from holdfast.registry.cli import progress
-from holdfast.registry.registry import Registry, open, open_on  # noqa: A004
+from holdfast.registry.factory import open, open_on  # noqa: A004
+from holdfast.registry.registry import Registry
 from holdfast.registry.storage.heads import recall
 
 

@@ -12,7 +12,7 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Progress
-from holdfast.registry.registry import init as make_registry
+from holdfast.registry.factory import init as make_registry
 from holdfast.registry.storage.heads import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 

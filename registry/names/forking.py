@@ -40,12 +40,14 @@ class Inheritance:
     """What a fork has from its parent.
 
     Attributes:
+        source: The checkpoint that the fork goes on from.
         parent: What commit 0 says of it.
         commits: Gives the actions of the commits after it, for the run that they are said of: one
             that was begun and holds no checkpoint yet.
         places: Where the states that they name lie.
     """
 
+    source: Checkpoint
     parent: Parent
     commits: Callable[[RunManifest], list[tuple[Action, ...]]]
     places: tuple[Place, ...]
@@ -101,7 +103,7 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
             where=f"{source.run_id}/{min(unplaced).short}",
             hint="Run `holdfast verify` to see what is affected; a mirror can restore it.",
         )
-    return Inheritance(parent, commits, tuple(now.by_manifest[m] for m in manifests))
+    return Inheritance(source, parent, commits, tuple(now.by_manifest[m] for m in manifests))
 
 
 def inherit(committer: Committer, inherited: Inheritance) -> None:
@@ -125,6 +127,12 @@ class _Inheriting(NewCommits):
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         return None if run.has_checkpoints else self._inherited.commits(run)
+
+    def read_again(self) -> bool:
+        """Read the parent again: a repack may have moved what was missing."""
+        places = self._inherited.places
+        self._inherited = inheritance(self._committer.store, self._inherited.source)
+        return self._inherited.places != places
 
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.registry.errors import RegistryError
+    from holdfast.registry.factory import init, open  # noqa: A004
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
-    from holdfast.registry.registry import Registry, init, open  # noqa: A004
+    from holdfast.registry.registry import Registry
     from holdfast.registry.run import Run
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
@@ -37,8 +38,8 @@ else:
         "Retention": "spec",
         "Run": "run",
         "Stored": "loading.stored",
-        "init": "registry",
-        "open": "registry",
+        "init": "factory",
+        "open": "factory",
         "register_adapter": "pytree",
         "register_migration": "spec.migrations",
         "sync": "sync",

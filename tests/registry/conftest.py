@@ -8,7 +8,8 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.factory import open_on
+from holdfast.registry.registry import Registry
 from tests.support.stores import Open, new_backend
 
 

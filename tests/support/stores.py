@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.registry import Registry, open_on
+from holdfast.registry.factory import open_on
+from holdfast.registry.registry import Registry
 from holdfast.registry.storage import chunking, manifest
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing import saving

@@ -23,7 +23,7 @@ import atexit, os, sys, threading, time
 import numpy as np
 from holdfast.backends import StoreUnavailable, open_backend
 from holdfast.backends.wrappers import Wrapper
-from holdfast.registry.registry import open_on
+from holdfast.registry.factory import open_on
 
 ending = threading.Event()
 threading._register_atexit(ending.set)

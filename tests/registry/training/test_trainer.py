@@ -15,9 +15,9 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Fenced, IncompatibleState, InvalidInput
+from holdfast.registry.factory import open as open_place
+from holdfast.registry.factory import open_on
 from holdfast.registry.history import slots
-from holdfast.registry.registry import open as open_place
-from holdfast.registry.registry import open_on
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.sync import sync

@@ -24,7 +24,7 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
 )
-from holdfast.registry.registry import open_on
+from holdfast.registry.factory import open_on
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES

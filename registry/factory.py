@@ -1,0 +1,95 @@
+"""Create a registry, or open one that exists: `holdfast.init` and `holdfast.open`."""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.backends import Backend, parse
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.registry import Registry
+from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
+from holdfast.registry.storage.codecs import Compression, check_compression
+from holdfast.registry.storage.connecting import create_store, open_store, open_store_on
+from holdfast.registry.storage.heads import Heads
+from holdfast.registry.writing.deltas import check_keyframe_every
+
+
+def init(
+    url: str | os.PathLike[str],
+    *,
+    compression: Compression | None = None,
+    keyframe_every: int | None = None,
+    skip_race_probe: bool = False,
+) -> Registry:
+    """Create a registry in a folder, a bucket or a prefix, and open it.
+
+    Args:
+        url: Where; `docs/cli.md` lists the forms.
+        compression: How chunks are stored unless a save says otherwise: `none`, `zstd`, or `lz4`,
+            which is faster and saves fewer bytes. No id depends on it. Default: uncompressed.
+        keyframe_every: Store a chunk that changes from save to save whole at least once in this
+            many versions, 1 to 32, unless a save says otherwise. In between it is stored as a
+            difference if that is clearly shorter. A save then reads the versions that it builds
+            on, and a load reads up to this many versions. Differences are compressed, by `zstd`
+            if no `compression` is given. Default: 1, no differences.
+        skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
+            not to be atomic and hold nothing of value; `registry.json` records it.
+
+    Raises:
+        Conflict: There is a registry already.
+        InvalidInput: There is no such compression, or `keyframe_every` is out of range.
+        StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
+    """
+    chosen = check_compression(compression)
+    every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
+    return Registry(
+        create_store(url, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe)
+    )
+
+
+def open(  # noqa: A001 - holdfast.open is the word that users expect
+    url: str | os.PathLike[str] | None = None,
+    *,
+    read_only: bool = False,
+    expect_id: str | None = None,
+    cache: str | os.PathLike[str] | ChunkCache | None = None,
+    remember: bool = True,
+) -> Registry:
+    """Open a registry.
+
+    Args:
+        url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`.
+        read_only: Refuse every write in this process, whatever the credentials allow.
+        expect_id: The registry's id as it was remembered; another one is refused.
+        cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read.
+            Default: the environment variable `HOLDFAST_CACHE`, for registries in buckets only. An
+            empty text: no cache.
+        remember: Check its logs against the heads that this machine remembers, and remember the
+            new ones; a run that went back is refused (`RolledBack`). `holdfast.trust` accepts it.
+            Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
+
+    Raises:
+        NotFound: There is none.
+        Conflict: It is not the expected registry, or not the one that was here before.
+        UnsupportedFormat: It was made by a newer Holdfast.
+    """
+    place = os.environ.get("HOLDFAST_REGISTRY") if url is None else url
+    if place is None:
+        raise InvalidInput(
+            "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
+        )
+    chunks = choose_cache(cache, is_remote=parse(place).scheme == "s3")
+    return Registry(
+        open_store(place, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember)
+    )
+
+
+def open_on(
+    backend: Backend,
+    *,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    heads: Heads | None = None,
+) -> Registry:
+    """Open the registry behind a backend that the caller made."""
+    return Registry(open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads))

@@ -1,0 +1,94 @@
+"""Connect to the store of a registry: create its `registry.json`, or read it.
+
+`holdfast.registry.factory` makes a `Registry` of the `Store` that these functions return.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Literal
+
+from holdfast.backends import Backend, open_backend, parse
+from holdfast.backends.probe import probe_put_if_absent
+from holdfast.backends.wrappers import ReadOnly
+from holdfast.registry.errors import Conflict
+from holdfast.registry.storage.chunk_cache import ChunkCache
+from holdfast.registry.storage.codecs import Compression
+from holdfast.registry.storage.heads import Heads, recall
+from holdfast.registry.storage.keys import PROBES
+from holdfast.registry.storage.store import Store, create_config, read_config
+
+
+def create_store(
+    url: str | os.PathLike[str],
+    *,
+    compression: Compression | None,
+    keyframe_every: int | None,
+    skip_race_probe: bool,
+) -> Store:
+    """Race the store's put-if-absent and write `registry.json`; see `holdfast.init`."""
+    backend = open_backend(url)
+    try:
+        if not skip_race_probe:
+            probe_put_if_absent(backend, prefix=f"{PROBES}{secrets.token_hex(8)}")
+        probed: Literal["passed", "skipped"] = "skipped" if skip_race_probe else "passed"
+        config = create_config(
+            backend,
+            probed,
+            None if compression == "none" else compression,
+            None if keyframe_every == 1 else keyframe_every,
+        )
+        heads = recall(parse(url))
+        if heads is not None:
+            heads.meet(config.id, replace=True)
+    except BaseException:
+        backend.close()
+        raise
+    return Store(backend, config, heads=heads)
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    *,
+    read_only: bool = False,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    remember: bool = True,
+) -> Store:
+    """Open the store of the registry at a URL; see `holdfast.open`."""
+    backend: Backend = open_backend(url)
+    if read_only:
+        backend = ReadOnly(backend)
+    try:
+        heads = recall(parse(url), wanted=remember)
+        return open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_store_on(
+    backend: Backend,
+    *,
+    expect_id: str | None = None,
+    cache: ChunkCache | None = None,
+    heads: Heads | None = None,
+) -> Store:
+    """Open the store of the registry behind a backend.
+
+    Raises:
+        Conflict: It is not the expected registry, or not the one that was here before.
+    """
+    config = read_config(backend)
+    if expect_id is not None and config.id != expect_id:
+        raise Conflict(
+            "another registry is here than the one that was expected",
+            where=backend.url,
+            expected=expect_id,
+            found=config.id,
+            hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
+        )
+    if heads is not None:
+        heads.meet(config.id, replace=expect_id is not None)
+    return Store(backend, config, cache, heads)
