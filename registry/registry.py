@@ -174,14 +174,14 @@ class Registry:
         Args:
             run_id: Its name. Default: the environment variable `HOLDFAST_RUN`.
             create: Create the run if it does not exist: the same line of a job script then starts
-                it and, after a requeue, continues it. The other arguments are used then, and
-                compared with the run if it exists.
-            preset: As for `create_run`.
-            config: As for `create_run`.
-            seed: As for `create_run`.
-            monitor: As for `create_run`.
-            retention: As for `create_run`.
-            input_hash: As for `create_run`.
+                it and, after a requeue, continues it. The arguments below create it, and are
+                compared with those of a run that exists.
+            preset: As for `create_run`, like all below.
+            config: The training configuration.
+            seed: The master seed.
+            monitor: Decides which checkpoint is `best`.
+            retention: Which checkpoints are kept.
+            input_hash: Any text that identifies the input data.
 
         Raises:
             NotFound: There is no such run; near names are suggested.

@@ -1,4 +1,4 @@
-"""A run as those see it who read it: what it is, what it holds, what comes to it."""
+"""The read side of a run: query checkpoints, pins and streams; follow new ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """What can be asked of a run. Nothing here needs to be in charge of it."""
+    """The queries of a run. None of them needs the writer token."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
