@@ -1,7 +1,14 @@
-"""Where bytes live: folders, buckets and memory behind one interface of a few methods.
+"""Stores of bytes: folders, buckets and memory behind one interface.
+
+- `base`: `Backend`, the interface: its docstrings say what each method promises.
+- `local`, with `disk`, `folders`, `walk`, `mounts` and `reserve`: a folder.
+- `s3`, with `s3_client`, `s3_body`, `s3_errors` and `s3_proof`: a bucket; `memory`: neither.
+- `location`: reads URLs, and hides secrets in them; `open_backend` makes the backend of a URL.
+- `patience`, `waiting`: how long a call may take. `probe`: whether two writers can win.
+- `wrappers`: backends around a backend; `testing`: the contract that every backend passes.
 
 This package knows nothing of checkpoints and never imports `registry`. Importing it loads no cloud
-SDK: `open_backend` imports one when a URL asks for it.
+SDK: `open_backend` imports one when a URL asks for it. Specified in docs/spec.md, section 1.
 """
 
 from __future__ import annotations

@@ -68,3 +68,25 @@ def test_the_rooms_are_the_layers_that_imports_keep_to() -> None:
     table = PAGE.split("| room of `registry/` |")[1].split("\n\n")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == expected
+
+
+ROOMS = sorted(
+    path.parent
+    for package in ("registry", "backends")
+    for path in (ROOT / package).rglob("__init__.py")
+    if path.parent != ROOT / "registry"
+)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_names_its_modules_and_its_specification(room: Path) -> None:
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert text is not None
+    assert len(text.splitlines()) >= 3
+    listed = re.findall(r"^- ((?:`\w+`(?:, with |, | and )?)+)", text, flags=re.MULTILINE)
+    named = {name for names in listed for name in re.findall(r"`(\w+)`", names)}
+    there = {path.stem for path in room.iterdir()}
+    assert named - there == set()
+    sections = re.findall(r"^## (\d+)\.", (ROOT / "docs" / "spec.md").read_text(), re.MULTILINE)
+    for where in re.findall(r"docs/spec\.md,\s+sections?\s+([\d,\s]+(?:(?:to|and)\s+\d+)*)", text):
+        assert set(re.findall(r"\d+", where)) <= set(sections)

@@ -1,4 +1,8 @@
-"""Backends around a backend: each changes one thing and keeps the methods."""
+"""Backends around a backend: each changes one behaviour and passes on every other call.
+
+`ReadOnly` refuses writes, `Cached` remembers objects that never change, `Retrying` tries again,
+`Metered` counts calls and bytes, `Faulty` fails on purpose.
+"""
 
 from holdfast.backends.wrappers.base import ReadOnly, Wrapper
 from holdfast.backends.wrappers.cached import Cached

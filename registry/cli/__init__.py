@@ -1,4 +1,14 @@
-"""The command line, `holdfast`: the library for a shell. `docs/cli.md` describes it."""
+"""The command line `holdfast`: the library for a shell.
+
+- `app`: every command by name; the module of a command is imported when the command is called.
+- `command`, `options`, `opening`: the parts of a command that all commands share.
+- `output`, `terminal`, `progress`, `columns`, `describe`: text, tables, bars and JSON.
+- `failures`: the one place where errors become messages and exit statuses.
+
+Each other module has the commands of one noun, such as `runs` or `releases`. A command decides
+nothing: it calls the public methods of the library. Nothing imports this room. docs/cli.md
+describes the commands and their JSON, which is as fixed as an API.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,10 @@
-"""Looking into tensors piece by piece, in bounded memory: sums, norms, distances."""
+"""Compare checkpoints and describe their tensors, in bounded memory.
+
+- `diff`: `diff`, two checkpoints compared by their manifests; `distances`: element by element.
+- `stats`: extremes, means and norms of the tensors of a stored state.
+- `chunkwise`, `elements`: chunks read one after another, and their bytes as numbers.
+- `bisecting`: binary search for the first bad checkpoint.
+
+It only reads, through `loading`. The command line and `merging` depend on it; no format does.
+docs/cli.md describes what users see; docs/spec.md, section 14, how chunks are read.
+"""

@@ -1,4 +1,6 @@
-"""Files of other programs, as states and back; the extension of a name decides the format.
+"""Read files of other programs as states, and write states as such files.
+
+The extension of the file's name decides the format:
 
 | extension | read as | written |
 |---|---|---|
@@ -7,8 +9,13 @@
 | `.zarr` | a folder: Zarr v3 or v2, any hierarchy of numbers | a folder: Zarr v3 |
 | any other | an opaque file: its bytes, unread | an opaque file comes back under any name |
 
-The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Modules of
-formats are imported when a file asks for one, since each wraps a heavy library.
+The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Each format
+is one module, imported when a file needs it: it may wrap a heavy library. `state_file` has the
+values that all formats share, `source` reads a file that may change meanwhile, `target` writes one
+whole or not at all. A file is hostile: no length in it is trusted, and nothing in it is run.
+
+Only the command line depends on this room. docs/cli.md, "push" and "pull", describes it for users;
+CONTRIBUTING.md tells how to add a format.
 """
 
 from __future__ import annotations

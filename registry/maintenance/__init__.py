@@ -1,1 +1,14 @@
-"""Keeping a registry in order: collecting, moving, checking and mending what lies in it."""
+"""Keep a registry in order: collect, verify, repair, repack, and count bytes.
+
+- `gc`: `Collector`, the collector's rules G1 to G5: choose, condemn, mark, delete. Nothing else
+  deletes an object. `gc_report` has its plan and its result, `live` what the runs need.
+- `verify`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
+  `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
+- `repair`: `repair` brings missing and damaged objects back from a mirror.
+- `repacking`: packs rewritten without the bytes that nobody needs.
+- `usage`: `measure` counts the bytes of runs and checkpoints.
+
+`gc` is proven (docs/collection.md): its order of steps does not change without the proof. Reports
+and checks may. `registry` and the command line depend on this room. Specified in docs/spec.md,
+sections 13, 29 and 30.
+"""

@@ -1,1 +1,11 @@
-"""Names that keep stored states: gates, artifacts, tags, releases; forks and evictions by hand."""
+"""Names that keep stored states, and evictions that a user asks for.
+
+- `pins`: gates, artifacts and tags; `releases`: `Releases`, states under semantic versions.
+- `cards`: model cards as YAML; the one module of the registry that imports it.
+- `forking`: a new run that goes on from a checkpoint of another one.
+- `pruning`: evict, undo an eviction, drop a run.
+
+All of them commit through `holdfast.registry.writing.committer`, and none needs the writer token.
+`run_curation` and `registry` offer them to users. Specified in docs/spec.md, sections 22, 23 and
+27.
+"""

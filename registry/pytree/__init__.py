@@ -1,5 +1,13 @@
 """States: nested Python values taken apart into JSON and arrays, and put together bit for bit.
 
+`flatten` makes a `FlatState` of a state, `unflatten` makes the state again; `encoding` and
+`decoding` are their walks. `containers`, `scalars`, `stamps`, `numpy_arrays`, `torch_arrays` have
+one codec for each type below; `adapters` lets callers add types of their own. `claims` checks a
+skeleton from a store before it is used. Only `torch_arrays` and `torch_memory` import torch.
+
+The table below decides bytes, so it decides ids: a tag may be added, none changes its meaning.
+`storage`, `training` and `loading` are built on this room. Specified in docs/spec.md, section 4.
+
 A component's skeleton is one node. None, true, false, strings and integers within 2^53 are
 themselves and a list is a JSON array of nodes; everything else is an object with one key, its tag.
 N is a node, P a list of pairs [N, N] in order, A the number of an array (each component counts its
@@ -38,7 +46,7 @@ as a node.
     csr  csc  bsr  bsc         [shape, N, N, N]              sparse: compressed, plain, values
     ad                         [name, N]                     what the named adapter makes of N
 
-Keys, items of sets, parts of slices and `_metadata` hold no arrays, and strings of any length stand
+Keys, items of sets, parts of slices and `_metadata` hold no arrays, and strings of any length are
 inline there. At most 100 containers nest. A payload without nodes has one spelling for each value;
 any other is malformed.
 """

@@ -1,1 +1,14 @@
-"""Objects on a store: keys, manifests, packs, placements; read, decoded, verified and cached."""
+"""The immutable objects on a store, and how they are read.
+
+- `keys`: the names of all objects; `framing`: how a file proves its own bytes.
+- `manifest`: what a state is. `chunking`: where its tensors are cut. `pack`: a file of chunks.
+  `placement`: where the chunks of a state are. `codecs`: how a chunk is encoded.
+- `store`: `Store`, one open registry: backend, threads, caches. `connecting` creates and opens it.
+- `reading`, `fetching`, `ranged_reads`: from a manifest to verified bytes in memory.
+- `lazy`: tensors that are read when they are indexed; `chunk_cache`: chunks on a local disk.
+- `heads`: the ends of logs that this machine has seen.
+
+No id depends on the threads, the caches and the order of requests: change them freely. The formats
+change only with a new version and new samples in tests/golden. `history`, `writing` and `loading`
+are built on this room. Specified in docs/spec.md, sections 3, 5 to 7, 14, 32 and 35.
+"""

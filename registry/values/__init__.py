@@ -1,1 +1,11 @@
-"""Values that everything else is built from: digests, canonical JSON, records, element types."""
+"""Values that every other room is built from. No store, no run, no state.
+
+- `digest`: a SHA-256 as a type of its own; `canonical`: the one byte string of a JSON value.
+- `records`: the base class of every record on a store: frozen, closed, canonical.
+- `parse_limits`: bounds the memory that parsing a record from a store may take.
+- `dtypes`: the closed list of element types; `semver`: versions of releases.
+- `environment`, `suggest`, `gc_pause`: the host of a run, near names, Python's cycle collector.
+
+`canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Every room
+depends on this one. Specified in docs/spec.md, section 2.
+"""

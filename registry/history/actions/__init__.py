@@ -1,8 +1,9 @@
-"""What can be written into a run's history: the closed union of actions, and the lines of a slot.
+"""Everything that the log of a run can say: the closed union of actions, and the lines of a slot.
 
-A commit is a list of actions. What a run is now is their replay
-(`holdfast.registry.history.replay`). A kind that is not listed here is an error on reading, never
-skipped: a reader that skipped an eviction or a pin would hand out, or collect, the wrong thing.
+A commit is a list of actions. `holdfast.registry.history.replay` applies them. A reader that meets
+a kind that is not listed here stops with an error. If it skipped an eviction or a pin, it would
+return, or collect, the wrong thing. `lines` has commits, places and marks, `union` the list; the
+other modules have the actions, by subject. Specified in docs/spec.md, section 8.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""What a run is now: the replay of its log by pure functions.
+"""The replay of a run's log, by pure functions.
 
-`RunManifest` is the result, a frozen value; `advance` folds further slots into it. The rules that
+`RunManifest` is the result, a frozen value; `advance` applies further slots to it. The rules that
 make a history legal are checked here and nowhere else, so that writers, readers, `verify` and
-`sync` agree on them. Reading slots is the business of `holdfast.registry.history.log`.
+`sync` agree on them. `run_parts` has the records in a manifest, `draft` a manifest that is being
+changed, `apply_checkpoints` and its neighbours the effect of each action, `evicted` the numbers of
+evicted checkpoints. `holdfast.registry.history.log` reads the slots. Specified in docs/spec.md,
+section 9.
 """
 
 from __future__ import annotations

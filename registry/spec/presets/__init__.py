@@ -1,4 +1,8 @@
-"""Presets: run specifications that are shipped, and those that users write, read from TOML."""
+"""Presets: run specifications in TOML, those that are shipped and those of users.
+
+`holdfast.registry.spec.run_spec` checks the values; `preset_errors` names what is wrong in a file.
+docs/presets.md explains every field.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""How a chunk's bytes are encoded inside a pack: a closed list, numbered for placements.
+"""The encodings of a chunk in a pack: a closed list, numbered for placements.
 
-A codec is chosen by number or name from this list and from nowhere else; nothing on the store can
-name code. Whether a chunk is also a difference to another one is told by its base, not its codec.
+A codec is chosen from this list by its number or name, and from nowhere else: nothing on a store
+can name code. A delta is no codec: a chunk is one if its row in the placement names a base.
+Specified in docs/spec.md, section 6.
 """
 
 from __future__ import annotations
