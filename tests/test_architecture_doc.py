@@ -18,6 +18,20 @@ DOCUMENTS = sorted(
 CODE = re.compile(
     r"(?<![\w/.-])(?:registry|backends|tests|src|scripts|bench|examples)/[\w/.-]*\w/?"
 )
+OURS = [
+    path.relative_to(ROOT).as_posix()
+    for folder in (
+        "registry",
+        "backends",
+        "src",
+        "tests",
+        "examples",
+        "bench",
+        "scripts",
+        "terraform",
+    )
+    for path in (ROOT / folder).rglob("*.py")
+]
 DOTTED = re.compile(r"\bholdfast\.((?:registry|backends)(?:\.\w+)+)")
 LINKED = re.compile(r"\[`([\w.]+)`\]\(\.\./((?:registry|backends)/[\w/]+\.py)\)")
 
@@ -40,6 +54,14 @@ def defined(path: Path) -> set[str]:
 def test_every_file_that_a_document_names_is_there(document: Path) -> None:
     named = {path.rstrip("/.") for path in CODE.findall(document.read_text())}
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_that_is_named_without_its_folder_is_ours(document: Path) -> None:
+    named = re.findall(r"`([\w/]+\.py)`", document.read_text())
+    assert [
+        name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in OURS)
+    ] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
