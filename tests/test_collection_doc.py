@@ -100,10 +100,10 @@ def test_every_hazard_has_an_answer_and_a_test() -> None:
 @pytest.mark.parametrize(
     ("says", "value", "said"),
     [
-        ("(one day without it)", gc.DAY_S, 86_400.0),
+        ("(default: one day)", gc.DAY_S, 86_400.0),
         ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
         ("all but the two newest snapshots of each run", gc._SNAPSHOTS_KEPT, 2),
-        ("died at least an hour and the grace ago", gc._LEFTOVER_S, 3600.0),
+        ("if they are older than an hour and than the grace", gc._LEFTOVER_S, 3600.0),
         ("gives up after five sweeps in a row", committer._PLANS, 5),
     ],
 )
