@@ -1,14 +1,17 @@
-"""The meaning of the bytes: states, checkpoints, runs, and all that is done with them.
+"""The meaning of the bytes: states, checkpoints and runs.
 
 The rooms, from the ground up; each imports only what is below it:
 
 - `values`, `pytree`: digests, canonical JSON, records; states taken apart into JSON and arrays.
 - `storage`, `precision`, `zarr`: objects on a store, read and verified; narrower types; Zarr views.
-- `spec`, `history`: what a run is to be; its log, replay, retention.
-- `loading`, `writing`: a state's way into memory, and onto the store.
-- `comparing`, `following`, `formats`, `maintenance`, `names`, `streams`, `pool`: what uses those.
-- `training`, `merging`, `transitions`: what adds checkpoints to a run.
-- `run_view`, `run`, `refs`, `registry`, `sync`: the objects that users hold. `cli` is the command.
+- `spec`, `history`: the rules of a run; its log, replay, retention.
+- `writing`, `loading`: put states on a store, and read them into memory.
+- `comparing`, `following`, `formats`, `maintenance`, `names`, `streams`, `pool`: one use each.
+- `training`, `merging`, `transitions`: add checkpoints to a run.
+- `run_view`, `run_curation`, `run`, `refs`, `registry`, `factory`, `sync`: the objects and
+  functions for users. `cli` is the command.
+
+docs/architecture.md describes them, with every step of a save and of a load.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Names of checkpoints: `RUN/latest`, `RUN/phase2/best`, `RUN/tags/NAME`, `RUN/<hex digits>`, ...
+"""Resolve refs: `RUN/latest`, `RUN/phase2/best`, `RUN/tags/NAME`, `RUN/<hex digits>`, ...
 
-Resolving is never guessing: a ref names exactly one checkpoint or fails, with near names.
+A ref names exactly one checkpoint or fails, with near names; nothing is guessed. Specified in
+docs/spec.md, section 16.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def find_in_run(run: Run, path: str) -> Stored:
 
     Raises:
         NotFound: There is none of that name.
-        AmbiguousRef: Hex digits that several ids begin with.
-        InvalidInput: Not a form of a ref.
+        AmbiguousRef: Several ids begin with these digits.
+        InvalidInput: It has not the form of a ref.
     """
     if run.manifest.dropped is not None:
         raise NotFound("the run was dropped", where=f"{run.id}/{path}", found=run.manifest.dropped)
@@ -214,7 +215,7 @@ def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
     everything = run.full_manifest().checkpoints
     saved = [one for one in everything if (one.phase, one.step) == (phase, step)]
     if saved:
-        # What `undo` makes good by this very name comes first.
+        # First a checkpoint that `undo` finds by this name.
         gone = min(saved, key=lambda one: (one.superseded, -one.n))
         evicted = {one.manifest for one in saved if one.evicted is not None}
         raise _not_pointed(run, gone, where, is_alone=len(evicted) == 1)
@@ -222,7 +223,7 @@ def _at_step(run: Run, phase: str, step: int, where: str) -> Checkpoint:
 
 
 def _not_pointed(run: Run, record: CheckpointRecord, where: str, *, is_alone: bool) -> NotFound:
-    """Return why a checkpoint of this step is not found by it, and what finds it."""
+    """Return the error for a step that does not find its checkpoint, with the ref that does."""
     if record.evicted is None:
         return NotFound(
             "superseded: training went on from an earlier checkpoint",

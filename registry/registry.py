@@ -49,7 +49,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Registry:
-    """An open registry. Close it, or use it as a context manager, to finish what is under way."""
+    """An open registry. Close it, or use it as a context manager, to finish running saves."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -101,7 +101,7 @@ class Registry:
             run_id: Its name. Default: `YYYYMMDD_HHmmss_<seed hex8>`.
             preset: The rules of the run: `default`, `hydra`, `adr004`, or the path of a TOML file
                 ([docs/presets.md](docs/presets.md)).
-            config: The training configuration, plain values only. It is stored for good and
+            config: The training configuration, plain values only. It is stored for ever, and
                 everybody who can read the registry can read it: no secrets.
             seed: The master seed, from 0 to 2^64 - 1. Default: random.
             monitor: Decides which checkpoint is `best`; one or several.
@@ -129,7 +129,7 @@ class Registry:
         retention: Retention | None = None,
         input_hash: str | None = None,
     ) -> Run:
-        """Begin a run that goes on from a checkpoint of another one. No data is copied.
+        """Begin a run that continues from a checkpoint of another one. No data is copied.
 
         It inherits the checkpoint with its companions, the gates and artifacts, the streams up to
         it, and the pool with its ratings; releases and tags stay with the parent.
@@ -138,7 +138,7 @@ class Registry:
             source: The checkpoint, or its ref.
             run_id: As for `create_run`.
             preset: As for `create_run`. If none of `preset`, `monitor` and `retention` is given,
-                the parent's rules hold.
+                the parent's rules apply.
             config: As for `create_run`. Default: the parent's.
             seed: As for `create_run`. Default: the parent's.
             monitor: As for `create_run`.
@@ -197,7 +197,7 @@ class Registry:
         if log.run.commits == 0 and not begin(log, creation(options)):
             log.refresh()
         if create:
-            log.make_durable()  # the caller is told that the run is there
+            log.make_durable()  # the caller may rely on the run
         check_same(log.run, options)
         return self._hold(Run(self._store, log))
 
@@ -205,7 +205,7 @@ class Registry:
         for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
             log = RunLog(self._store, check_run_id(name))
             if self._store.heads is not None and self._store.heads.seen(name) is not None:
-                log.open()  # it is there, or it was
+                log.open()  # it exists, or did: `open` refuses a run that is gone
             if begin(log, action):
                 if log.run.spec == RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
@@ -218,7 +218,7 @@ class Registry:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        # Before the listing: a run that begins meanwhile is seen, and not listed.
+        # Before the listing: a run that begins meanwhile would be seen, and not listed.
         seen = self._store.heads.all() if self._store.heads is not None else {}
         runs = list_runs(self._store)
         for gone in sorted(seen.keys() - set(runs)):
@@ -284,10 +284,10 @@ class Registry:
         Args:
             deep: Read and hash every byte, instead of comparing names and sizes only.
             sample: Read and hash this share of the packs' bytes, above 0 and at most 1; each call
-                draws another one.
-            resume: A local file that remembers what was read, so that an interrupted verification
-                can continue; with `sample` each call reads another share until everything was
-                read. Implies `deep` if `sample` is not given.
+                chooses another one at random.
+            resume: A local file that records the packs that were read, so that an interrupted
+                verification can continue; with `sample` each call reads another share until
+                everything was read. Implies `deep` if `sample` is not given.
             decode: Also decode every compressed chunk and hash the result: proves that the writer
                 encoded the right bytes. Takes about as long as loading each checkpoint.
                 Implies `deep` if `sample` is not given.
@@ -302,7 +302,7 @@ class Registry:
         Raises:
             InvalidInput: `sample` is no share, `resume` is a file of another kind or registry, or
                 a file of heads cannot be read or written.
-            StorageError: The store did not answer; with `resume` the next call goes on from there.
+            StorageError: The store did not answer; with `resume` the next call continues there.
         """
         return verify(
             self._store,
@@ -323,15 +323,15 @@ class Registry:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> RepairReport:
-        """Restore from a mirror what is missing or damaged, while others write and collect.
+        """Restore missing and damaged objects from a mirror, while others write and collect.
 
         Every byte is verified before it is written. Logs, epochs and `registry.json` are not
         rebuilt: only a backup of this registry has them.
 
         Args:
             mirror: A registry that holds the same states, or its URL.
-            deep: Read and hash everything to find what is damaged, instead of names and sizes only.
-            dry_run: Look, and write nothing.
+            deep: Read and hash everything to find damage, instead of names and sizes only.
+            dry_run: Only report; write nothing.
             progress: Called with the number of bytes checked so far.
 
         Returns:
@@ -357,16 +357,16 @@ class Registry:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> GcReport:
-        """Delete what no run needs any more, while others write ([docs](docs/collection.md)).
+        """Delete objects that no run needs, while others write ([docs](docs/collection.md)).
 
-        Safe beside any number of writers and other collections, whatever the clocks say; what a
-        killed one left is finished by the next.
+        It is safe beside any number of writers and other collections, for any clocks. The next
+        collection finishes a killed one.
 
         Args:
-            grace_s: Seconds, by the store's clock, for which everything stays that was stored or
+            grace_s: Seconds, by the store's clock, for which objects stay after they were stored or
                 evicted.
-            dry_run: Only report what would go; the age of objects is then taken by this machine's
-                clock.
+            dry_run: Only report what would be deleted; the age of objects is then computed by this
+                machine's clock.
             progress: Called with the number of bytes deleted so far.
 
         Raises:
@@ -386,31 +386,30 @@ class Registry:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> RepackReport:
-        """Rewrite packs that are dead in part, and put small ones together.
+        """Rewrite packs that are unneeded in part, and join small ones.
 
         Others may read, save, sync, collect and repack meanwhile. No id changes. The old packs stay
         until they are collected. Deltas whose bases nothing else needs are stored again if that
-        takes fewer bytes. The next repack uses what an interrupted one has done. If two repacks
-        want different things of one state, the first to place it wins, and the report of the other
-        one says so.
+        takes fewer bytes. The next repack uses the work of an interrupted one. If two repacks place
+        one state differently, the first wins, and the report of the other one shows it.
 
         Args:
             runs: Only packs that these runs need; other runs that share one are changed with them.
-            min_dead: Share of a pack's chunk bytes that nothing needs, above 0 and up to 1, from
-                which on the pack is rewritten.
-            compression: `zstd` or `lz4`: compress what is not, if that saves enough; `none`: store
+            min_dead: Rewrite a pack if at least this share of its chunk bytes, above 0 and up to 1,
+                is unneeded.
+            compression: `zstd` or `lz4`: compress raw chunks, if that saves enough; `none`: store
                 everything raw, deltas too. Default: change no compression.
-            keyframe_every: At most this many versions of a chunk, 1 to 32, are read to get the last
-                of them; longer chains of deltas are cut. Default: cut none.
+            keyframe_every: Cut chains of deltas, so that reading a chunk takes at most this many
+                versions of it, 1 to 32. Default: cut none.
             dry_run: Only plan. To compress or cut, it reads and encodes the chunks.
             progress: Called with the number of bytes written so far.
 
         Raises:
             InvalidInput: `min_dead`, `compression` or `keyframe_every` is out of range.
             NotFound: There is no such run.
-            IntegrityError: Something is damaged or gone; what was moved until then is sound, and
+            IntegrityError: Something is damaged or gone; the chunks moved by then are sound, and
                 nothing is deleted.
-            Conflict: Collections came between too often.
+            Conflict: Collections interrupted it too often.
         """
         return repack(
             self._store,
@@ -423,7 +422,7 @@ class Registry:
         )
 
     def usage(self) -> Usage:
-        """Count what lies on the store, and what needs it: bytes by run and checkpoint.
+        """Count the bytes on the store, by run and checkpoint.
 
         Raises:
             IntegrityError: Something is damaged or gone.
@@ -433,7 +432,7 @@ class Registry:
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
         runs, self._opened = self._opened, []
-        with ExitStack() as stack:  # the store last, and whatever a run's last save says
+        with ExitStack() as stack:  # the store last, even if a run's last save failed
             stack.callback(self._store.close)
             for run in runs:
                 stack.callback(run.close)
@@ -450,7 +449,7 @@ class Registry:
         return log
 
     def _peek(self, name: str, *, by_id: bool = False) -> Run:
-        """Open a run to look something up; unlike those that users hold it is not kept."""
+        """Open a run for a look-up; `close` does not close it."""
         return Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
 
     def _hold(self, run: Run) -> Run:

@@ -1,7 +1,8 @@
-"""The training side of a run: save, restore, change phase, end. `Run` is the whole of it.
+"""A run as its trainer uses it: save, restore, change phase, end.
 
-`holdfast.registry.run_curation` has what decides on what is kept, `holdfast.registry.run_view` what
-only reads.
+`Run` inherits the queries of `holdfast.registry.run_view`, and the pins and evictions of
+`holdfast.registry.run_curation`. Nothing here touches a store: `holdfast.registry.training` carries
+saves out, `holdfast.registry.transitions` and `holdfast.registry.merging` the rest.
 """
 
 from __future__ import annotations
@@ -99,14 +100,14 @@ class Run(CuratedRun):
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
                 values, nested in any way. Objects with `state_dict()` are replaced by its result.
-                If a part changes before this returns, it is stored as it was at some moment of the
-                call.
+                If a part changes before this returns, the bytes of some moment of the call are
+                stored.
             step: Training step, update or epoch of the state: 0 to 2^53.
             phase: Phase of the run. Default: the phase that the run is in; `main` if the preset
                 declares none.
             metrics: Numbers that describe the state; `Checkpoint.report` can add more.
-            meta: Plain values to keep beside the state; its id does not depend on them.
-            tier: Retention class. Default: by the rules of the phase.
+            meta: Plain values to store with the checkpoint; its id does not depend on them.
+            tier: Retention class. Default: chosen by the rules of the phase.
             companions: States by name that are kept and evicted with this one. If the phase
                 declares one that is not given, the last checkpoint's is used.
             streams: Entries for streams, by name, each a mapping with a `step`. They become visible
@@ -212,7 +213,7 @@ class Run(CuratedRun):
         compression: Compression | None = None,
         allow_nonfinite: bool = False,
     ) -> Checkpoint:
-        """Save a state that is made of others: averages of some tensors, the rest picked.
+        """Save a state that is made of others: some tensors averaged, the rest picked.
 
         Committed like `push`: the run keeps its trainer. Tensors that are picked, or equal in all
         sources, are not stored again; the rest is computed chunk by chunk, in less than 256 MiB for
@@ -277,7 +278,7 @@ class Run(CuratedRun):
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
-        The copy goes to host memory that is used again from save to save. One save runs at a time:
+        The copy is in host memory that later saves reuse. One save runs at a time:
         the next one waits for it, and raises its error. The end of the program waits for it too,
         for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged as an
         error on the logger `holdfast`, and the exit status is 120.
@@ -312,18 +313,18 @@ class Run(CuratedRun):
         superseded: never latest or best, still readable by its digest.
 
         Args:
-            at: Exactly this checkpoint, without falling back; the newest sound one without it.
+            at: Exactly this checkpoint, without falling back. Default: the newest sound one.
             map_location: Device for the tensors.
 
         Returns:
-            The state, its checkpoint and what was passed over; `None` when nothing was saved yet.
+            The state, its checkpoint and the skipped ones; `None` if nothing was saved yet.
             Tensors that were saved with less precision have the types that they had before, and a
             warning names them.
 
         Raises:
             InvalidInput: `at` is another run's.
             Conflict: `at` is superseded or evicted, or the run was dropped.
-            RestoreFailed: Every checkpoint is damaged; the message lists each one and why.
+            RestoreFailed: Every checkpoint is damaged; the message lists each one with the reason.
         """
         self._trainer.settle()
         check_not_dropped(self._log.refresh())
@@ -351,12 +352,11 @@ class Run(CuratedRun):
         initialise: Initialise | None = None,
         map_location: object = "cpu",
     ) -> Transitioned:
-        """Begin a phase by the transition that the preset declares: checked, and in one commit.
+        """Begin a phase by the transition that the preset declares, in one commit.
 
         The source is loaded whole and verified; every check is made before the commit. A second
-        call before anything was saved in the phase returns the same and commits nothing. Like a
-        save it takes the run over; after `restore` it supersedes the checkpoints after the restored
-        one.
+        call before the first save in the phase returns the same and commits nothing. Like a save it
+        takes the run over; after `restore` it supersedes the checkpoints after the restored one.
 
         Args:
             to: The phase.
@@ -387,7 +387,7 @@ class Run(CuratedRun):
     # Ending
 
     def drop(self, reason: str) -> None:
-        """Release everything that the run holds, gates and releases included. Cannot be undone.
+        """Release everything that the run holds, gates and releases included; there is no undo.
 
         Args:
             reason: Why, for readers of the log.

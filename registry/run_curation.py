@@ -1,6 +1,6 @@
-"""The part of a run that decides what is kept: gates, artifacts, tags, evictions and their undoing.
+"""The part of a run that decides what is kept: gates, artifacts, tags, evictions and undo.
 
-None of it needs the writer token, so any handle may do it beside the one that trains.
+None of it needs the writer token, so any handle may do it while another one trains.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CuratedRun(RunView):
         """Make a checkpoint a gate: immutable, never evicted; `RUN/gates/NAME` finds it.
 
         Args:
-            name: The gate's name, one of the preset's where it declares any.
-            checkpoint: The checkpoint; the best one of the gate's phase without it.
+            name: The gate's name; one of the preset's, if it declares gates.
+            checkpoint: The checkpoint. Default: the best one of the gate's phase.
 
         Raises:
             Conflict: The gate is set to another checkpoint, and that one is sound: only a gate
@@ -45,7 +45,7 @@ class CuratedRun(RunView):
         return pins.set_gate(self._committer, name, checkpoint)
 
     def add_artifact(self, name: str, state: object) -> Stored:
-        """Save a state beside the checkpoints for good; `RUN/artifacts/NAME` finds it.
+        """Save a state that the run keeps for ever; `RUN/artifacts/NAME` finds it.
 
         Args:
             name: Given once; adding the same state again changes nothing.
@@ -60,35 +60,35 @@ class CuratedRun(RunView):
     # Evicting
 
     def prune(self, retention: Retention | None = None, *, dry_run: bool = False) -> RetentionPlan:
-        """Evict the checkpoints that retention does not keep; saves do it by themselves.
+        """Evict the checkpoints that retention does not keep; each save does it, too.
 
         Args:
-            retention: A policy in place of the preset's.
+            retention: A policy. Default: the preset's.
             dry_run: Only plan.
 
         Returns:
             The checkpoints that stay and those that go, each with its reasons.
 
         Raises:
-            InvalidInput: The run has no policy, and none is given; or the best are to be kept, and
-                no monitor says which those are.
+            InvalidInput: The run has no policy, and none is given; or the policy keeps the best,
+                and there is no monitor.
             Conflict: The run was dropped.
         """
         return pruning.prune(self._committer, retention, dry_run=dry_run)
 
     def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
-        """Bring evicted checkpoints back, those of the last eviction where none are named.
+        """Bring evicted checkpoints back: the given ones, or those of the last eviction.
 
         Args:
             *checkpoints: Of this run, from `evicted`.
 
         Returns:
-            The checkpoints. Retention lets them alone from here on.
+            The checkpoints. Retention does not evict them again.
 
         Raises:
             NotFound: One of them is not evicted, or nothing is.
             Conflict: Another checkpoint holds its step now.
-            MissingObject: Collection has removed what it held, or a mirror never had it.
+            MissingObject: Its objects were collected, or this mirror never had them.
         """
         chosen = [pins.own(self._committer, one, "undo") for one in checkpoints]
         back = pruning.undo(self._committer, chosen or self._last_evicted())

@@ -47,9 +47,9 @@ class RunView:
 
     @property
     def manifest(self) -> RunManifest:
-        """The run as far as this handle has read its log; `refresh` reads on.
+        """The run, as far as this handle has read its log; `refresh` reads further.
 
-        It has only the numbers of evicted checkpoints and entries of the pool; `full_manifest` has
+        For evicted checkpoints and entries of the pool it has only numbers; `full_manifest` has
         their records.
         """
         return self._log.run
@@ -68,12 +68,12 @@ class RunView:
 
     @property
     def config(self) -> Any:
-        """What the run was created with."""
+        """The configuration that the run was created with."""
         return decode_plain(self.manifest.created.config if self.manifest.created else None)
 
     @property
     def spec(self) -> RunSpec:
-        """What the run is to be: the preset that it was created with."""
+        """The rules of the run: the preset that it was created with."""
         return self.manifest.spec
 
     @property
@@ -90,7 +90,7 @@ class RunView:
         return every is not None and step > 0 and step % every == 0
 
     def refresh(self) -> Self:
-        """Read what others have committed meanwhile."""
+        """Read the commits that others have made meanwhile."""
         self._log.refresh()
         return self
 
@@ -112,9 +112,9 @@ class RunView:
         """Return the checkpoint with the best value as of now; `None` while none has one.
 
         Args:
-            phase: Only checkpoints of this phase. Where phases are declared, only those of the one
-                that training is in are compared without it.
-            monitor: What to compare by; the run's first monitor without it.
+            phase: Only checkpoints of this phase. Default: all, or, if phases are declared, those
+                of the phase that training is in.
+            monitor: The metric to compare by. Default: the run's first monitor.
 
         Raises:
             InvalidInput: The run was created without a monitor, and none is given.
@@ -129,7 +129,7 @@ class RunView:
         return None if record is None else self._checkpoint(record)
 
     def monitor(self, phase: int | str | None = None) -> Monitor:
-        """Return what decides `best`: the first monitor of the phase, or of the run.
+        """Return the monitor that decides `best`: the first of the phase, or of the run.
 
         Raises:
             InvalidInput: There is none.
@@ -210,13 +210,13 @@ class RunView:
 
         Args:
             component: Its index among the components that are seeded.
-            phase: The phase; the one that the run is in without it.
+            phase: The phase. Default: the one that the run is in.
 
         Raises:
             InvalidInput: The phase has no number and is not declared.
         """
         created, first = self.manifest.created, self.spec.phases[:1]
-        assert created is not None  # a handle is of a run that was begun
+        assert created is not None  # only a run that was created has a handle
         named = check_phase(phase) if phase is not None else self.manifest.phase
         name = named or (first[0].name if first else DEFAULT_PHASE)
         return child(int(created.seed, 16), phase_number(self.spec, name), component)
@@ -235,30 +235,31 @@ class RunView:
         follow: bool = True,
         follower: str | None = None,
     ) -> Watch:
-        """Follow the run: each checkpoint comes once to one follower of a group, in log order.
+        """Follow the run: each checkpoint goes to one follower of a group, in log order.
 
-        A checkpoint is claimed before it comes, and acknowledged when the loop asks for the next
-        one. A loop that is left by an exception or `break` leaves the last checkpoint
-        unacknowledged, so that it is done again once its hold is over: at least once, never lost.
-        `acknowledge()` on what this returns says before a `break` that it is done. Superseded and
-        evicted checkpoints, and those held back for weights that are not finite, do not come.
+        A checkpoint is claimed before the loop gets it, and acknowledged when the loop asks for the
+        next one. If an exception or `break` ends the loop, the last checkpoint is not acknowledged,
+        and is given out again when its hold is over: at least once, never lost. Before a `break`,
+        call `acknowledge()` on the returned object if the checkpoint is done. The loop does not get
+        superseded and evicted checkpoints, and those that are held back because their weights are
+        not finite.
 
-        The loop ends by itself when the run is completed, failed or dropped and the group is done
-        with all of it. Waiting costs one request a poll.
+        The loop ends when the run is completed, failed or dropped and the group has done all of its
+        checkpoints. Waiting costs one request for each poll.
 
         Args:
             phase: Only checkpoints of this phase.
-            group: Followers that share the checkpoints out; every other group gets all of them.
-            hold_s: Seconds for which nobody else of the group gets a checkpoint and retention lets
-                it alone; afterwards a follower that said nothing is taken for dead.
+            group: Followers that share the checkpoints; every other group gets all of them again.
+            hold_s: Seconds for which no other follower of the group gets the checkpoint and
+                retention keeps it. A follower that is silent for longer counts as dead.
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
-            longest_poll_s: At most so long.
-            timeout_s: End the loop after so many seconds without a checkpoint; never without it.
-            follow: Whether to wait for more; `False` gives what is there now.
-            follower: A name that outlives this process, such as a job's id: started again under
-                it, a follower goes on with what it held. Only one may bear it at a time. Random
-                without it.
+            longest_poll_s: The longest time between two looks.
+            timeout_s: End the loop after this many seconds without a checkpoint. Default: never.
+            follow: Whether to wait for more; `False` ends after the checkpoints that exist now.
+            follower: A name that outlives this process, such as a job's id: a follower that is
+                started again under this name continues with the checkpoint that it held. Only one
+                follower may use a name at a time. Default: random.
 
         Raises:
             InvalidInput: The run has no such phase, or a name or a time is not legal.
@@ -291,45 +292,44 @@ class RunView:
     ) -> Following:
         """Keep a model at the run's newest weights: `for ck in run.follow_into(model): ...`.
 
-        Each checkpoint comes when its weights are in the model: in the same tensors, in the memory
-        where they were. Only chunks that differ from what the model holds are fetched; of those
-        that are stored as deltas only the delta, its base being taken out of the model. All are
-        verified aside before the first is copied into the model, so that an error leaves the model
-        as it was, unless a device fails while it is written; this takes as much host memory as the
-        chunks that changed have bytes.
+        The loop gets each checkpoint when its weights are in the model: in the same tensors, in
+        the same memory. Only chunks that differ from those in the model are fetched; of a chunk
+        that is stored as a delta only the delta, since the model has its base. All chunks are
+        verified before the first is copied into the model, so an error leaves the model as it was,
+        unless a device fails during the copies. This takes as much host memory as the changed
+        chunks have bytes.
 
-        Followers know nothing of each other: every one gets the newest checkpoint, nothing is
-        claimed or acknowledged, and access to read is enough. Waiting costs one request a poll. A
-        checkpoint that is let go and collected while it is read is passed over for a newer one.
-        After an error the same object can be gone on with: it tries again.
+        Followers do not share checkpoints: each one gets the newest, nothing is claimed or
+        acknowledged, and the right to read is enough. Waiting costs one request for each poll. A
+        checkpoint that is evicted and collected while it is read is skipped for a newer one. After
+        an error the same object can be used again.
 
-        A loop of one's own calls `poll()` on what this returns: it takes newer weights, if there
-        are any, without waiting. Its halves are `fetch()`, which a thread may do while the model is
-        in use, and `swap()`, which copies.
+        In a loop of your own, call `poll()` on the returned object: it takes newer weights, if
+        there are any, without waiting. Its two halves are `fetch()`, which a thread may call while
+        the model is in use, and `swap()`, which copies.
 
         The next checkpoint overwrites everything that the program wrote to the model: afterwards
         the model equals the checkpoint, bit for bit. To ensure that, each step hashes the chunks
         that it does not replace, and the results of deltas. It hashes whole tensors if torch has
         counted a write, or cannot count (NumPy arrays, tensors made in inference mode). A program
         that never bypasses torch's counter (through `.data` or foreign kernels) may skip that with
-        `rehash=False`. Nobody may write to the model while weights are put into it.
+        `rehash=False`. The program must not write to the model while weights are copied into it.
 
         Args:
             model: An object with `state_dict()`, or a dict of tensors or arrays, on any device.
-            component: The component that the model stands for; without it its top-level keys are
-                components. Of others nothing is read.
+            component: The component that the model is. Default: the model's top-level keys are
+                components. Other components are not read.
             phase: Only checkpoints of this phase.
             strict: Whether a path that only one side has is an error.
-            latest_only: Go straight to the newest checkpoint; the model is then at what `latest`
-                gives, also when training goes back. `False`: every checkpoint that is kept, in log
-                order.
+            latest_only: Take the newest checkpoint only: the one that `latest` gives, also after a
+                rewind. `False`: every kept checkpoint, in log order.
             rehash: Which weights without counted writes to hash before each checkpoint: by default
                 those that it does not replace; all (`True`), or none (`False`).
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
-            longest_poll_s: At most so long.
-            timeout_s: End the loop after so many seconds without a checkpoint; never without it.
-            follow: Whether to wait for more; `False` gives what is there now.
+            longest_poll_s: The longest time between two looks.
+            timeout_s: End the loop after this many seconds without a checkpoint. Default: never.
+            follow: Whether to wait for more; `False` ends after the checkpoints that exist now.
 
         Raises:
             InvalidInput: The run has no such phase, or a time is not legal. By the loop:

@@ -1,8 +1,9 @@
-"""Copying runs between registries: a writer at its destination, fast-forward only.
+"""Copy runs between registries: a writer at its destination, fast-forward only.
 
-History is copied byte for byte; places are the destination's own. Everything that a destination
-lacks of a run becomes visible in one slot, so a checkpoint is never seen there before its objects
-are. Packs that are there already are not sent again, which is also what makes a sync resumable.
+History is copied byte for byte; places are the destination's own. All missing commits of a run
+become visible in one slot, so a checkpoint is never visible there before its objects. Packs that
+the destination has are not sent again; so an interrupted sync can be repeated. Specified in
+docs/spec.md, section 15.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class RunSync:
-    """What was copied of one run.
+    """The part of a sync that copied one run.
 
     Attributes:
         run_id: The run.
-        commits: Commits that the destination lacked.
+        commits: Commits that were missing at the destination.
         checkpoints: Checkpoints among them.
         packs_copied: Packs that were sent.
-        packs_present: Packs that were there already.
+        packs_present: Packs that the destination had.
         bytes_copied: Bytes of packs that were sent.
     """
 
@@ -61,7 +62,7 @@ class RunSync:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a sync did."""
+    """The result of a sync."""
 
     runs: tuple[RunSync, ...]
 
@@ -83,8 +84,8 @@ def sync(
     Args:
         src: Registry to read, or its URL.
         dst: Registry to write, or its URL; it must exist.
-        runs: Names of the runs; all of the source without it.
-        progress: Told of every pack that was sent.
+        runs: Names of the runs. Default: all of the source.
+        progress: Called after every pack with the number of bytes sent so far.
 
     Raises:
         Diverged: The destination holds commits that the source does not; nothing of that run is
@@ -92,8 +93,8 @@ def sync(
             first, here as for `IntegrityError`.
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place.
-        IntegrityError: Something of the source is damaged or gone; it is not passed on.
-        RolledBack: The log of a run, here or there, went back since this machine has seen it.
+        IntegrityError: Something of the source is damaged or gone; it is not copied.
+        RolledBack: The log of a run, in either registry, is older than when this machine saw it.
     """
     with ExitStack() as stack:
         source, destination = _opened(src, stack), _opened(dst, stack)
@@ -101,7 +102,7 @@ def sync(
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
         seen = source.store.heads.all() if source.store.heads is not None else {}
         known = source.runs()
-        # A run that was seen before and is gone is refused with the rest of what went back.
+        # A run that was seen before and is gone is refused, like a log that went back.
         gone = sorted(seen.keys() - set(known))
         chosen = [*known, *gone] if runs is None else list(runs)
         for name in chosen:
@@ -114,7 +115,7 @@ def sync(
             try:
                 done.append(_RunCopy(source.store, destination.store, name, sent).copy())
             except (IntegrityError, UnsupportedFormat, Diverged) as error:
-                failed[name] = error  # the others need not wait for this one to be mended
+                failed[name] = error  # copy the other runs first
         if failed:
             raise _first_of(failed, [run.run_id for run in done])
         return SyncReport(tuple(done))
@@ -147,7 +148,7 @@ class _Counter:
 
 
 class _RunCopy(Change):
-    """One run on its way."""
+    """The sync of one run."""
 
     noun = "sync"
 
@@ -178,10 +179,10 @@ class _RunCopy(Change):
         return replace(self._done, commits=lacking)
 
     def check(self, run: RunManifest) -> None:
-        """Allow it: a sync adds nothing of its own, and `lines` refuses a run that diverged."""
+        """Allow every run: `lines` refuses one that diverged."""
 
     def write(self) -> ChosenKeys:
-        """Copy what the missing commits name; packs that are there already are not sent again."""
+        """Copy the states that the missing commits name, except packs that are there."""
         writer, here, there = self._committer.writer, self._log.run, self._run
         _ = writer.epoch  # observed before any key is chosen
         commits = self._missing(here)
@@ -208,14 +209,14 @@ class _RunCopy(Change):
         return choice
 
     def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
-        """Return the commits that the destination lacks, byte for byte, after their places."""
+        """Return the missing commits, byte for byte, after their places."""
         missing = self._missing(run)
         if missing and not self._present <= run.held:
             raise Stale  # the destination has evicted a state that was not copied because of it
         return [*self._places, *missing] if missing else None
 
     def read_again(self) -> bool:
-        """Read the source again: it may have evicted or moved what was missing."""
+        """Read the source again: it may have evicted or moved the missing object."""
         read = self._run.next_slot
         self._read_source()
         return self._run.next_slot != read
@@ -223,7 +224,7 @@ class _RunCopy(Change):
     def _read_source(self) -> None:
         log = RunLog(self._source, self._run_id)
         slots = list(log.slots())
-        log.recall()  # what was evicted is counted as well
+        log.recall()  # evicted checkpoints are counted, too
         self._history = [raw for slot in slots for raw, _ in slot.commits]
         self._run = log.fold(slots)
         log.check_head(slots)
@@ -231,10 +232,10 @@ class _RunCopy(Change):
         log.make_durable()
 
     def _missing(self, run: RunManifest) -> Sequence[bytes]:
-        """Return the commit lines that the destination lacks, given the run there.
+        """Return the commit lines that are missing at the destination, given the run there.
 
         Raises:
-            Diverged: Its history is no beginning of the source's, nor the other way round.
+            Diverged: Neither history is a beginning of the other.
         """
         shared = min(run.commits, len(self._history))
         head = run.head

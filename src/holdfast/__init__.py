@@ -1,8 +1,8 @@
 """Holdfast: a checkpoint registry for machine learning that needs no server.
 
-`init` makes a registry, `open` opens one, `sync` copies between two, `trust` accepts one that went
-back; everything else hangs on the objects that they return. `docs/spec.md` says what is on the
-store.
+`init` creates a registry, `open` opens one, `sync` copies runs between two, `trust` accepts one
+that went back. Everything else is a method of the objects that they return. `docs/spec.md`
+specifies the bytes on a store, `docs/architecture.md` describes the code.
 
 A name is loaded when it is first used, so `import holdfast` is cheap.
 """
