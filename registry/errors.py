@@ -1,4 +1,4 @@
-"""The error tree. One root, grouped by what the handler does about it.
+"""The error tree. One root; each branch needs another reaction.
 
 RegistryError                     anything Holdfast refuses or fails to do             exit 1
 ├── StorageError                  the store failed: wait, fix access, then retry       exit 7
@@ -12,14 +12,14 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   └── InvalidLocation           not a URL or path of a registry                      exit 3
 ├── InvalidInput                  the caller's argument is wrong: correct it           exit 3
 │   ├── UnsupportedValue          a value in a state cannot be stored
-│   ├── OutOfRange                an index lies beyond its tensor
+│   ├── OutOfRange                an index is beyond its tensor
 │   └── IncompatibleState         a state does not fit the target (keys, shapes, format)
 ├── NotFound                      a name resolves to nothing: check the name           exit 4
 │   └── AmbiguousRef              a name resolves to several things
-├── Conflict                      somebody else got there first: look, then decide     exit 5
+├── Conflict                      another writer was first: look, then decide         exit 5
 │   ├── Fenced                    another trainer took the run over
 │   └── Diverged                  two registries hold different histories of a run
-├── IntegrityError                bytes are not what was committed: verify, repair     exit 6
+├── IntegrityError                bytes differ from those committed: verify, repair    exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
 │   ├── Malformed                 a file breaks a rule of its format
 │   ├── BeyondLimit               reading a file would take more memory than allowed
@@ -88,11 +88,11 @@ class UnsupportedValue(InvalidInput, TypeError):
 
 
 class OutOfRange(InvalidInput, IndexError):
-    """An index lies beyond its tensor, or there are more indices than axes."""
+    """An index is beyond its tensor, or there are more indices than axes."""
 
 
 class IncompatibleState(InvalidInput):
-    """A state does not fit what it is loaded into or written to."""
+    """A state does not fit the target that it is loaded into or written to."""
 
 
 class NotFound(RegistryError, KeyError):
@@ -106,7 +106,7 @@ class AmbiguousRef(NotFound):
 
 
 class Conflict(RegistryError):
-    """Another writer's commit rules this one out."""
+    """A commit of another writer excludes this one."""
 
     exit_code = 5
 
@@ -116,17 +116,17 @@ class Fenced(Conflict):
 
 
 class Diverged(Conflict):
-    """Two registries hold different commits at the same place of one run's history."""
+    """Two registries hold different commits at the same position of one run's history."""
 
 
 class IntegrityError(RegistryError):
-    """Bytes on the store are not what was committed."""
+    """Bytes on the store differ from those that were committed."""
 
     exit_code = 6
 
 
 class Damaged(IntegrityError):
-    """The bytes of a file do not hash to what they should."""
+    """The bytes of a file do not hash to its digest."""
 
 
 class Malformed(IntegrityError):
@@ -138,7 +138,7 @@ class BeyondLimit(IntegrityError):
 
 
 class MissingObject(IntegrityError):
-    """A file that a live checkpoint needs is gone: data loss unless a mirror has it."""
+    """A file that a kept checkpoint needs is gone: data loss unless a mirror has it."""
 
 
 class RolledBack(IntegrityError):

@@ -2,7 +2,7 @@
 
 - `pins`: gates, artifacts and tags; `releases`: `Releases`, states under semantic versions.
 - `cards`: model cards as YAML; the one module of the registry that imports it.
-- `forking`: a new run that goes on from a checkpoint of another one.
+- `forking`: a new run that continues from a checkpoint of another one.
 - `pruning`: evict, undo an eviction, drop a run.
 
 All of them commit through `holdfast.registry.writing.committer`, and none needs the writer token.
