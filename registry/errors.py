@@ -16,7 +16,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   └── IncompatibleState         a state does not fit the target (keys, shapes, format)
 ├── NotFound                      a name resolves to nothing: check the name           exit 4
 │   └── AmbiguousRef              a name resolves to several things
-├── Conflict                      another writer was first: look, then decide         exit 5
+├── Conflict                      another writer was first: look, then decide          exit 5
 │   ├── Fenced                    another trainer took the run over
 │   └── Diverged                  two registries hold different histories of a run
 ├── IntegrityError                bytes differ from those committed: verify, repair    exit 6

@@ -866,14 +866,17 @@ def test_a_base_is_read_by_way_of_one_place(run, backend, open_registry):
     assert {str(pack.key) for pack in base.placement.packs} <= objects(backend)
 
 
-def test_a_fork_looks_again_where_its_parent_was_moved(run, backend, open_registry):
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_fork_looks_again_where_its_parent_was_moved(run, backend, open_registry, moment):
+    """Before the child exists, the collection puts no mark into its log."""
     thin(run, 1, 2, 3)
     hooked = Hooked(backend)
     registry = open_registry(hooked)
     source = registry.checkpoint("run/latest")
-    hooked.after = Once("runs/child/log/", lambda: _moved(backend, collects=True), "put_if_absent")
+    moves = Once("runs/child/log/", lambda: _moved(backend, collects=True), "put_if_absent")
+    setattr(hooked, moment, moves)
     registry.fork(source, "child")
-    assert hooked.after.done
+    assert moves.done
     assert same(open_registry(backend).checkpoint("child").load(), source.load())
     assert open_registry(backend).verify(deep=True).findings == ()
 
