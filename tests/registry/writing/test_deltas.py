@@ -423,7 +423,7 @@ def test_bases_that_are_swapped(chain, reg, backend, open_registry):
     rows = list(chain._reader.placement.rows)
     swapped = ChunkRow(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
     placed(reg, chain, [swapped, *rows[1:]])
-    refused(backend, open_registry, "another", Malformed)
+    refused(backend, open_registry, "different chunks", Malformed)
 
 
 def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registry):
