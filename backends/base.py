@@ -1,24 +1,24 @@
-"""The interface of a backend: seven methods, seven with default answers, and five promises.
+"""The interface of a backend: seven methods, seven more with defaults, and five promises.
 
-The latter seven are for collection, for a writer that depends on objects of other writers, for
-symbolic links and for a full store; a backend overrides a default answer that is wrong for it.
+The methods with defaults are for collection, for writers that depend on objects of other writers,
+for symbolic links and for full stores. A backend overrides a default that is wrong for it.
 
-A backend knows where bytes live and nothing of checkpoints. Keys are `/`-separated segments of
-`[A-Za-z0-9._-]`, no segment empty, `.` or `..`.
+A backend stores bytes and knows nothing of checkpoints. Keys are segments of `[A-Za-z0-9._-]`
+joined by `/`; no segment is empty, `.` or `..`.
 
 The five promises, each of which `holdfast.backends.testing.BackendContract` tries to break:
 
-1. Atomic visibility: an object is seen whole or not at all.
-2. Exclusive create: of any number of concurrent `put_if_absent` of one key exactly one creates it.
+1. Atomic visibility: a reader sees a whole object or none.
+2. Exclusive create: of all concurrent `put_if_absent` of one key exactly one creates the object.
 3. Read after write: an acknowledged put is seen by every later `get`, `stat` and `list`, anywhere.
 4. Consistent listing: `list` sees every put that completed before it began, in order of the
    UTF-8 bytes of the keys.
 5. Durable on return: an acknowledged put survives the death of the process, and on a local disk
    the loss of power. So does the object that made `put_if_absent` return False.
 
-They hold for answers of the store, so a backend with a network in between believes an answer only
-if it proves that the store gave it: what does not is `StoreUnavailable`, never an acknowledgment,
-an absence or a listing. A folder and the memory of a process have nothing in between.
+These are promises of the store. Over a network, a backend accepts an answer only if the answer
+proves that it came from the store. Every other answer raises `StoreUnavailable`; it never counts as
+an acknowledgment, an absence or a listing. A folder and the memory of a process need no proof.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+(?:/(?!\.{1,2}(?:/|$))[A-Za
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A run of bytes of an object.
+    """A range of the bytes of an object.
 
     Attributes:
         start: First byte, counted from 0.
@@ -59,16 +59,16 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store tells of an object without its bytes.
+    """Key, size and time of an object.
 
     Attributes:
         key: The object's key; ends with `/` for a folder of a delimited listing.
         size_bytes: Length of the object; 0 for a folder.
-        modified_s: When its bytes were last written, by the store's clock and never by ours;
-            seconds since the epoch, 0 for a folder. Rounded down to whole seconds at the coarsest:
-            of one object `stat` may say up to a second less than a listing, so times of two
-            objects that are closer together than that say nothing of their order. It may lie
-            before the moment at which the object was seen first.
+        modified_s: Time of the last write, by the store's clock and never by ours; seconds since
+            the epoch, 0 for a folder. It may be rounded down to whole seconds: for one object,
+            `stat` may give up to a second less than a listing. So times that differ by less than a
+            second do not show which object was written first. It may be earlier than the moment at
+            which the object became visible.
     """
 
     key: str
@@ -79,15 +79,15 @@ class ObjectInfo:
 class Backend(ABC):
     """A place for objects. Methods may be called from any thread."""
 
-    #: How many calls at once the store gains from.
+    #: The number of simultaneous calls that makes the store fastest.
     concurrency: int = 8
-    #: What one read should move at least, so that what it waits for counts for little.
+    #: The least bytes for one read, so that its latency matters little.
     least_read_bytes: int = 2**20
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where this backend is, without secrets, fit for messages."""
+        """The URL of this backend, without secrets, for messages."""
 
     @abstractmethod
     def get(
@@ -101,12 +101,12 @@ class Backend(ABC):
 
         Args:
             key: The object's key.
-            byte_range: The part that is wanted; the whole object without it.
-            into: Writable, contiguous byte buffers to fill one after another instead of
-                allocating; their lengths add up to that of `byte_range`, which is then required.
+            byte_range: The part to read; the whole object without it.
+            into: Writable, contiguous byte buffers to fill in order, instead of allocating. Their
+                lengths add up to that of `byte_range`, which is then required.
 
         Returns:
-            The bytes, exactly as many as asked for; empty when they went into `into`.
+            Exactly the requested bytes; none if they were read into `into`.
 
         Raises:
             ObjectNotFound: The key is absent.
@@ -121,8 +121,8 @@ class Backend(ABC):
 
         Args:
             key: The object's key.
-            body: The bytes, or buffers that are stored one after another without joining them. They
-                are not read after this returns or raises: their memory is used again.
+            body: The bytes, or buffers that are stored in order without joining them. They are not
+                read after this call returns or raises, so their memory can be reused.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Backend(ABC):
 
     @abstractmethod
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object.
+        """Return key, size and time of an object.
 
         Raises:
             ObjectNotFound: The key is absent.
@@ -153,11 +153,11 @@ class Backend(ABC):
         """List objects in order of their keys' bytes.
 
         Args:
-            prefix: Only keys that begin with it (any string, not only whole segments).
-            start_after: Only entries whose key is greater than it, folders of a delimited
-                listing included.
-            limit: At most so many; the store is not asked for more.
-            delimiter: Fold everything below the next `/` after `prefix` into one entry whose key
+            prefix: List only keys that begin with it (any string, not only whole segments).
+            start_after: List only entries whose key is greater, including folders of a delimited
+                listing.
+            limit: The most entries; the store is not asked for more.
+            delimiter: Replace all keys below the next `/` after `prefix` by one entry whose key
                 ends with `/`, as S3 does with `Delimiter="/"`.
         """
 
@@ -166,69 +166,69 @@ class Backend(ABC):
         """Remove an object; removing an absent one is no error."""
 
     def make_durable(self, keys: Iterable[str]) -> None:  # noqa: B027
-        """Make objects durable that other processes put: they then survive a loss of power.
+        """Make objects of other processes durable, so that they survive a loss of power.
 
         In most stores every visible object is durable, and this does nothing. On a disk a name can
-        be seen before its folder is synced: the process that put it may be slow, or dead.
+        be visible before its folder is synced: the process that put it may be slow or dead.
 
         Args:
             keys: Objects that were seen, by `get`, `stat` or `list`, before this call began.
         """
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether a deleted or replaced object goes on taking space, as a noncurrent version.
+        """Return whether the store keeps a deleted or replaced object as a noncurrent version.
 
         Returns:
-            False where its bytes are free at once; True where they stay until somebody removes the
-            version; None where the store does not say, or where it depends on the object.
+            False if its bytes are freed at once; True if they are kept until somebody removes the
+            version; None if the store does not tell, or if it depends on the object.
         """
         return False
 
     def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
-        """Remove what writers that died left unfinished and no listing shows.
+        """Remove unfinished files of dead writers, which no listing shows.
 
-        Never touches an object. Nothing tells a dead writer from a slow one, so age alone decides:
-        a writer that still lives then fails with `StoreUnavailable` and has made nothing visible.
-        Whoever calls leaves writers enough time.
+        It never touches an object. A dead writer looks like a slow one, so only the age decides. A
+        slow writer then fails with `StoreUnavailable` and has made nothing visible, so the caller
+        must allow enough time.
 
         Args:
-            older_than_s: Age, by the store's own clock, from which something is removed.
+            older_than_s: The age of the files to remove, by the store's clock.
 
         Returns:
-            Bytes that this freed.
+            The number of bytes freed.
         """
         return 0
 
     def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:  # noqa: ARG002
-        """Yield the names of symbolic links, in order; none is followed.
+        """Yield the names of symbolic links, in order, without following any.
 
         Reading follows a link, but a write or a deletion through it would change files elsewhere.
         A bucket has none.
 
         Args:
-            prefix: Only links whose name begins with it, or a link on the path to it.
-            delimiter: Only names directly below `prefix`, not those in deeper folders.
+            prefix: Yield only links whose name begins with it, or a link on the path to it.
+            delimiter: Yield only names directly below `prefix`, not those in deeper folders.
         """
         return iter(())
 
     def free_bytes(self) -> int | None:
-        """Return how many bytes can still be written; `None` where the store does not know.
+        """Return how many bytes can still be written; `None` if the store does not know.
 
         Space that only some users may use does not count. A quota may be unknown.
         """
         return None
 
     def keep_reserve(self, below: str) -> None:  # noqa: B027
-        """Set some space aside, so that small objects can be put when the store is full.
+        """Reserve some space, so that small objects can be written when the store is full.
 
         Does nothing if the store is never full, is read-only, or has no space for it.
 
         Args:
-            below: Set aside space for one small object in each folder directly below it.
+            below: Reserve space for one small object in each folder directly below it.
         """
 
     def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
-        """Free the reserve of `most` small objects, or all; return for how many."""
+        """Free the reserve of `most` small objects, or all of it; return the number of objects."""
         return 0
 
     @abstractmethod
@@ -261,7 +261,7 @@ def check_key(key: str) -> str:
     """Return `key` if it is a legal key.
 
     Raises:
-        InvalidLocation: It is not.
+        InvalidLocation: It is not a legal key.
     """
     if not _KEY.fullmatch(key):
         raise InvalidLocation(
@@ -294,12 +294,12 @@ def as_buffers(body: Body) -> list[memoryview]:
     """Return a body as a list of flat byte views, copying nothing; empty buffers are left out."""
     parts = [body] if isinstance(body, (bytes, bytearray, memoryview)) else body
     views: list[memoryview] = [memoryview(part) for part in parts]
-    # Left out because a view with a zero in its shape cannot be cast.
+    # A view with a zero in its shape cannot be cast.
     return [view.cast("B") for view in views if view.nbytes]
 
 
 def cut(key: str, held: bytes, byte_range: ByteRange, into: Sequence[memoryview] | None) -> bytes:
-    """Answer a ranged `get` of an object whose bytes are in memory."""
+    """Return the result of a ranged `get` for an object whose bytes are in memory."""
     views = check_into(byte_range, into)
     if byte_range.stop > len(held):
         raise ObjectTruncated(

@@ -1,9 +1,9 @@
-"""Writing and reading of single files: gathered, durable, and with the system's errors translated.
+"""Read and write single files: many buffers at once, durably, and with errors of our own.
 
-This owns the system calls of the local backend. It knows paths and buffers, no keys and no roots.
+Owns the system calls of the local backend. It knows paths and buffers, but no keys and no root.
 """
 
-# Paths stay strings here: to make a Path costs more than many of these calls.
+# Paths are strings here: making a Path costs more than many of these calls.
 # ruff: noqa: PTH108, PTH112, PTH116, PTH120
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from holdfast.backends.errors import (
 
 try:
     from fcntl import F_FULLFSYNC, fcntl  # type: ignore[attr-defined, unused-ignore]
-except ImportError:  # only macOS has it: its fsync stops at the cache of the drive
+except ImportError:  # only macOS has it, where fsync does not flush the cache of the drive
     F_FULLFSYNC = None
 
-#: Most buffers the system takes in one call.
+#: The most buffers of one system call.
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 
-#: Errors of the system when nothing more can be written.
+#: The system's errors for a full disk or quota.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-#: With fewer free inodes than this, and this many free bytes, inodes were missing.
+#: Inodes are used up if there are fewer than this, and at least this many more bytes than needed.
 _FEW_FILES, _SLACK = 16, 2**20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 
 
 def write_new(path: str, buffers: Sequence[memoryview]) -> None:
-    """Write buffers to a new file and sync it; on any failure the file is gone again.
+    """Write buffers to a new file and sync it; after any failure the file is removed.
 
-    A failed fsync is not tried again: the kernel may have dropped the pages it could not write, and
-    a second fsync would then succeed over a hole.
+    A failed fsync is not repeated: the kernel may have dropped the pages that it could not write,
+    and a second fsync would then succeed although they are missing.
     """
     fd = _open_new(path)
     try:
@@ -64,11 +64,11 @@ def now_s(path: str) -> float:
     """Return the time by the clock of the file system, seconds since the epoch.
 
     Args:
-        path: A name for the file that is written to learn it, and removed again.
+        path: The name of a file that is written for this and removed again.
     """
     fd = _open_new(path)
     try:
-        # A file server gives its own time to what is written, not always to what is only made.
+        # A file server sets its own time at a write, but not always when a file is made.
         os.write(fd, b"now")
         sync(fd)
         return os.fstat(fd).st_mtime
@@ -79,25 +79,25 @@ def now_s(path: str) -> float:
 
 def remove(path: str) -> None:
     """Remove an unfinished file of our own."""
-    # A collector that took the file for a dead one is no failure of ours.
+    # A collector may have removed it already.
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def _open_new(path: str) -> int:
-    # The umask decides who may read, as it does for every file a user makes.
+    # The umask decides who may read it, as for every file of the user.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
-    """Write buffers one after another without joining them."""
+    """Write buffers in order without joining them."""
     for batch in _batches(buffers):
         while batch:
-            batch = _unmoved(batch, os.writev(fd, batch))
+            batch = _rest(batch, os.writev(fd, batch))
 
 
 def sync(fd: int) -> None:
-    """Return when the file is on the disk itself."""
+    """Sync a file to the disk itself."""
     if F_FULLFSYNC is not None:
         try:
             fcntl(fd, F_FULLFSYNC)
@@ -122,7 +122,7 @@ def sync_above(path: str) -> None:
     """Make the path to a folder durable: sync every folder above it, up to the mount.
 
     Each of them may be new, made by a process that died before the sync. A folder that this user
-    cannot read was made by another user, long ago.
+    cannot read belongs to another user and is not new.
     """
     path = os.path.realpath(path)
     device = os.stat(path).st_dev
@@ -134,12 +134,12 @@ def sync_above(path: str) -> None:
 
 def open_file(path: str, key: str) -> tuple[int, int]:
     """Open a regular file for reading; return its descriptor and its size in bytes."""
-    # Without O_NONBLOCK a pipe that somebody left in the folder would hold us for ever.
+    # Without O_NONBLOCK, opening a pipe that somebody left in the folder would never return.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise ObjectNotFound("no object, but something else lies there", where=key)
+            raise ObjectNotFound("this is not an object: it is not a regular file", where=key)
     except BaseException:
         os.close(fd)
         raise
@@ -163,7 +163,7 @@ def read(fd: int, start: int, size: int, key: str) -> bytes:
 
 
 def read_into(fd: int, start: int, views: Sequence[memoryview], key: str) -> None:
-    """Fill buffers one after another with the bytes at `start`."""
+    """Fill buffers in order with the bytes at `start`."""
     position = start
     for batch in _batches(views):
         while batch:
@@ -171,15 +171,15 @@ def read_into(fd: int, start: int, views: Sequence[memoryview], key: str) -> Non
             if moved == 0:
                 raise _truncated(key, position + sum(map(len, batch)), position)
             position += moved
-            batch = _unmoved(batch, moved)
+            batch = _rest(batch, moved)
 
 
 def _batches(views: Sequence[memoryview]) -> list[Sequence[memoryview]]:
     return [views[i : i + IOV_MAX] for i in range(0, len(views), IOV_MAX)]
 
 
-def _unmoved(batch: Sequence[memoryview], moved: int) -> Sequence[memoryview]:
-    """Return what a short call has left of a batch."""
+def _rest(batch: Sequence[memoryview], moved: int) -> Sequence[memoryview]:
+    """Return the part of a batch after the first `moved` bytes."""
     for i, view in enumerate(batch):
         if moved < len(view):
             return [view[moved:], *batch[i + 1 :]]
@@ -203,7 +203,7 @@ def check_size(size: int, stop: int, key: str) -> None:
 
 
 def fail(error: OSError, path: str, *, needed_bytes: int = 0) -> NoReturn:
-    """Raise the typed error for what the system said of `path`."""
+    """Raise our error for an error of the system."""
     if isinstance(error, StorageError):
         raise error
     raise _translated(error, path, needed_bytes) from error
@@ -211,44 +211,44 @@ def fail(error: OSError, path: str, *, needed_bytes: int = 0) -> NoReturn:
 
 def _translated(error: OSError, path: str, needed_bytes: int) -> StorageError:
     code = error.errno
-    said = error.strerror or str(error)
+    text = error.strerror or str(error)
     if code == errno.ENAMETOOLONG:
-        return InvalidLocation(said, where=path)
+        return InvalidLocation(text, where=path)
     if code == errno.ENOENT:
         return ObjectNotFound("no such object", where=path)
     if code in NO_ROOM:
         return no_room(error, path, needed_bytes)
     if code == errno.EROFS:
-        return ReadOnlyStore(said, where=path, hint="Mount it for writing, or write elsewhere.")
+        return ReadOnlyStore(text, where=path, hint="Mount it for writing, or write elsewhere.")
     if code in (errno.EACCES, errno.EPERM):
         return AccessDenied(
-            said, where=path, found=f"user id {os.geteuid()}", hint="Ask its owner for access."
+            text, where=path, found=f"user id {os.geteuid()}", hint="Ask its owner for access."
         )
     if code in (errno.EMFILE, errno.ENFILE):
         return StoreUnavailable(
-            said, where=path, hint="Raise the limit of open files (ulimit -n), or use less threads."
+            text, where=path, hint="Raise the limit of open files (ulimit -n), or use less threads."
         )
     if code in _IN_THE_WAY:
         return InvalidLocation(
-            "a file stands where a folder is needed, or a folder where a file is",
+            "a file is where a folder is needed, or a folder is where a file is needed",
             where=path,
-            hint="In a folder no key can be the beginning of another, as it can in a bucket.",
+            hint="In a folder, unlike in a bucket, a key cannot be both an object and a folder.",
         )
-    # Neither unknown nor worth a retry: after EIO the same call may succeed over lost pages.
-    return StorageError(f"the file system failed: {said}", where=path)
+    # Not StoreUnavailable, which is retried: after EIO the same call may succeed over lost pages.
+    return StorageError(f"the file system failed: {text}", where=path)
 
 
 def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
-    """Return the error that says whether bytes, inodes or a quota are used up."""
-    said = error.strerror or str(error)
+    """Return the error for a full disk: bytes, inodes or a quota are used up."""
+    text = error.strerror or str(error)
     if error.errno == errno.EDQUOT:
-        return _over_quota(said, path, needed_bytes)
+        return _over_quota(text, path, needed_bytes)
     free_bytes, free_files = _free(path)
-    found = _told(free_bytes, free_files)
+    found = _free_text(free_bytes, free_files)
     if free_files is not None and free_files < _FEW_FILES and free_bytes > needed_bytes + _SLACK:
-        # Few rather than none: the files of this write are deleted already.
+        # Few and not zero: the files of this write are deleted already.
         return StoreFull(
-            f"{said}: no more files can be made",
+            f"{text}: no more files can be made",
             where=path,
             expected="free inodes for a file and its folders",
             found=found,
@@ -256,7 +256,7 @@ def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
             "nothing was written.",
         )
     return StoreFull(
-        said,
+        text,
         where=path,
         expected=f"{needed_bytes} bytes to write",
         found=found,
@@ -264,20 +264,20 @@ def no_room(error: OSError, path: str, needed_bytes: int) -> StoreFull:
     )
 
 
-def _over_quota(said: str, path: str, needed_bytes: int) -> StoreFull:
+def _over_quota(text: str, path: str, needed_bytes: int) -> StoreFull:
     # No portable call shows a quota: of bytes or of files, of a user or a project.
     return StoreFull(
-        said,
+        text,
         where=path,
         expected=f"{needed_bytes} bytes to write, within a quota of bytes and of files",
         found=f"the quota of user id {os.geteuid()} or of its group or project is used up; the "
-        f"file system itself has {_told(*_free(path))}",
-        hint="Delete what is not needed, or have the quota of bytes or files raised (`quota -s`); "
-        "nothing was written.",
+        f"file system itself has {_free_text(*_free(path))}",
+        hint="Delete files that are not needed, or ask for a higher quota of bytes or files "
+        "(`quota -s`); nothing was written.",
     )
 
 
-def _told(free_bytes: int, free_files: int | None) -> str:
+def _free_text(free_bytes: int, free_files: int | None) -> str:
     if free_bytes < 0:
         return "an unknown number of bytes free"
     return (
@@ -293,19 +293,19 @@ def _free(path: str) -> tuple[int, int | None]:
         found = os.statvfs(nearest(path))
     except OSError:
         return -1, None
-    # Some file systems make inodes when needed, and report none at all.
+    # Some file systems make inodes on demand, and report none.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def nearest(path: str) -> str:
-    """Return the deepest folder on the way to `path` that exists."""
+    """Return the deepest existing folder of a path."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
 def no_links(error: OSError) -> bool:
-    """Tell whether a failed link says that the file system has none (or none to spare)."""
+    """Return whether an error of `link` means that the file system makes no (more) hard links."""
     return error.errno in _NO_LINKS
 
 

@@ -1,7 +1,7 @@
 """The root of the error tree and its storage branch.
 
-The whole tree is drawn atop `registry/errors.py`. Root and storage branch live here because imports
-run downwards: a backend raises them, and everything above catches them.
+`registry/errors.py` shows the whole tree. Root and storage branch are here because imports go
+downwards: backends raise these errors, and all other code catches them.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from typing import ClassVar
 
 from holdfast.backends.escape import printable, shortened
 
-#: Longer parts of a message are shortened to about this length: names can be very long.
+#: Longer parts of a message are shortened to about this many characters.
 _MAX_PART = 2000
 
 
 class RegistryError(Exception):
-    """Anything that Holdfast refuses or fails to do.
+    """The base of all errors of Holdfast.
 
-    The message says what went wrong, where, what was expected and found, and what to do next;
-    each part is also an attribute. Parts may be text from a store: control, direction and invisible
-    characters in them are spelled out, and long ones are shortened.
+    The message has up to five parts, each of which is also an attribute. Parts may be text from a
+    store, so control, direction and invisible characters are escaped, and long parts shortened.
 
     Attributes:
-        what: What went wrong, a clause without a full stop.
-        where: The key, path, run, reference or URL concerned.
-        expected: What a correct input or object would have been.
-        found: What was there instead.
-        hint: What the reader can do next, a sentence.
+        what: The problem, a clause without a full stop.
+        where: The key, path, run, reference or URL.
+        expected: A correct input or object.
+        found: The wrong input or object.
+        hint: The next step for the reader, a sentence.
         exit_code: Exit status of the `holdfast` command for this class (`docs/cli.md`).
     """
 
@@ -41,7 +40,7 @@ class RegistryError(Exception):
         found: object = None,
         hint: str | None = None,
     ) -> None:
-        # A list of several failures has lines of its own.
+        # A list of several failures may have several lines.
         self.what = printable(what, spare="\n")
         self.where = _part(where)
         self.expected = _part(expected)
@@ -68,7 +67,7 @@ class RegistryError(Exception):
         return self._message()
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The default replays args (the message) into `what` and would lose the parts.
+        # By default pickle would pass the message as `what` and lose the parts.
         return (_rebuild, (type(self), self.__dict__.copy()))
 
 
@@ -83,17 +82,17 @@ def _rebuild(cls: type[RegistryError], parts: dict[str, str | None]) -> Registry
 
 
 class StorageError(RegistryError, OSError):
-    """The store did not do what was asked of it."""
+    """The store failed or refused a call."""
 
     exit_code = 7
 
 
 class ObjectNotFound(StorageError, FileNotFoundError):
-    """The store says that the key is absent (only 404 means absent)."""
+    """The store has no object with this key."""
 
 
 class ObjectTruncated(StorageError, EOFError):
-    """An object ends before the range that was asked of it."""
+    """An object ends before the requested range does."""
 
 
 class AccessDenied(StorageError, PermissionError):
@@ -101,7 +100,7 @@ class AccessDenied(StorageError, PermissionError):
 
 
 class ReadOnlyStore(StorageError, PermissionError):
-    """A write was asked of a store that was opened for reading."""
+    """A store that was opened for reading cannot be written."""
 
 
 class StoreFull(StorageError):
@@ -109,7 +108,7 @@ class StoreFull(StorageError):
 
 
 class StoreUnavailable(StorageError, ConnectionError):
-    """The store did not answer in time or faultily; the outcome of a write is unknown."""
+    """The store gave no answer in time or a wrong one; the outcome of a write is unknown."""
 
 
 class StoreUnsuitable(StorageError):
@@ -119,6 +118,6 @@ class StoreUnsuitable(StorageError):
 
 
 class InvalidLocation(StorageError, ValueError):
-    """A URL or path does not name a place where a registry can be."""
+    """A URL or path cannot be the location of a registry."""
 
     exit_code = 3

@@ -1,7 +1,7 @@
-"""Make text from a store safe to show: it cannot move a cursor, hide or fill a screen.
+"""Make text from a store safe to show: it cannot move a cursor, hide text or fill a screen.
 
-Anybody who writes to a store chooses names, metrics and reasons. They are shown in errors, in logs
-and in tables of the command line; this module escapes them first.
+Names, metrics and reasons come from anybody who can write to a store. Errors, logs and tables of
+the command line show them; this module escapes them first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SHORT = 40
 
 
 def shown(value: object) -> str:
-    """Return `str(value)`; for a very long integer shortened hexadecimal digits."""
+    """Return `str(value)`, or shortened hexadecimal digits for a very long integer."""
     if isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS:
         digits = hexadecimal(value)
         return f"{digits[:_SHORT]}... ({value.bit_length()} bits)"
@@ -33,16 +33,16 @@ def quoted(value: object) -> str:
 
 
 def hexadecimal(value: int) -> str:
-    """Return an integer of any length as `0x...`, in linear time."""
+    """Return an integer as `0x...`; takes linear time for any length."""
     return f"{value:#x}"
 
 
 def printable(value: object, *, spare: str = "") -> str:
-    r"""Return text with control, direction and invisible characters spelled out, as `\x1b`.
+    r"""Return text with control, direction and invisible characters escaped, such as `\x1b`.
 
     Args:
         value: The text, or a value that is converted to text.
-        spare: Characters that stay as they are.
+        spare: Characters that are not escaped.
     """
     text = shown(value)
     if text.isprintable():
@@ -51,7 +51,7 @@ def printable(value: object, *, spare: str = "") -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most about `most` characters; a longer one keeps beginning and end."""
+    """Return a text of about `most` characters at most: the beginning and the end of a long one."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}... ({len(text)} characters) ...{text[-most // 4 :]}"

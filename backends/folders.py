@@ -25,20 +25,20 @@ def refuse_links(root: str, name: str) -> None:
 
     Args:
         root: The folder of the registry.
-        name: Relative to it; need not exist.
+        name: A path relative to it; it need not exist.
 
     Raises:
         StoreUnsuitable: There is a link; the message names it.
     """
-    place = root
+    path = root
     for part in name.split("/"):
-        place = f"{place}/{part}"
+        path = f"{path}/{part}"
         try:
-            mode = os.lstat(place).st_mode
+            mode = os.lstat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return
         if stat.S_ISLNK(mode):
-            raise link_found(place)
+            raise link_found(path)
 
 
 @contextmanager
@@ -48,29 +48,29 @@ def opened(root: str, folder: str) -> Iterator[int]:
     Raises:
         StoreUnsuitable: It is a link, or a link is on the path to it.
     """
-    place, fd = root, os.open(root, _FOLDER)
+    path, fd = root, os.open(root, _FOLDER)
     try:
         for part in folder.split("/") if folder else ():
-            place = f"{place}/{part}"
-            above, fd = fd, _open_below(fd, part, place)
+            path = f"{path}/{part}"
+            above, fd = fd, _open_below(fd, part, path)
             os.close(above)
         yield fd
     finally:
         os.close(fd)
 
 
-def _open_below(above: int, name: str, place: str) -> int:
+def _open_below(above: int, name: str, path: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
     except OSError as error:
         # For a link Linux gives ENOTDIR, other systems ELOOP.
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and is_link(name, above):
-            raise link_found(place) from error
+            raise link_found(path) from error
         raise
 
 
 def is_link(name: str, folder: int) -> bool:
-    """Tell whether a name in an open folder is a symbolic link."""
+    """Return whether a name in an open folder is a symbolic link."""
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -78,15 +78,15 @@ def is_link(name: str, folder: int) -> bool:
 
 
 def links(root: str, prefix: str, *, delimiter: bool) -> Iterator[str]:
-    """Yield the names of links below `root`, as `Backend.links` does; none is followed."""
+    """Yield the names of links below `root`, as `Backend.links` does, without following any."""
     folder, slash, start = prefix.rpartition("/")
-    way = ""
+    path = ""
     for part in folder.split("/") if folder else ():
-        way += part
-        if os.path.islink(f"{root}/{way}"):
-            yield way
+        path += part
+        if os.path.islink(f"{root}/{path}"):
+            yield path
             return
-        way += "/"
+        path += "/"
     yield from _links_in(root, folder + slash, start, delimiter)
 
 

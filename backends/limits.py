@@ -1,7 +1,7 @@
-"""The largest object that is read whole into memory.
+"""The size limit of an object that is read into memory as a whole.
 
-Everything but the chunks of tensors is read whole. A sparse file can be longer than any memory and
-take no space on a disk. Nothing that Holdfast writes comes near the bound.
+Everything but the chunks of tensors is read as a whole, and a sparse file can be longer than any
+memory and take no space on a disk. Holdfast itself writes nothing near the limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEFAULT_BYTES = 1536 * 2**20
 
 
 def max_record_bytes() -> int:
-    """Return the bound: the value of the variable, or the default.
+    """Return the limit: the value of the variable, or the default.
 
     Raises:
         InvalidLocation: The variable is not a positive number.
@@ -29,10 +29,10 @@ def max_record_bytes() -> int:
 
 
 def check_whole(size_bytes: int, where: str) -> None:
-    """Check the size of an object before memory is taken for all of it.
+    """Check the size of an object before memory is allocated for all of it.
 
     Raises:
-        StorageError: It is beyond the bound.
+        StorageError: It is above the limit.
     """
     most = max_record_bytes()
     if size_bytes > most:

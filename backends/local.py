@@ -1,20 +1,21 @@
 """The store in a folder of a local disk.
 
-A file is written under `.tmp/` of the same file system, synced, and then linked (exclusive create)
-or renamed (replace) into place; last the folder that got the name is synced. A process that dies on
-the way leaves at most a file in `.tmp/`, never listed, which `clear_unfinished` removes, or a name
-whose folder is not synced yet; `make_durable` syncs it for a writer that depends on it.
+A file is written under `.tmp/` of the same file system and synced. Then it gets its name by a link
+(exclusive create) or a rename (replace), and the folder of the name is synced. A process that dies
+meanwhile leaves at most one of two things: a file in `.tmp/`, which is never listed and which
+`clear_unfinished` removes, or a name whose folder is not synced; `make_durable` syncs that for a
+writer that depends on it.
 
-`put_if_absent` is a hard link because a link to an existing name fails, on every client alike;
-no lock, no check-then-act. The folder itself is made by the first put, never by a reader.
+`put_if_absent` makes a hard link, because a link to an existing name fails for every client,
+without a lock and without check-then-act. The first put makes the folder itself, never a reader.
 
 Reading follows symbolic links below the folder. Writing and deleting refuse them (`folders`).
 
-File systems are judged by `holdfast.backends.mounts`; `HOLDFAST_ALLOW_NETWORK_FS=1` admits network
+`holdfast.backends.mounts` checks the file system; `HOLDFAST_ALLOW_NETWORK_FS=1` allows network
 ones.
 """
 
-# Paths stay strings here: to make a Path costs more than many of these calls.
+# Paths are strings here: making a Path costs more than many of these calls.
 # ruff: noqa: PTH100, PTH102, PTH103, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
@@ -57,11 +58,11 @@ class LocalBackend(Backend):
     """Objects as files of a folder.
 
     Args:
-        root: The folder; need not exist yet.
+        root: The folder; it need not exist yet.
 
     Raises:
         StoreUnsuitable: Its file system cannot keep the promises.
-        InvalidLocation: A file stands there.
+        InvalidLocation: The path names a file.
     """
 
     concurrency = max(4, os.cpu_count() or 4)
@@ -71,7 +72,7 @@ class LocalBackend(Backend):
         self._root = os.path.abspath(root)
         self._temporary = os.path.join(self._root, TEMPORARY)
         # Folders known to exist and to be synced into their parents. A copy in a forked child
-        # stays true, and one that was removed since is made again.
+        # remains true, and a folder that was removed meanwhile is made again.
         self._known: set[str] = set()
         if os.path.lexists(self._root) and not os.path.isdir(self._root):
             raise InvalidLocation("not a folder", where=self._root)
@@ -137,15 +138,15 @@ class LocalBackend(Backend):
             created = not os.path.lexists(path) and self._create(key, buffers)
             if not created:
                 _check_object(path)
-            # For a name that somebody else made as well: the caller builds on its being there,
-            # and its maker may not have come to this line.
+            # Also if another process made the name: the caller depends on it, and that process may
+            # not have synced it yet.
             disk.sync_folder(os.path.dirname(path))
         except OSError as error:
             _fail_write(error, path, buffers)
         return created
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         path = self._path(key)
         try:
             _check_object(path, missing=ObjectNotFound("no such object", where=path))
@@ -164,7 +165,7 @@ class LocalBackend(Backend):
         limit: int | None = None,
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
-        """List objects in order; a name that is no legal key is listed too."""
+        """List objects in order, including names that are not legal keys."""
         found = Walk(self._root, prefix, start_after, delimiter)
         try:
             yield from islice(found, limit)
@@ -174,14 +175,14 @@ class LocalBackend(Backend):
     def delete(self, key: str) -> None:
         """Remove an object; removing an absent one is no error.
 
-        Not synced: a deletion that a loss of power undoes only leaves a file to delete again. The
-        folder stays, even if empty: a writer that knows it to be synced into its parent would not
-        sync one that somebody else made anew, and an object in that could go with the power.
+        Not synced: if a loss of power undoes a deletion, the file can be deleted again. An empty
+        folder is kept: a writer that has synced it into its parent once would not sync a new folder
+        of the same name, and a loss of power could remove that with its objects.
         """
         path = self._path(key)
         folder, _, name = key.rpartition("/")
         try:
-            # Through descriptors, so that a link that appears meanwhile has no effect.
+            # By descriptors, so that a link that is made meanwhile has no effect.
             with folders.opened(self._root, folder) as held:
                 if folders.is_link(name, held):
                     raise link_found(path)
@@ -191,7 +192,7 @@ class LocalBackend(Backend):
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
-            # Linux says EISDIR, macOS EPERM: a folder is no object, and so is absent.
+            # EISDIR on Linux, EPERM on macOS: a folder is not an object, so the object is absent.
             if not os.path.isdir(path):
                 disk.fail(error, path)
 
@@ -202,20 +203,20 @@ class LocalBackend(Backend):
         """
         seen = dict.fromkeys(os.path.dirname(self._path(key)) for key in keys)
         if seen and os.statvfs(self._root).f_flag & os.ST_RDONLY:
-            return  # some file systems that are only read know no sync, and lose nothing
+            return  # some read-only file systems have no sync, and they lose nothing
         for folder in seen:
             try:
-                self._sync_way(folder)
+                self._sync_path(folder)
                 disk.sync_folder(folder)
             except OSError as error:
                 disk.fail(error, folder)
 
     def clear_unfinished(self, older_than_s: float) -> int:
-        """Remove files of `.tmp/` by their age; return the bytes that this freed.
+        """Remove old files of `.tmp/`; return the number of bytes freed.
 
-        Files with other names stay. The process id in a name proves nothing: on a shared file
-        system it may be another host's. The clock is the time that the file system gives to a new
-        file; on NFS it is the server's. A file ages only while nobody writes to it.
+        Files with other names are kept. The process id in a name proves nothing: on a shared file
+        system it may belong to another host. The clock is the time that the file system gives to a
+        new file; on NFS it is the server's. A file ages only while nobody writes to it.
         """
         try:
             with folders.opened(self._root, TEMPORARY) as folder:
@@ -230,14 +231,14 @@ class LocalBackend(Backend):
             disk.fail(error, self._temporary)
 
     def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:
-        """Yield the names of symbolic links below the folder, those in `.tmp/` too."""
+        """Yield the names of symbolic links below the folder, including those in `.tmp/`."""
         try:
             yield from folders.links(self._root, prefix, delimiter=delimiter)
         except OSError as error:
             disk.fail(error, self._root)
 
     def free_bytes(self) -> int | None:
-        """Return the bytes that are free for users; a quota may allow less."""
+        """Return the free bytes for users; a quota may allow less."""
         if not self._tells_free_bytes:
             return None
         try:
@@ -246,18 +247,18 @@ class LocalBackend(Backend):
             return None
 
     def keep_reserve(self, below: str) -> None:
-        """Set space aside in `.tmp/reserve/` for one small file in each folder below `below`."""
+        """Reserve space in `.tmp/reserve/` for one small file in each folder below `below`."""
         reserve.keep(self._root, below)
 
     def give_up_reserve(self, most: int | None = None) -> int:
-        """Remove files that were set aside; return how many."""
+        """Remove files of the reserve; return how many."""
         try:
             return reserve.give_up(self._root, most)
         except OSError as error:
             disk.fail(error, self._temporary)
 
     def close(self) -> None:
-        """Do nothing: no file stays open between calls."""
+        """Do nothing: no file is open between calls."""
 
     def _path(self, key: str) -> str:
         if check_key(key).partition("/")[0] == TEMPORARY:
@@ -304,19 +305,19 @@ class LocalBackend(Backend):
         return self._in_folder(path, named)
 
     def _in_folder(self, path: str, act: Callable[[], _T]) -> _T:
-        """Do something to `path` in a folder that exists, making it where needed."""
+        """Call `act` after making the folder of `path` if it does not exist."""
         folder = os.path.dirname(path)
         self._ensure(folder)
         try:
             return act()
         except FileNotFoundError:
-            # Somebody removed the folder since we last saw it.
+            # Somebody removed the folder after we saw it.
             self._known.clear()
             self._ensure(folder)
             return act()
 
     def _ensure(self, folder: str) -> None:
-        """Make a folder if it is absent, and sync it and the folders above it."""
+        """Make a folder if it is absent, and sync it and the folders above it once."""
         if folder in self._known:
             return
         if folder != self._root:
@@ -325,9 +326,9 @@ class LocalBackend(Backend):
                 os.mkdir(folder)
         else:
             os.makedirs(folder, exist_ok=True)
-        self._sync_way(folder)
+        self._sync_path(folder)
 
-    def _sync_way(self, folder: str) -> None:
+    def _sync_path(self, folder: str) -> None:
         """Sync the parents of a folder and of the folders above it, once each.
 
         Also if the folder existed: the process that made it may have died before the sync.
@@ -337,25 +338,25 @@ class LocalBackend(Backend):
         if folder == self._root:
             disk.sync_above(folder)
         else:
-            self._sync_way(os.path.dirname(folder))
+            self._sync_path(os.path.dirname(folder))
             disk.sync_folder(os.path.dirname(folder))
         self._known.add(folder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The range of a whole object, which unlike a `ByteRange` may be empty."""
+    """The range of a whole object; unlike a `ByteRange` it may be empty."""
 
     stop: int
     start: int = 0
 
 
 def _link(temporary: str, name: str, folder: int) -> bool:
-    """Give a file its name in an open folder; return whether this call did."""
+    """Give a file its name in an open folder; return whether this call created the name."""
     try:
         os.link(temporary, name, dst_dir_fd=folder)
     except OSError as error:
-        # NFS may lose the answer to a link that was made, and say EEXIST when it asks again.
+        # NFS may lose the answer to a successful link, repeat the request and report EEXIST.
         if os.stat(temporary).st_nlink == 2:
             return True
         if isinstance(error, FileExistsError):
@@ -367,15 +368,15 @@ def _link(temporary: str, name: str, folder: int) -> bool:
 
 
 def _clear(name: str, folder: int, latest_s: float) -> int:
-    """Remove a file last written at `latest_s` or before; return the bytes that this freed."""
+    """Remove a file that was last written at `latest_s` or before; return the bytes freed."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if found.st_mtime > latest_s or not stat.S_ISREG(found.st_mode):
             return 0
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
-        return 0  # its writer was alive, or another collector came first
-    # With a second name it is an object whose writer died before it removed the first.
+        return 0  # its writer was alive, or another collector removed it
+    # A file with a second name is an object; its writer died before it removed the first name.
     return found.st_size if found.st_nlink == 1 else 0
 
 
@@ -388,6 +389,6 @@ def _fail_write(error: OSError, path: str, buffers: Sequence[memoryview]) -> NoR
 
 
 def _check_object(path: str, missing: StorageError | None = None) -> None:
-    """Refuse what is there but no file."""
+    """Refuse a folder in place of an object."""
     if os.path.isdir(path):
-        raise missing or InvalidLocation("a folder stands where an object is needed", where=path)
+        raise missing or InvalidLocation("a folder is where an object is needed", where=path)

@@ -1,13 +1,13 @@
-"""Where a registry can be: the reading of URLs, and the one place that hides secrets in them.
+"""The location of a registry: parse its URL, and hide the secrets in it.
 
 | URL | store |
 |---|---|
 | `PATH`, `file:///PATH` | a folder of this machine (`~` is expanded in the first form) |
-| `memory://NAME` | a named store of this process, gone with it |
+| `memory://NAME` | a named store in the memory of this process |
 | `s3://BUCKET/PREFIX` | a bucket; options `?endpoint_url=URL` and `&region=NAME` |
 
-Nothing here touches a store, and no message here repeats a password: credentials belong into the
-environment, since URLs end up in logs, histories and process lists.
+This module contacts no store, and none of its messages repeats a password. Credentials belong in
+the environment, since URLs are seen in logs, histories and process lists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMES = ("file", "memory", "s3")
 S3_OPTIONS = ("endpoint_url", "region")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-# One slash only, as in `s3:/bucket`: a URL mistyped rather than a folder named `s3:`.
+# With one slash, as in `s3:/bucket`, it is a mistyped URL rather than a folder named `s3:`.
 _NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s]*@")
@@ -36,14 +36,14 @@ _OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place where a registry can be.
+    """The location of a registry.
 
     Attributes:
-        scheme: Which kind of store.
+        scheme: The kind of store.
         name: The bucket, or the name of a memory store; empty for a folder.
         path: Absolute path of a folder, or prefix within a bucket without slashes at its ends.
-        endpoint_url: The S3 server, where the URL names one.
-        region: The S3 region, where the URL names one.
+        endpoint_url: The S3 server, if the URL names one.
+        region: The S3 region, if the URL names one.
     """
 
     scheme: Literal["file", "memory", "s3"]
@@ -54,7 +54,7 @@ class Location:
 
     @property
     def url(self) -> str:
-        """The location written as a URL; `parse` reads it back."""
+        """The location as a URL, which `parse` can read."""
         if self.scheme == "file":
             return "file://" + quote(os.fsencode(self.path))
         base = f"{self.scheme}://{self.name}" + (f"/{self.path}" if self.path else "")
@@ -64,10 +64,10 @@ class Location:
 
 
 def parse(url: str | os.PathLike[str]) -> Location:
-    """Read a URL or a path.
+    """Parse a URL or a path.
 
     Raises:
-        InvalidLocation: It names no place where a registry can be; nothing secret is repeated.
+        InvalidLocation: It cannot be the location of a registry; the message repeats no secret.
     """
     try:
         text = os.fsdecode(url)
@@ -96,9 +96,9 @@ def parse(url: str | os.PathLike[str]) -> Location:
 
 
 def redact(text: str) -> str:
-    """Return `text` with what may be secret in its URLs replaced by `***`.
+    """Return `text` with possible secrets in its URLs replaced by `***`.
 
-    Everything between `://` and the last `@` goes, since secret keys may hold slashes, and so does
+    This replaces everything between `://` and the last `@`, since secret keys may hold slashes, and
     the value of every option that is not known to be harmless.
     """
     return _OPTION.sub(_hide_option, _CREDENTIALS.sub(r"\1***@", text))
@@ -119,8 +119,8 @@ def _refuse_credentials(text: str, rest: str) -> None:
         raise InvalidLocation(
             "credentials in a URL",
             where=redact(text),
-            hint="Take them out and give them by the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID)"
-            "; if this URL was logged or shared, replace them.",
+            hint="Remove them, and set them in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID); "
+            "if this URL was logged or shared, replace them.",
         )
 
 

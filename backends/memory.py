@@ -1,4 +1,4 @@
-"""A store in memory, for tests and notebooks: named stores of one process, gone with it."""
+"""A store in the memory of a process, for tests and notebooks; stores can have names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryBackend(Backend):
     """Objects in a dict.
 
     Args:
-        name: Two backends of one name see one store; without a name the store is this object's.
+        name: Backends of one name share a store; without a name the backend has its own.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -83,7 +83,7 @@ class MemoryBackend(Backend):
             return self._store.objects.setdefault(check_key(key), stored) is stored
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         return _info(key, self._object(key))
 
     def list(
@@ -94,7 +94,7 @@ class MemoryBackend(Backend):
         limit: int | None = None,
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
-        """List objects as they were at the first step of the iteration."""
+        """List the objects that exist when the iteration begins."""
         with self._store.lock:
             items = self._store.objects.items()
             found = sorted(item for item in items if item[0].startswith(prefix))

@@ -1,13 +1,13 @@
-"""Which file system a folder lies on, and whether it can be trusted with a registry.
+"""Find the file system of a folder, and refuse one that is unsafe for a registry.
 
 | file system | verdict | why |
 |---|---|---|
-| ext2/3/4, xfs, btrfs, zfs, tmpfs, overlay, apfs, hfs | taken | exclusive links, ordered fsync |
-| NFS, Lustre, GPFS, BeeGFS, CephFS, 9p, any FUSE | taken when asked for | clients cache |
+| ext2/3/4, xfs, btrfs, zfs, tmpfs, overlay, apfs, hfs | allowed | exclusive links, ordered fsync |
+| NFS, Lustre, GPFS, BeeGFS, CephFS, 9p, any FUSE | allowed on request | clients cache |
 | CIFS/SMB, FAT, exFAT | refused | no hard links, so no exclusive create |
 
-`HOLDFAST_ALLOW_NETWORK_FS=1` asks for the second row; run the probe from two machines first. Where
-the table of mounts cannot be read nothing is refused: the link itself still tells at the first put.
+`HOLDFAST_ALLOW_NETWORK_FS=1` requests the second row; run the probe from two machines first. If the
+table of mounts cannot be read, nothing is refused here: the first put still fails without links.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_file_system(folder: str) -> None:
         folder: An existing folder.
 
     Raises:
-        StoreUnsuitable: It lies on such a file system, or on one that has to be asked for.
+        StoreUnsuitable: The file system is unsafe, or allowed only on request.
     """
     kind = file_system(folder)
     if kind in _NO_LINKS:
@@ -59,18 +59,18 @@ def check_file_system(folder: str) -> None:
 
 
 def tells_free_bytes(folder: str) -> bool:
-    """Return whether a folder's file system holds no more than its free bytes."""
+    """Return whether no more fits on a folder's file system than the free bytes that it reports."""
     kind = file_system(folder)
     return kind not in _ELASTIC and not _over_network(kind)
 
 
 def _over_network(kind: str) -> bool:
-    # What lies behind a FUSE is its author's secret; `fuseblk` alone is a local device.
+    # Any file system can be behind FUSE; only `fuseblk` is certain to be a local device.
     return kind in _NETWORK or kind == "fuse" or kind.startswith("fuse.")
 
 
 def file_system(folder: str) -> str:
-    """Return the kind of file system of a folder, or "" where the system does not tell."""
+    """Return the kind of file system of a folder, or "" if the system does not tell."""
     try:
         table = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

@@ -1,4 +1,4 @@
-"""How long to wait for a store: tries, pauses and deadlines of one call."""
+"""The patience with a store: attempts, pauses and deadlines of one call."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Patience:
     """How long to keep trying.
 
     Attributes:
-        attempts: The most calls, the first included.
+        attempts: The most attempts, including the first.
         deadline_s: No attempt begins later than this after the first. A store that watches its
-            requests also ends the last one then, plus the time for its bytes.
+            requests also stops the last one then, after the additional time for its bytes.
         first_s: Upper bound of the first pause; it doubles from pause to pause.
         longest_s: Upper bound of every pause.
-        least_bytes_per_s: A request that moves fewer bytes than this for a third of the deadline
-            is given up and tried again; above 0.
+        least_bytes_per_s: A request that is slower than this for a third of the deadline is stopped
+            and repeated; above 0.
     """
 
     attempts: int = 8
@@ -36,11 +36,11 @@ class Patience:
 
     @property
     def try_s(self) -> float:
-        """How long one attempt may go without moving enough bytes."""
+        """The longest time that one attempt may be too slow."""
         return self.deadline_s / 3
 
     def pause_s(self, failures: int) -> float:
-        """Return a random pause after some failures; full jitter keeps writers apart."""
+        """Return a random pause after some failures; full jitter separates writers."""
         # The exponent is bounded because a float overflows beyond 2 ** 1023.
         return random.uniform(0, min(self.longest_s, self.first_s * 2 ** min(failures - 1, 32)))
 
@@ -49,7 +49,7 @@ class Patience:
         return replace(self, attempts=min(self.attempts, 5), deadline_s=self.deadline_s / 6)
 
     def allowing(self, size_bytes: int) -> Patience:
-        """Return the same with the time that some bytes take at the least rate added."""
+        """Return the same patience plus the time for some bytes at the lowest rate."""
         return replace(self, deadline_s=self.deadline_s + size_bytes / self.least_bytes_per_s)
 
 
@@ -57,7 +57,7 @@ def patience_of_environment() -> Patience:
     """Return how long to wait for a store, from the environment.
 
     Raises:
-        InvalidLocation: A variable is no positive number.
+        InvalidLocation: A variable is not a positive number.
     """
     usual = Patience()
     return Patience(
@@ -74,7 +74,7 @@ def _positive(name: str, usual: float) -> float:
         found = float(text)
     except ValueError:
         found = 0.0
-    # NaN is refused, too; nobody waits longer than a day.
+    # NaN is refused, too.
     if not 0 < found <= 2**40:
         raise InvalidLocation("not a positive number", where=name, found=repr(text))
     return found
@@ -102,7 +102,7 @@ class Attempts:
         self._failures = 0
 
     def failed(self, error: StoreUnavailable) -> None:
-        """Wait before the next attempt, or raise the error if there is none."""
+        """Wait before the next attempt, or raise the error if there is no more attempt."""
         self._failures += 1
         passed_s = self._clock() - self._began_s
         pause_s = self._patience.pause_s(self._failures)

@@ -1,7 +1,7 @@
-"""Racing a store's exclusive create before anything is entrusted to it.
+"""Probe a store's exclusive create with races before it gets any data.
 
-A probe finds races; it cannot prove that there are none. A store that lets two writers win once in
-a thousand times passes often, and one that keeps its promise in one region may break it in two.
+A probe finds broken promises; it cannot prove that there are none. A store that lets two writers
+win once in a thousand races often passes, and a store may fail only between two regions.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from holdfast.backends.base import Backend
 from holdfast.backends.errors import ObjectNotFound, StorageError, StoreUnsuitable
 
-# Long enough that two writers overlap on the store, short enough to be nothing.
+# Long enough that writers overlap on the store, and short enough to cost nothing.
 _BODY_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """What a probe that found nothing did.
+    """The size of a probe that passed.
 
     Attributes:
-        rounds: Number of keys that were raced for.
-        writers: Writers at each.
+        rounds: Number of keys.
+        writers: Number of writers that raced for each key.
     """
 
     rounds: int
@@ -34,18 +34,18 @@ class ProbeReport:
 def probe_put_if_absent(
     backend: Backend, prefix: str, *, writers: int = 8, rounds: int = 10
 ) -> ProbeReport:
-    """Let several writers race to create the same keys, and check what the store says and holds.
+    """Let several writers race to create the same keys, and check the answers and the objects.
 
-    For each of `rounds` fresh keys exactly one writer must be told that it created the object, the
-    object must hold the bytes of that writer and be listed at once, and a later create must be
-    refused. Everything written is deleted again, whatever comes of it.
+    For each of `rounds` new keys, the store must tell exactly one writer that it created the
+    object, hold the bytes of that writer, list the object at once, and refuse a later create. All
+    objects are deleted at the end, even after an error.
 
     Args:
         backend: The store, without a wrapper that repeats calls: a repeated create would refuse
             its own object.
-        prefix: A fresh prefix without a slash at its end, such as `.probe/<random>`.
-        writers: Threads at each key.
-        rounds: Keys.
+        prefix: A new prefix without a slash at its end, such as `.probe/<random>`.
+        writers: Number of threads for each key.
+        rounds: Number of keys.
 
     Raises:
         StoreUnsuitable: The store broke a promise; the counts are in the message.
@@ -59,13 +59,13 @@ def probe_put_if_absent(
         return ProbeReport(rounds, writers)
     finally:
         for key in keys:
-            # What failed is being told already; a leftover under a scratch prefix is harmless.
+            # The first error is raised already, and leftovers under a scratch prefix are harmless.
             with suppress(StorageError):
                 backend.delete(key)
 
 
 def _race(backend: Backend, pool: ThreadPoolExecutor, writers: int, key: str) -> str:
-    """Return what was wrong with one race, or ""."""
+    """Race for one key; return the broken promise, or ""."""
     barrier = threading.Barrier(writers)
     answers = list(pool.map(lambda number: _write(backend, barrier, key, number), range(writers)))
     winners = [number for number, created in enumerate(answers) if created]

@@ -1,9 +1,9 @@
-"""The reserve of a folder: bytes and inodes set aside for freeing space on a full disk.
+"""The reserve of a folder: bytes and inodes that make it possible to free space on a full disk.
 
 To free space a registry first has to write: a commit that evicts, an epoch, a mark in each run. The
 reserve is many small files, since some file systems run out of inodes before they run out of bytes.
-It is in a folder below `.tmp/`, which no listing shows and `clear_unfinished` does not enter. It
-holds no data: it may be lost, deleted and made again at any time, and is not synced.
+Its folder is below `.tmp/`; no listing shows it, and `clear_unfinished` skips it. It holds no data,
+so it is not synced, and may be deleted and made again at any time.
 """
 
 # Paths are strings here: making a Path costs more than many of these calls.
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[0-9]{8}")
 
 
 def keep(root: str, below: str) -> None:
-    """Set space aside for a small file in each folder directly below `below`, and for some more.
+    """Reserve space for a small file in each folder directly below `below`, and for some more.
 
     At most half of the free space becomes reserve. Failures are ignored: writing works without a
     reserve.
@@ -35,27 +35,27 @@ def keep(root: str, below: str) -> None:
     with suppress(OSError):
         wanted = {f"{number:08d}" for number in range(BASE_FILES + _count(f"{root}/{below}"))}
         lacking = wanted.difference(_held(root))
-        made = sorted(lacking)[: _room(root)]
-        if not made:
+        names = sorted(lacking)[: _room(root)]
+        if not names:
             return
         folders.refuse_links(root, RESERVE)
         os.makedirs(f"{root}/{RESERVE}", exist_ok=True)
         with folders.opened(root, RESERVE) as folder:
-            for name in made:
+            for name in names:
                 _make(name, folder)
 
 
 def give_up(root: str, most: int | None) -> int:
     """Remove `most` files of the reserve, or all; return how many."""
-    given = 0
+    removed = 0
     with suppress(FileNotFoundError, NotADirectoryError), folders.opened(root, RESERVE) as folder:
         for name in filter(_NAME.fullmatch, os.listdir(folder)):
-            if given == most:
+            if removed == most:
                 break
             with suppress(FileNotFoundError):  # another process gives it up as well
                 os.unlink(name, dir_fd=folder)
-                given += 1
-    return given
+                removed += 1
+    return removed
 
 
 def free_bytes(folder: str) -> int:

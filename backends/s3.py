@@ -1,13 +1,13 @@
 """The store in an S3 bucket, over the core of boto3 (why: `docs/design/s3-transport.md`).
 
-`put_if_absent` is a PUT with `If-None-Match: *`. A PUT whose answer was lost is repeated, and the
-repeat of a PUT that did create the object is refused: a False may thus speak of the caller's
-own bytes. Whoever must know who created an object reads it back.
+`put_if_absent` is a PUT with `If-None-Match: *`. If the answer to a PUT is lost, the PUT is
+repeated, and the store refuses the repeat if the first one created the object. So False can mean
+that the object holds the caller's own bytes. A caller who must know reads the object.
 
 Credentials, profile, region and endpoint come from the usual AWS environment, the last two also
-from the URL. `HOLDFAST_S3_BUCKET_OWNER` (an account id) makes every request fail on a bucket of
-anybody else. The role needs ListBucket besides GetObject: without it S3 answers 403 for what is
-absent, and absence is never guessed.
+from the URL. With `HOLDFAST_S3_BUCKET_OWNER` (an account id), every request to a bucket of another
+owner fails. The role needs ListBucket besides GetObject: without it S3 answers 403 for an absent
+object, and this backend never guesses absence.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _T = TypeVar("_T")
 
 _WRITES = ("put", "delete")
 _PAGE = 1000
-# Below this a body is joined and leaves in one segment with its headers; above, the SDK asks first
-# whether it may send it (Expect: 100-continue), which spares a refused conditional put the upload.
+# A body up to this size is joined and sent with its headers in one segment. Before a larger one the
+# SDK asks the store (Expect: 100-continue), so that a refused conditional put uploads nothing.
 _SMALL_BYTES = 64 * 1024
-# What a bucket's versioning means for what is deleted; one that never had any has no status.
+# Status of a bucket's versioning -> whether it keeps deleted objects; None: never enabled.
 _KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
 
 _open: WeakSet[S3Backend] = WeakSet()
@@ -77,7 +77,7 @@ _open: WeakSet[S3Backend] = WeakSet()
 class S3Backend(Backend):
     """Objects of a bucket under a prefix.
 
-    Nothing stays unfinished here: each object is one PUT, never an upload of parts.
+    Nothing can be left unfinished: each object is one PUT, never an upload of parts.
 
     Args:
         location: The bucket, and options for the client.
@@ -93,7 +93,7 @@ class S3Backend(Backend):
         owner = os.environ.get(BUCKET_OWNER)
         self._owner: dict[str, Any] = {"ExpectedBucketOwner": owner} if owner else {}
         self._patience = patience or patience_of_environment()
-        # Until then there is less patience: a wrong address should be reported soon.
+        # Before the first answer there is less patience, so that a wrong address is reported soon.
         self._answered = False
         self._made: S3Client | None = None
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class S3Backend(Backend):
 
     @property
     def url(self) -> str:
-        """`s3://BUCKET/PREFIX`, with the endpoint where the URL named one."""
+        """`s3://BUCKET/PREFIX`, with the endpoint if the URL named one."""
         return self._location.url
 
     def get(
@@ -127,7 +127,7 @@ class S3Backend(Backend):
                 elif size < len(byte_range):
                     raise _truncated(byte_range, size, self._where(key))
                 if into is None:
-                    # The SDK's stream checks that as many bytes come as were announced.
+                    # The SDK's stream checks that all announced bytes come.
                     return stream.read()
                 fill(stream, views)
             return b""
@@ -140,7 +140,7 @@ class S3Backend(Backend):
         self._ask("put", key, lambda wait: self._put(key, buffers, {}, wait), _size(buffers))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
-        """Create an object unless it exists; False may mean one's own lost answer (see above)."""
+        """Create an object unless it exists; False may mean that its own answer was lost."""
         buffers = as_buffers(body)
 
         def ask(wait: Wait) -> bool:
@@ -151,7 +151,7 @@ class S3Backend(Backend):
                     return False
                 raise
             except NotProven:
-                # Only the store knows whether the object was made. If it is absent, send it again.
+                # Only the store knows whether it made the object. If it did not, send it again.
                 if self._listed(key):
                     return False
                 raise
@@ -160,7 +160,7 @@ class S3Backend(Backend):
         return self._ask("put", key, ask, _size(buffers))
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
 
         def ask(_: Wait) -> ObjectInfo:
             try:
@@ -170,7 +170,7 @@ class S3Backend(Backend):
                     raise
                 # The answer to HEAD has no body, so it does not prove who answered.
                 if self._listed(key):
-                    raise NotProven("HTTP 404 for what the store lists") from error
+                    raise NotProven("HTTP 404 for an object that the store lists") from error
                 raise ObjectNotFound("no such object", where=self._where(key)) from error
             check_found(*_head(found))
             return ObjectInfo(key, found["ContentLength"], found["LastModified"].timestamp())
@@ -196,7 +196,7 @@ class S3Backend(Backend):
         while left is None or left > 0:
             page = self._page(query, left)
             for info in self._entries(page):
-                # S3 counts a folder as after a key within it; and a page may come twice.
+                # S3 sorts a folder after the keys within it, and a page may come twice.
                 if info.key > last and (left is None or left > 0):
                     last = info.key
                     left = None if left is None else left - 1
@@ -220,10 +220,10 @@ class S3Backend(Backend):
         self._ask("delete", key, ask)
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether the bucket keeps versions; None where it does not tell this role.
+        """Return whether the bucket keeps versions; None if this role may not know.
 
-        None also where versioning is suspended: an object put before that stays as a version when
-        it is deleted, one put since does not.
+        None also if versioning is suspended: then a deleted object is kept as a version if it was
+        put before the suspension, and not if it was put later.
         """
         try:
             found = self._ask(
@@ -256,7 +256,7 @@ class S3Backend(Backend):
         return made
 
     def _ask(self, act: str, key: str, ask: Callable[[Wait], _T], size: int = 0) -> _T:
-        """Repeat a request until an answer proves that it is the store's, or patience ends."""
+        """Repeat a request until an answer proves that it is from the store, or patience ends."""
         where = self._where(key)
         patience = self._patience if self._answered else self._patience.opening()
         attempts = Attempts(patience.allowing(size))
@@ -286,8 +286,8 @@ class S3Backend(Backend):
         checksum = 0
         for view in buffers:
             checksum = zlib.crc32(view, checksum)
-        # In a header, because over TLS the SDK would send it after the body, which it would split
-        # into its own pieces and copy many times.
+        # As a header: over TLS the SDK would otherwise send it after the body, and for that split
+        # the body into small pieces and copy it many times.
         header = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         answer = self._client().put_object(
             **self._object(key),
@@ -304,7 +304,7 @@ class S3Backend(Backend):
         """Return whether the store lists exactly this key; for use within `_ask`."""
         name = self._base + key
         page = self._list({"Prefix": name, "MaxKeys": 1})
-        # Among the keys with this prefix it would be the first.
+        # The key would be the first one with this prefix.
         return any(entry["Key"] == name for entry in page.get("Contents", ()))
 
     def _page(self, query: dict[str, Any], left: int | None) -> ListObjectsV2OutputTypeDef:
@@ -320,7 +320,7 @@ class S3Backend(Backend):
             [entry["Key"] for entry in page.get("Contents", ())],
             [folder["Prefix"] for folder in page.get("CommonPrefixes", ())],
         ):
-            # Continuing after the last key would miss keys that such a store lists later.
+            # Continuing after the last key would miss keys that an unsorted listing has later.
             if keys != sorted(keys):
                 raise StoreUnsuitable(
                     "the store does not list its keys in order",
@@ -334,7 +334,7 @@ class S3Backend(Backend):
         found = [
             ObjectInfo(entry["Key"][cut:], entry["Size"], entry["LastModified"].timestamp())
             for entry in page.get("Contents", ())
-            if len(entry["Key"]) > cut  # consoles mark a folder by an empty object of its name
+            if len(entry["Key"]) > cut  # consoles make an empty object with the name of a folder
         ]
         found += [ObjectInfo(e["Prefix"][cut:], 0, 0.0) for e in page.get("CommonPrefixes", ())]
         return sorted(found, key=lambda info: info.key)
@@ -342,14 +342,14 @@ class S3Backend(Backend):
     def _next_page(self, page: ListObjectsV2OutputTypeDef, query: dict[str, Any]) -> str:
         token = page.get("NextContinuationToken")
         if not token or token == query.get("ContinuationToken"):
-            raise StoreUnavailable("a listing that does not go on", where=self._where(""))
+            raise StoreUnavailable("a listing that cannot be continued", where=self._where(""))
         return token
 
 
 def _head(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str]]:
     """Return status and headers of an answer; the names of headers are in lower case."""
-    told = answer["ResponseMetadata"]
-    return told["HTTPStatusCode"], told["HTTPHeaders"]
+    metadata = answer["ResponseMetadata"]
+    return metadata["HTTPStatusCode"], metadata["HTTPHeaders"]
 
 
 def _size(buffers: Sequence[memoryview]) -> int:

@@ -1,4 +1,4 @@
-"""Moving the bodies of S3 requests between buffers and sockets without joining them."""
+"""Move the bodies of S3 requests between buffers and sockets without joining them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-# Big enough that the cost of a call vanishes, small enough to stay in the processor's cache.
+# Large enough to hide the cost of a call, small enough for the processor's cache.
 _PIECE_BYTES = 256 * 1024
-# The piece on a slow connection, so that its progress can be seen, and an upload's first piece.
+# The piece on a slow connection, small enough to show progress, and the first piece of an upload.
 _SMALL_PIECE_BYTES = 16 * 1024
 _FIRST_PIECE_BYTES = 64 * 1024
 
 
 class Readable(Protocol):
-    """What `fill` needs of a stream."""
+    """The part of a stream that `fill` needs."""
 
     def read(self, amt: int | None = None, /) -> bytes:
         """Return at most `amt` bytes, none at the end."""
@@ -40,14 +40,14 @@ class _Pace:
 
 
 class SendBody(io.RawIOBase):
-    """Buffers as one seekable file that hands out views of them.
+    """Buffers as one seekable file that returns views of them.
 
-    `read` returns up to 256 KiB even when asked for less, as urllib3 does with 16 KiB at a time: it
-    and the SDK take whatever comes, and small sends cost a third of the rate.
+    `read` returns up to 256 KiB even if less is requested. urllib3 requests 16 KiB at a time, but
+    it and the SDK accept longer pieces, and small pieces would cost a third of the throughput.
 
     Args:
         buffers: The bytes.
-        moved: Called with the number of bytes that were handed out.
+        moved: Called with the number of bytes that were returned.
     """
 
     def __init__(self, buffers: Sequence[memoryview], moved: Callable[[int], None]) -> None:
@@ -60,15 +60,15 @@ class SendBody(io.RawIOBase):
         return self._size
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that it can be rewound, as the SDK does for each repeat."""
+        """Return that it can be rewound, as the SDK does before each repeat."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return some of the bytes that are left, b"" at the end; all of them for -1."""
+        """Return some of the remaining bytes, b"" at the end; all of them for -1."""
         if size < 0:
             return b"".join(iter(self._piece, b""))
         return self._piece()  # type: ignore[return-value]
@@ -78,13 +78,13 @@ class SendBody(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to the start or the end, which is all that the SDK asks for."""
+        """Go to the start or the end; the SDK needs nothing else."""
         if (offset, whence) == (0, io.SEEK_END):
             self._next, self._offset, self._position = len(self._buffers), 0, self._size
         elif (offset, whence) == (0, io.SEEK_SET):
             self._rewind()
         elif (offset, whence) not in ((self._position, io.SEEK_SET), (0, io.SEEK_CUR)):
-            raise io.UnsupportedOperation("a body is read from its start")
+            raise io.UnsupportedOperation("a body can only be read from its start")
         return self._position
 
     def _rewind(self) -> None:
@@ -114,10 +114,10 @@ class SendBody(io.RawIOBase):
 
 
 def fill(stream: Readable, views: Sequence[memoryview]) -> None:
-    """Fill buffers one after another from a stream of exactly their length.
+    """Fill buffers in order from a stream of exactly their length.
 
-    The pieces pass through one small allocation that the processor's cache holds: reading right
-    into the buffers would go around the SDK's stream to save a copy that cannot be measured.
+    The pieces go through one small allocation that fits the processor's cache. Reading directly
+    into the buffers would bypass the SDK's stream to save a copy that cannot be measured.
     """
     wanted = sum(map(len, views))
     pieces = _Pieces(stream, wanted)
@@ -130,7 +130,7 @@ def fill(stream: Readable, views: Sequence[memoryview]) -> None:
 
 
 class _Pieces:
-    """A stream cut as its reader wants it."""
+    """A stream in pieces as small as its reader needs."""
 
     def __init__(self, stream: Readable, size: int) -> None:
         self._stream = stream

@@ -1,7 +1,8 @@
 """Make the client of the SDK, with connections that another thread can cut.
 
-The SDK asks once. `holdfast.backends.s3` retries, since it knows which answers to accept and when
-to stop. The SDK only still finds a bucket's region, from answers that name the region.
+The SDK sends each request once. `holdfast.backends.s3` retries, since it knows which answers to
+accept and when to stop. The SDK repeats a request only to follow an answer that names the bucket's
+region.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
     Args:
         location: The bucket, and options for the client.
         patience: How long to wait.
-        connections: How many connections are kept open.
+        connections: The most open connections.
 
     Raises:
         InvalidLocation: The SDK does not accept this location.
@@ -61,8 +62,8 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
     except ValueError as error:
         raise InvalidLocation(str(error), where=location.url) from error
     client.meta.events.register("before-parse.s3", _before_parse)
-    # The SDK has no option for this. It takes connections from this table, through proxies too; a
-    # test that cuts a connection fails if a version of the SDK has another table.
+    # The SDK has no option for this. It finds its classes of connections in this table, also for
+    # proxies. A test that cuts a connection fails if a version of the SDK has another table.
     session_of_http = cast("Any", client)._endpoint.http_session
     session_of_http._pool_classes_by_scheme.update(http=_Pool, https=_TlsPool)
     return cast("S3Client", client)
@@ -70,7 +71,7 @@ def make_client(location: Location, patience: Patience, connections: int) -> S3C
 
 @cache
 def _models(search_path: str | None) -> Loader:
-    """Return the descriptions of AWS's services; parsing them is most of the time for a client."""
+    """Return the descriptions of AWS's services; parsing them is the slowest part of a client."""
     return create_loader(search_path)
 
 
@@ -82,7 +83,7 @@ def _config(endpoint: str | None, patience: Patience, connections: int) -> Confi
     # Each body has our checksum. TLS protects it; without TLS the body's SHA-256 is signed.
     signed = endpoint is not None and endpoint.startswith("http://")
     return Config(
-        # One for each thread of a registry, or urllib3 warns and reconnects.
+        # One for each thread of a registry; otherwise urllib3 warns and reconnects.
         max_pool_connections=connections,
         connect_timeout=min(_CONNECT_S, patience.try_s),
         # Bounds each wait for bytes; `holdfast.backends.waiting` bounds their sum.
@@ -93,7 +94,7 @@ def _config(endpoint: str | None, patience: Patience, connections: int) -> Confi
             "addressing_style": "path" if endpoint else "auto",
             "payload_signing_enabled": signed,
         },
-        # The callers check a SHA-256 of everything that they read.
+        # The callers check a SHA-256 of all bytes that they read.
         response_checksum_validation="when_required",
         user_agent_extra="holdfast",
     )
@@ -109,7 +110,7 @@ def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: obje
 
 
 class _CountedSocket:
-    """Gives a response a file of its socket that counts the bytes read."""
+    """A socket whose file counts the bytes that a response reads."""
 
     def __init__(self, sock: Any, wait: Wait | None) -> None:
         self._sock = sock
@@ -145,7 +146,7 @@ class _Connection:
     sock: Any
     response_class: Any
     _wait: Wait | None = None
-    # After "Connection: close" the response still uses a socket that the connection has dropped.
+    # After "Connection: close" the response still uses the socket that the connection dropped.
     _answering: Any = None
 
     def connect(self) -> None:
@@ -162,8 +163,8 @@ class _Connection:
         # Chosen by the SDK for each request.
         chosen: Callable[..., Any] = self.response_class
 
-        def counted(sock: Any, **told: Any) -> Any:
-            return chosen(_CountedSocket(sock, self._wait), **told)
+        def counted(sock: Any, **options: Any) -> Any:
+            return chosen(_CountedSocket(sock, self._wait), **options)
 
         self.response_class = counted
         try:
@@ -174,12 +175,12 @@ class _Connection:
     def cut(self, wait: Wait) -> None:
         """Cut the connection from another thread, if it serves `wait`."""
         if self._wait is not wait:
-            return  # it went back to the pool and serves another call
+            return  # it is back in the pool or serves another call
         found = self.sock or self._answering
-        # For TLS within TLS, to a proxy, this is an object around the socket.
+        # For TLS within TLS, through a proxy, this is an object around the socket.
         plain = getattr(found, "socket", found)
         if isinstance(plain, socket.socket):
-            # Not the method of a TLS socket: the reader would continue without TLS.
+            # Not the method of a TLS socket, after which the reader would continue without TLS.
             with suppress(OSError):
                 socket.socket.shutdown(plain, socket.SHUT_RDWR)
 

@@ -1,6 +1,6 @@
-"""What an S3 server or its SDK said, as errors of ours.
+"""Translate errors of an S3 server or its SDK into errors of Holdfast.
 
-| said | error |
+| error of S3 | error |
 |---|---|
 | NoSuchKey | ObjectNotFound |
 | NoSuchBucket, InvalidBucketName, wrong region, 301 | InvalidLocation |
@@ -9,7 +9,7 @@
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
 | SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
-| what proves nothing (`holdfast.backends.s3_proof`) | StoreUnavailable |
+| an answer without proof (`holdfast.backends.s3_proof`) | StoreUnavailable |
 | anything else | StorageError |
 """
 
@@ -51,15 +51,15 @@ _CREDENTIALS = {
 }
 _PLACES = {
     "InvalidBucketName": "not a bucket name",
-    "PermanentRedirect": "the bucket lies in another region",
+    "PermanentRedirect": "the bucket is in another region",
     "TemporaryRedirect": "the bucket is in another region",
-    "IllegalLocationConstraintException": "the bucket lies in another region",
-    "AuthorizationHeaderMalformed": "the bucket lies in another region",
+    "IllegalLocationConstraintException": "the bucket is in another region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region",
 }
 _FULL = {
     "QuotaExceeded": "the quota of the bucket or its owner is used up",
     "InsufficientCapacity": "the store is full",
-    "EntityTooLarge": "the object is larger than the store takes in one request",
+    "EntityTooLarge": "the object is too large for one request",
     "XMinioStorageFull": "the store is full",
 }
 _BUSY = {
@@ -89,7 +89,7 @@ def translated(where: str, *, writes: bool = False) -> Iterator[None]:
 
     Args:
         where: The URL of the object or bucket.
-        writes: Whether the store was asked to change something.
+        writes: Whether the request changes the store.
     """
     try:
         yield
@@ -104,19 +104,19 @@ def translated(where: str, *, writes: bool = False) -> Iterator[None]:
     except NotProven as error:
         raise _not_proven(str(error), where, writes) from error
     except ValueError as error:
-        # The SDK's parser passes on errors of numbers and times.
+        # The SDK's parser raises it for bad numbers and times.
         raise _not_proven(f"an answer that cannot be read: {error}", where, writes) from error
     except (HTTPError, EOFError, OSError) as error:
         raise _no_answer(error, where, writes) from error
 
 
 def error_code(error: ClientError) -> str:
-    """Return the server's name of an error, or its HTTP status where the answer had no body."""
+    """Return the server's name of an error, or its HTTP status if the answer had no body."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def is_absent(error: ClientError) -> bool:
-    """Return whether the server said that there is no such object."""
+    """Return whether the server answered that there is no such object."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return error_code(error) == "NoSuchKey" and status == 404
 
@@ -124,7 +124,7 @@ def is_absent(error: ClientError) -> bool:
 def no_such_bucket(where: str) -> InvalidLocation:
     """Return the error for a bucket that is absent."""
     return InvalidLocation(
-        "no such bucket", where=where, hint="Make it first, or look for a typing error."
+        "no such bucket", where=where, hint="Create it first, or check the spelling."
     )
 
 
@@ -149,7 +149,7 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
         return StoreFull(_FULL.get(code, "the store is full"), where=where, found=said)
     if code == "NotImplemented":
         return StoreUnsuitable(
-            "the store does not know a condition that this needs", where=where, found=said
+            "the store does not support a condition that Holdfast needs", where=where, found=said
         )
     if code == "ConditionalRequestConflict":
         return StoreUnavailable(
@@ -161,7 +161,7 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
     if code in _BUSY or status == 429 or status >= 500:
         return _unavailable(said, where, writes)
     if (not code or code.isdigit()) and error.operation_name != "HeadObject":
-        # The SDK gives the status if the body was no error that it can read.
+        # The SDK gives the status if it cannot read the body as an error.
         return _not_proven(said, where, writes)
     return _denied(error, code, status, said, where) or StorageError(
         "the store refused the request", where=where, found=said
@@ -187,7 +187,7 @@ def _denied(
     if code == "400":
         # The answer to a HEAD has no body to say more.
         return AccessDenied(
-            "a request was refused without a reason, most often for credentials that expired",
+            "a request was refused without a reason; often the credentials have expired",
             where=where,
             hint=_HOW_TO_LOG_IN,
         )
@@ -206,22 +206,22 @@ def _missing_right() -> str:
 
 
 def _skewed(error: ClientError, where: str) -> AccessDenied:
-    # The members that only this error has.
+    # Only this error has these members.
     details: dict[str, Any] = dict(error.response.get("Error", {}))
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    apart_s = _apart_s(details.get("ServerTime"), headers.get("date"))
-    apart = "differ too much" if apart_s is None else f"differ by {abs(apart_s):.0f} s"
-    ahead = "" if apart_s is None else f"; ours is {'ahead' if apart_s > 0 else 'behind'}"
+    ahead_s = _ahead_s(details.get("ServerTime"), headers.get("date"))
+    differ = "differ too much" if ahead_s is None else f"differ by {abs(ahead_s):.0f} s"
+    ahead = "" if ahead_s is None else f"; ours is {'ahead' if ahead_s > 0 else 'behind'}"
     return AccessDenied(
-        f"the clocks of this machine and of the store {apart}{ahead}",
+        f"the clocks of this machine and of the store {differ}{ahead}",
         where=where,
         expected="at most 900 s",
         hint="Set this machine's clock (NTP).",
     )
 
 
-def _apart_s(server_time: str | None, date: str | None) -> float | None:
-    """Return by how many seconds our clock is ahead, if the server said its time."""
+def _ahead_s(server_time: str | None, date: str | None) -> float | None:
+    """Return by how many seconds our clock is ahead, if the answer has the server's time."""
     try:
         if server_time:
             theirs = datetime.fromisoformat(server_time)
@@ -253,7 +253,7 @@ def _no_answer(error: Exception, where: str, writes: bool) -> StoreUnavailable:
 
 def _unavailable(said: str, where: str, writes: bool) -> StoreUnavailable:
     return StoreUnavailable(
-        "the store did not answer as it should, also when asked again",
+        "the store gave no usable answer, even after retries",
         where=where,
         found=said,
         hint=f"Try again later{_outcome(writes)}.",
@@ -262,7 +262,7 @@ def _unavailable(said: str, where: str, writes: bool) -> StoreUnavailable:
 
 def _not_proven(said: str, where: str, writes: bool) -> StoreUnavailable:
     return StoreUnavailable(
-        "something between here and the store answered in its place, also when asked again",
+        "something between here and the store answered the request, even after retries",
         where=where,
         expected="an answer that only the store can give",
         found=said,
@@ -272,7 +272,7 @@ def _not_proven(said: str, where: str, writes: bool) -> StoreUnavailable:
 
 
 def _outcome(writes: bool) -> str:
-    return "; whether the write was done is not known" if writes else ""
+    return "; it is not known whether the write was done" if writes else ""
 
 
 def _elsewhere(said: str, where: str) -> InvalidLocation:

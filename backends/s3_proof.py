@@ -1,9 +1,9 @@
 """Check that an answer came from the store, and not from something in between.
 
-Proxies, login pages, load balancers and caches answer in the store's place, most often with 200 or
+Proxies, login pages, load balancers and caches answer in place of the store, most often with 200 or
 404 and a page. Such an answer could acknowledge a write that did not happen, or make an object look
-absent. So each answer must contain what only the store can say; `docs/spec.md`, section 1,
-has the table.
+absent. So each answer must contain something that only the store can know; `docs/spec.md`,
+section 1, has the table.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _XML_HEAD = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]{0,200}\?>)?\s*"
 _ERROR = re.compile(_XML_HEAD + rb"<Error[\s>]")
 _ROOTS = {
     "ListObjectsV2": re.compile(_XML_HEAD + rb"<(?:\w+:)?ListBucketResult[\s/>]"),
-    # The long name is that of emulators.
+    # Emulators use the long name.
     "GetBucketVersioning": re.compile(
         _XML_HEAD + rb"<(?:\w+:)?(?:GetBucketVersioningResponse|VersioningConfiguration)[\s/>]"
     ),
 }
 _SILENT = ("PutObject", "DeleteObject")
-# Every S3 server gives the MD5 or an ETag of its form; ETags of web servers have other forms. A
+# Every S3 server sends an ETag with the form of an MD5; ETags of web servers have other forms. A
 # proxy may have marked the ETag as weak.
 _ETAG = re.compile(r'(?:W/)?"?[0-9A-Fa-f]{32}(?:-[0-9]+)?"?')
-# If an ETag has another form (directory buckets, encryption), one of these comes with it.
+# With an ETag of another form (directory buckets, encryption) the store sends one of these headers.
 _NAMES = ("x-amz-request-id", "x-amz-id-2", "x-amz-version-id", "x-goog-hash")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 _LENGTH = re.compile(r"[0-9]{1,19}")
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{1,200})", re.IGNORECASE)
-# Listings through an access point tell the name of the bucket behind it.
+# Listings through an access point have the name of the bucket behind it.
 _ALIASES = ("-s3alias", "--ol-s3")
 
 
 class NotProven(Exception):
-    """An answer that a proxy could have given, too; the message describes it."""
+    """A proxy could have given this answer too; the message describes it."""
 
 
 class Redirected(NotProven):
@@ -54,7 +54,7 @@ def check_raw(operation: str, status: int, headers: Headers, body: object) -> No
     """Check an answer before the SDK parses it; an object's body is a stream, others are bytes.
 
     Raises:
-        NotProven: The store does not give such an answer.
+        NotProven: The store would not give such an answer.
     """
     text = body if isinstance(body, bytes) else b""
     is_error = bool(_ERROR.match(text))
@@ -75,10 +75,10 @@ def check_raw(operation: str, status: int, headers: Headers, body: object) -> No
 
 
 def check_written(status: int, headers: Headers, checksum: str) -> None:
-    """Check that a put was acknowledged by the store.
+    """Check that the store acknowledged a put.
 
     Raises:
-        NotProven: It was not.
+        NotProven: It did not.
     """
     echoed = headers.get("x-amz-checksum-crc32")
     if echoed is not None and echoed != checksum:
@@ -88,10 +88,10 @@ def check_written(status: int, headers: Headers, checksum: str) -> None:
 
 
 def check_found(status: int, headers: Headers) -> None:
-    """Check that an object was described by the store.
+    """Check that the store described an object.
 
     Raises:
-        NotProven: It was not.
+        NotProven: It did not.
     """
     if not (
         status == 200
@@ -103,27 +103,27 @@ def check_found(status: int, headers: Headers) -> None:
 
 
 def check_deleted(status: int, headers: Headers) -> None:
-    """Check that a deletion was acknowledged by the store.
+    """Check that the store acknowledged a deletion.
 
     Raises:
-        NotProven: It was not.
+        NotProven: It did not.
     """
     if status != 204:
         raise NotProven(_described(status, headers))
 
 
 def check_got(status: int, headers: Headers, byte_range: ByteRange | None) -> int:
-    """Check that an object, or the range that was asked for, was sent by the store.
+    """Check that the store sent an object or the requested range.
 
     Returns:
-        How many bytes come: fewer than the range if the object ends within it.
+        The length of the body: shorter than the range if the object ends within it.
 
     Raises:
-        NotProven: It was not.
+        NotProven: It did not.
     """
     length = headers.get("content-length", "")
     encoding = headers.get("content-encoding", "").lower()
-    # On some servers an upload in pieces keeps this encoding; the body is sent plain all the same.
+    # Some servers keep `aws-chunked` from an upload in pieces, but the body is plain nevertheless.
     plain = all(word.strip() in ("", "identity", "aws-chunked") for word in encoding.split(","))
     if not (plain and _is_of_store(headers) and _LENGTH.fullmatch(length)):
         raise NotProven(_described(status, headers))
@@ -137,19 +137,19 @@ def check_got(status: int, headers: Headers, byte_range: ByteRange | None) -> in
     first, last, total = map(int, found.groups())
     stop = min(byte_range.stop, total)
     if (first, last + 1, int(length)) != (byte_range.start, stop, stop - byte_range.start):
-        raise NotProven(f"another range than was asked for: {found[0]}, of {int(length)} bytes")
+        raise NotProven(f"not the requested range: {found[0]}, of {int(length)} bytes")
     return int(length)
 
 
 def check_page(page: ListObjectsV2OutputTypeDef, query: Mapping[str, object]) -> None:
-    """Check that a page of a listing answers the question.
+    """Check that a page of a listing answers the query.
 
     Args:
         page: The page.
-        query: What was asked.
+        query: The query.
 
     Raises:
-        NotProven: It is for another bucket or prefix, or not whole.
+        NotProven: It is for another bucket or prefix, or incomplete.
     """
     bucket, prefix = str(query["Bucket"]), str(query["Prefix"])
     name, echoed = page.get("Name"), page.get("Prefix")
@@ -162,12 +162,12 @@ def check_page(page: ListObjectsV2OutputTypeDef, query: Mapping[str, object]) ->
     delimiter, start = page.get("Delimiter"), page.get("StartAfter")
     if delimiter and not _same(delimiter, str(query.get("Delimiter", ""))):
         raise NotProven(f"a listing with the delimiter {_shown(delimiter)}")
-    # A later page may name where it begins.
+    # A later page may have its own start.
     first = "ContinuationToken" not in query
     if start and first and not _same(start, str(query.get("StartAfter", ""))):
         raise NotProven(f"a listing that starts after {_shown(start)}")
     if "IsTruncated" not in page:
-        raise NotProven("a listing that does not say whether it is whole")
+        raise NotProven("a listing that does not tell whether it is complete")
     entries, folders = page.get("Contents", ()), page.get("CommonPrefixes", ())
     if not all(e.get("Key") and "Size" in e and "LastModified" in e for e in entries):
         raise NotProven("a listing with entries that lack key, size or time")
@@ -181,7 +181,7 @@ def check_page(page: ListObjectsV2OutputTypeDef, query: Mapping[str, object]) ->
 
 def _check_redirect(status: int, headers: Headers, text: bytes) -> None:
     if headers.get("x-amz-bucket-region") or (_ERROR.match(text) and b"<Region>" in text):
-        return  # the SDK asks again with that region, and the same endpoint where one is named
+        return  # the SDK repeats the request with that region, and with the same endpoint if given
     described = _described(status, headers, text)
     if location := headers.get("location"):
         described += f", to {_shown(location.partition('?')[0])}"
@@ -196,7 +196,7 @@ def _is_of_store(headers: Headers) -> bool:
 
 
 def _same(echoed: str, asked: str) -> bool:
-    # Servers encode names differently; the SDK has decoded them once.
+    # Servers encode names in different ways; the SDK has decoded them once.
     return echoed in (asked, unquote_plus(asked), quote(asked), quote(asked, safe=""))
 
 

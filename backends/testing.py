@@ -1,14 +1,14 @@
-"""The contract of a backend as a test suite, for ours and for those of third parties.
+"""The contract of a backend as a test suite, for our backends and those of third parties.
 
     class TestMyBackend(BackendContract):
         @pytest.fixture
         def backend(self):
-            return MyBackend(...)          # empty, and another one for each test
+            return MyBackend(...)          # empty, and a new one for each test
 
 Each test tries to break one promise of `holdfast.backends.base`.
 """
 
-# Assertions are the point, `backend` is a fixture of the subclass, and random bytes hide nothing.
+# The names of tests say what they test.
 # ruff: noqa: D102
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ ILLEGAL_KEYS = (
 
 
 class BackendContract:
-    """What every backend keeps."""
+    """Tests that every backend must pass."""
 
-    #: Why the store is known not to create exclusively under concurrency, if it is. For emulators.
+    #: For emulators: the reason why concurrent exclusive creates fail, if they are known to.
     racy_create: ClassVar[str] = ""
-    #: How far the store's clock may be from ours, and how coarse its times are.
+    #: The largest difference between the store's clock and ours, and the resolution of its times.
     clock_slack_s: ClassVar[float] = 5.0
     #: Keys and threads of the race for exclusive create.
     race_keys: ClassVar[int] = 40
     race_threads: ClassVar[int] = 16
-    #: Number of objects that takes a bucket more than one page to list.
+    #: A number of objects that needs more than one page of a listing.
     many: ClassVar[int] = 1010
 
     # Keys
@@ -198,7 +198,7 @@ class BackendContract:
         keys = [f"packs/{n % 5:02x}/{n}" for n in range(40)]
         for key in [*keys, "packs/00/kept"]:
             backend.put(key, b"x")
-        # Each key twice, and some that were never there.
+        # Each key twice, and some that never existed.
         asked = [*keys, *reversed(keys), *(f"packs/ff/{n}" for n in range(8))]
         together(16, lambda i: [backend.delete(key) for key in asked[i::16]])
         assert keys_of(backend) == ["packs/00/kept"]
@@ -232,7 +232,7 @@ class BackendContract:
         assert backend.get("e") == b"y"
 
     def test_clearing_beside_writers_breaks_no_promise(self, backend: Backend) -> None:
-        """Without any patience it takes what live writers write: their puts fail, no more."""
+        """With an age of 0 it removes files of live writers; their puts fail, and nothing else."""
         writers, done = 4, threading.Event()
         kept: list[list[str]] = [[] for _ in range(writers)]
         body = bytes(range(256)) * 20
@@ -258,7 +258,7 @@ class BackendContract:
             finally:
                 done.set()
             clearing.result()
-        # What is there is whole, be it acknowledged or not.
+        # Every object is whole, acknowledged or not.
         assert all(backend.get(key) == body for key in keys_of(backend))
         assert {key for keys in kept for key in keys} <= set(keys_of(backend))
 
@@ -323,7 +323,7 @@ class BackendContract:
         info = backend.stat("a")
         assert before <= info.modified_s <= time.time() + self.clock_slack_s
         (listed,) = backend.list()
-        # S3 tells the time in a listing to the millisecond, of one object to the second.
+        # S3 gives times to the millisecond in a listing, and to the second for one object.
         assert 0 <= listed.modified_s - info.modified_s < 1
 
     def test_times_are_of_one_clock_and_go_on(self, backend: Backend) -> None:
@@ -406,7 +406,7 @@ def keys_of(backend: Backend, prefix: str = "", **options: Any) -> list[str]:
 
 
 def folded(keys: Sequence[str], prefix: str) -> list[str]:
-    """Return what a delimited listing shows of the keys with a prefix."""
+    """Return the entries of a delimited listing of keys with a prefix."""
     found = []
     for key in keys:
         cut = key.find("/", len(prefix)) + 1

@@ -1,9 +1,9 @@
 """Watch requests to a store: log slow ones, and cut those that take too long.
 
-A socket's timeout bounds each single wait for bytes, so a peer that sends one byte at a time can
-hold a request for ever. One thread of the process watches all running requests: it logs a request
-that has waited for some seconds, and cuts the connection of a request whose time is over, which
-wakes the blocked thread.
+A socket's timeout bounds only each single wait for bytes, so a peer that sends one byte at a time
+can make a request last for ever. One thread of the process watches all running requests. It logs a
+request that has waited for some seconds. When the time of a request is over, it cuts the
+connection, which wakes the blocked thread.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Protocol
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.patience import Patience
 
-#: Seconds without enough bytes after which a line is logged.
+#: After this many seconds without enough bytes a line is logged.
 TELL_AFTER_S = 5.0
 
-# Many requests of one store wait together: one line speaks for all of them.
+# Many requests of one store wait at the same time, so one line is enough for all of them.
 _BETWEEN_LINES_S = 30.0
 # If a connection was not open yet when its time was over, check again after this time.
 _AGAIN_S = 0.05
@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Cuttable(Protocol):
-    """A connection that another thread can end."""
+    """A connection that another thread can cut."""
 
     def cut(self, wait: Wait) -> None:
         """Cut the connection, if it still serves `wait`."""
@@ -46,8 +46,8 @@ class Wait:
         where: The URL of the object.
         patience: How long it may take.
         limit: The setting that allows more time, for messages.
-        writes: Whether it changes something.
-        size_bytes: How many bytes are to move, as far as that is known.
+        writes: Whether it changes the store.
+        size_bytes: How many bytes it will transfer, as far as that is known.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Wait:
         writes: bool = False,
         size_bytes: int = 0,
     ) -> None:
-        #: Bytes that went in or out so far, those of failed attempts included.
+        #: Bytes sent and received so far, including those of failed attempts.
         self.moved_bytes = 0
         self._what = what
         self._where = where
@@ -75,11 +75,11 @@ class Wait:
         self._expired_s: float | None = None
 
     def moved(self, size_bytes: int) -> None:
-        """Count bytes that went in or out."""
+        """Count bytes that were sent or received."""
         self.moved_bytes += size_bytes
 
     def expects(self, size_bytes: int) -> None:
-        """Allow time for more bytes than were known at first."""
+        """Allow time for bytes that were not known at first."""
         self._ends_s += size_bytes / self._patience.least_bytes_per_s
 
     @contextmanager
@@ -89,10 +89,10 @@ class Wait:
         Raises:
             StoreUnavailable: Its time was over; the original error is the cause.
         """
-        with _dog.lock:
+        with _watchdog.lock:
             self._expired_s = None
             self._attempt = _Span(self._patience.try_s, time.monotonic(), self.moved_bytes)
-        _dog.look_by(min(self._attempt.due_s, self._line.due_s, self._ends_s))
+        _watchdog.look_by(min(self._attempt.due_s, self._line.due_s, self._ends_s))
         try:
             yield
         except Exception as error:
@@ -100,25 +100,25 @@ class Wait:
                 raise self._too_slow() from error
             raise
         finally:
-            with _dog.lock:
+            with _watchdog.lock:
                 self._attempt = self._connection = None
 
     def hold(self, connection: Cuttable) -> None:
-        """Note the connection that this call uses now.
+        """Set the connection that this call uses now.
 
         Raises:
             TimeoutError: The time of this attempt is over.
         """
-        with _dog.lock:
+        with _watchdog.lock:
             self._connection = connection
             if self._expired_s is not None:
                 raise TimeoutError("the time for this request is over")
 
     def check(self, now_s: float) -> tuple[float, str]:
-        """Cut the connection if time is over; return when to check again, and a line to log."""
+        """Cut the connection if its time is over; return the next time to check and a log line."""
         line = ""
         if self._line.is_slow(now_s, self.moved_bytes, self._patience.least_bytes_per_s):
-            line = self._told(now_s)
+            line = self._line_text(now_s)
             self._line = _Span(math.inf, now_s)
         return min(self._line.due_s, self._check_attempt(now_s)), line
 
@@ -136,23 +136,23 @@ class Wait:
             self._connection.cut(self)
         return now_s + _AGAIN_S
 
-    def _told(self, now_s: float) -> str:
+    def _line_text(self, now_s: float) -> str:
         return (
             f"{self._where}: waiting for the store ({self._what}) for {now_s - self._began_s:.0f} s"
-            f" now; this request is given up after {self._ends_s - self._began_s:.0f} s"
+            f" now; this request is stopped after {self._ends_s - self._began_s:.0f} s"
             f" ({self._limit})"
         )
 
     def _too_slow(self) -> StoreUnavailable:
         least = self._patience.least_bytes_per_s
         return StoreUnavailable(
-            "the store does not answer, or too slowly",
+            "the store does not answer, or answers too slowly",
             where=self._where,
             expected=f"{least:.0f} bytes a second over {self._patience.try_s:.3g} s, and an end"
             f" within {self._ends_s - self._began_s:.3g} s",
             found=f"{self.moved_bytes or 'no'} bytes in {time.monotonic() - self._began_s:.1f} s",
             hint=f"Try again later, or allow more time ({self._limit})"
-            + ("; whether the write was done is not known." if self._writes else "."),
+            + ("; it is not known whether the write was done." if self._writes else "."),
         )
 
 
@@ -189,7 +189,8 @@ class _Watchdog:
             self._waits.add(wait)
             if self._thread is None:
                 started = threading.Thread(target=self._watch, name="holdfast-waiting", daemon=True)
-                # At the end of a process no thread can start; only the sockets' timeouts hold then.
+                # A process that is ending cannot start a thread; then only the sockets' timeouts
+                # apply.
                 with suppress(RuntimeError):
                     started.start()
                     self._thread = started
@@ -199,7 +200,7 @@ class _Watchdog:
             self._waits.discard(wait)
 
     def look_by(self, due_s: float) -> None:
-        """Wake the thread if it would sleep beyond a time."""
+        """Wake the thread if it would sleep longer than until a time."""
         with self._changed:
             if due_s < self._looks_s:
                 self._changed.notify()
@@ -221,16 +222,16 @@ class _Watchdog:
                 self._tell(lines[0])
 
     def _tell(self, line: str) -> None:
-        # Without the lock: a handler may be slow.
+        # Without the lock, since a log handler may be slow.
         now_s = time.monotonic()
         if now_s >= self._silent_until_s:
             self._silent_until_s = now_s + _BETWEEN_LINES_S
-            # A failing log handler of the program must not stop the watching.
+            # An error in the program's log handler must not stop the thread.
             with suppress(Exception):
                 _LOGGER.warning(line)
 
 
-_dog = _Watchdog()
+_watchdog = _Watchdog()
 _here = threading.local()
 
 
@@ -238,11 +239,11 @@ _here = threading.local()
 def waiting(wait: Wait) -> Iterator[Wait]:
     """Watch the call that this thread makes in the block."""
     _here.wait = wait
-    _dog.add(wait)
+    _watchdog.add(wait)
     try:
         yield wait
     finally:
-        _dog.remove(wait)
+        _watchdog.remove(wait)
         _here.wait = None
 
 
@@ -252,9 +253,9 @@ def current() -> Wait | None:
 
 
 def _forget() -> None:
-    """Start from nothing in a forked child: a fork does not copy the parent's threads."""
-    global _dog
-    _dog = _Watchdog()
+    """Start with a new watchdog in a forked child: a fork does not copy threads."""
+    global _watchdog
+    _watchdog = _Watchdog()
     _here.wait = None
 
 

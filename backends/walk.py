@@ -1,10 +1,10 @@
-"""Listing a tree of folders in the order of whole keys, reading only the folders that matter.
+"""List a tree of folders in the order of whole keys, and read only the folders that matter.
 
-The order is that of the UTF-8 bytes of the keys, and a folder sorts as its name with the slash:
-`a.b` comes before `a/c`, though the folder `a` comes before the file `a.b`.
+The order is that of the UTF-8 bytes of the keys, so a folder sorts as its name with the slash:
+`a.b` comes before `a/c`, although the name `a` comes before the name `a.b`.
 """
 
-# Paths stay strings here: to make a Path costs more than many of these calls.
+# Paths are strings here: making a Path costs more than many of these calls.
 # ruff: noqa: PTH114, PTH116, PTH118, PTH120
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import StoreUnsuitable
 
-#: Where files are written before they get their name; never listed.
+#: The folder in which files are written before they get their name; never listed.
 TEMPORARY = ".tmp"
-#: The folder of probes. Listings skip links there, so that nothing is deleted through them.
+#: The folder of probes. Listings skip links there, so that no deletion follows them.
 PROBES = ".probe"
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One listing of the tree under `root`; the rest as in `Backend.list`."""
+    """One listing of the tree under `root`; the other fields are arguments of `Backend.list`."""
 
     root: str
     prefix: str = ""
@@ -33,7 +33,7 @@ class Walk:
     def __iter__(self) -> Iterator[ObjectInfo]:
         base = self.prefix[: self.prefix.rfind("/") + 1]
         segments = base.split("/")[:-1]
-        # Such a prefix matches no key, but as a path it would lead out of the root.
+        # Such a prefix matches no key, but its path could be outside of the root.
         if any(s in ("", ".", "..") or "\0" in s for s in segments) or base.startswith(
             TEMPORARY + "/"
         ):
@@ -60,7 +60,7 @@ class Walk:
         try:
             found = os.stat(self.root + "/" + key)
         except FileNotFoundError:
-            return  # deleted while we listed
+            return  # deleted during the listing
         yield ObjectInfo(key, found.st_size, found.st_mtime)
 
     def _folder(self, key: str) -> Iterator[ObjectInfo]:
@@ -70,18 +70,18 @@ class Walk:
             yield ObjectInfo(key, 0, 0.0)
 
     def _passed(self, folder: str) -> bool:
-        """Tell whether every key below `folder` is at or before `start_after`."""
+        """Return whether every key below `folder` is at or before `start_after`."""
         return _order(folder) <= _order(self.start_after) and not self.start_after.startswith(
             folder
         )
 
     def _holds_object(self, folder: str) -> bool:
-        # Deletes leave empty folders behind, which a bucket would not show.
+        # Deletions leave empty folders, which a bucket would not list.
         names = self._names(folder, ordered=False)
         return any(not name.endswith("/") or self._holds_object(name) for name in names)
 
     def _names(self, folder: str, *, ordered: bool = True) -> list[str]:
-        """Return the keys of files and folders right below `folder`."""
+        """Return the keys of files and folders directly below `folder`."""
         try:
             with os.scandir(self.root + "/" + folder) as entries:
                 names = [
@@ -98,7 +98,7 @@ class Walk:
     def _key(self, folder: str, entry: os.DirEntry[str]) -> str:
         if not entry.is_dir():
             return folder + entry.name
-        # Links are followed as `get` follows them: what a listing leaves out may be collected.
+        # Listings follow links as `get` does: an object that is not listed may be collected.
         if entry.is_symlink() and _loops(entry.path):
             raise StoreUnsuitable("a symbolic link leads back to its own folder", where=entry.path)
         return folder + entry.name + "/"
@@ -116,5 +116,5 @@ def _loops(link: str) -> bool:
 
 
 def _order(key: str) -> bytes:
-    # Names that are no UTF-8 come from the system as lone surrogates.
+    # The system gives names that are not UTF-8 with lone surrogates.
     return key.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The backend that passes every call on, and the one that passes on only what reads."""
+"""`Wrapper` forwards every call to another backend; `ReadOnly` forwards only reads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.backends.errors import ReadOnlyStore
 
 
 class Wrapper(Backend):
-    """A backend that asks another.
+    """A backend that forwards each call.
 
     Args:
-        inner: The backend that is asked.
+        inner: The backend that gets the calls.
 
     Attributes:
-        inner: The same.
+        inner: The same backend.
     """
 
     def __init__(self, inner: Backend) -> None:
@@ -26,7 +26,7 @@ class Wrapper(Backend):
 
     @property
     def url(self) -> str:
-        """Where the inner backend is."""
+        """The URL of the inner backend."""
         return self.inner.url
 
     def get(
@@ -48,7 +48,7 @@ class Wrapper(Backend):
         return self.inner.put_if_absent(key, body)
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         return self.inner.stat(key)
 
     def list(
@@ -67,15 +67,15 @@ class Wrapper(Backend):
         self.inner.delete(key)
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Make objects durable that other processes put."""
+        """Make objects of other processes durable."""
         self.inner.make_durable(keys)
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether a deleted or replaced object goes on taking space."""
+        """Return whether the store keeps a deleted or replaced object."""
         return self.inner.keeps_versions()
 
     def clear_unfinished(self, older_than_s: float) -> int:
-        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        """Remove unfinished files of dead writers; return the number of bytes freed."""
         return self.inner.clear_unfinished(older_than_s)
 
     def links(self, prefix: str = "", *, delimiter: bool = False) -> Iterator[str]:
@@ -87,11 +87,11 @@ class Wrapper(Backend):
         return self.inner.free_bytes()
 
     def keep_reserve(self, below: str) -> None:
-        """Set some space aside for a full store."""
+        """Reserve some space for the time when the store is full."""
         self.inner.keep_reserve(below)
 
     def give_up_reserve(self, most: int | None = None) -> int:
-        """Free space that was set aside; return for how many small objects."""
+        """Free reserved space; return for how many small objects."""
         return self.inner.give_up_reserve(most)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class ReadOnly(Wrapper):
         self._refuse("unfinished files")
 
     def keep_reserve(self, below: str) -> None:
-        """Set nothing aside; callers accept that."""
+        """Reserve nothing; callers accept that."""
 
     def give_up_reserve(self, most: int | None = None) -> int:  # noqa: ARG002
         """Refuse."""

@@ -1,4 +1,4 @@
-"""Failing on purpose: crashes, errors and flipped bits at a chosen call.
+"""Fail on purpose: crashes, errors and flipped bits at a chosen call.
 
 A crash test runs its scenario with a crash at call 1, 2, 3, ... until a run ends without one, and
 reopens the inner backend each time:
@@ -28,17 +28,17 @@ _T = TypeVar("_T")
 
 
 class InjectedCrash(BaseException):
-    """The process is to be taken for dead from here on."""
+    """The process is dead: no later call of it has an effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault.
 
     Attributes:
-        at: At which of the counted calls, from 1.
-        after: Whether the call has its effect first (its answer is lost) or none.
-        error: What is raised; without it the process dies, and every later call raises as well.
+        at: The number of the counted call that fails, from 1.
+        after: Whether the call has its effect before it fails, so that its answer is lost.
+        error: The error to raise; without it the process dies, and every later call raises too.
     """
 
     at: int
@@ -47,17 +47,17 @@ class Fault:
 
 
 class Faulty(Wrapper):
-    """A backend that fails as told.
+    """A backend that fails at chosen calls.
 
     Args:
-        inner: The backend that is asked.
-        faults: What goes wrong and when.
+        inner: The backend that gets the calls.
+        faults: The faults.
         count_reads: Whether `get`, `stat`, `list`, `make_durable` and `keeps_versions` count as
             calls too, not only writes.
-        flipped: Bits, counted from the start of the object, that `get` shows inverted, by key.
+        flipped: Key -> the bit, counted from the start of the object, that `get` inverts.
 
     Attributes:
-        calls: How many counted calls have begun.
+        calls: Number of counted calls that have begun.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Faulty(Wrapper):
         return self._act(lambda: self.inner.put_if_absent(key, body))
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         return self._read(lambda: self.inner.stat(key))
 
     def list(
@@ -125,24 +125,24 @@ class Faulty(Wrapper):
         self._act(lambda: self.inner.delete(key))
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Make objects durable that other processes put; counts as a read."""
+        """Make objects of other processes durable; counts as a read."""
         self._read(lambda: self.inner.make_durable(keys))
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether a deleted or replaced object goes on taking space; counts as a read."""
+        """Return whether the store keeps a deleted or replaced object; counts as a read."""
         return self._read(self.inner.keeps_versions)
 
     def clear_unfinished(self, older_than_s: float) -> int:
-        """Remove what writers that died left unfinished; counts as a write."""
+        """Remove unfinished files of dead writers; counts as a write."""
         return self._act(lambda: self.inner.clear_unfinished(older_than_s))
 
     def keep_reserve(self, below: str) -> None:
-        """Set some space aside, unless the process is dead; not counted."""
+        """Reserve some space, unless the process is dead; not counted."""
         self._live()
         self.inner.keep_reserve(below)
 
     def give_up_reserve(self, most: int | None = None) -> int:
-        """Free space that was set aside; not counted."""
+        """Free reserved space; not counted."""
         self._live()
         return self.inner.give_up_reserve(most)
 
@@ -159,10 +159,10 @@ class Faulty(Wrapper):
         try:
             answer = call()
         finally:
-            # Also where the call itself fails: the process dies before it hears of that.
+            # Also if the call itself fails: the process dies before it sees that error.
             if fault is not None and fault.after:
                 self._fail(fault)
-        # A call that was under way in another thread at the crash never returns to its caller.
+        # A call that was running in another thread at the crash never returns.
         self._live()
         return answer
 

@@ -1,4 +1,4 @@
-"""Counting calls and bytes, for tests of round trips and for `stats`."""
+"""Count calls and bytes, for tests of round trips and for benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Call:
 
     Attributes:
         method: Name of the method.
-        key: The key, the prefix of a listing, or "" where the call concerns the whole store.
+        key: The key, the prefix of a listing, or "" if the call is for the whole store.
         byte_range: The range of a `get`.
     """
 
@@ -29,12 +29,12 @@ class Call:
 
 @dataclass(slots=True)
 class Usage:
-    """What was asked of a store.
+    """The use of a store.
 
     Attributes:
-        calls: Number of calls by method, failed ones included.
-        read_bytes: Bytes that `get` brought.
-        written_bytes: Bytes of bodies whose put returned, refused exclusive creates included.
+        calls: Number of calls by method, including failed ones.
+        read_bytes: Bytes that `get` returned.
+        written_bytes: Bytes of bodies whose put returned, including refused exclusive creates.
     """
 
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Usage:
 
 
 class Metered(Wrapper):
-    """A backend that counts.
+    """A backend that counts calls and bytes.
 
     Args:
-        inner: The backend that is asked.
-        log: Where each call is appended, if anywhere.
+        inner: The backend that gets the calls.
+        log: Each call is appended to it, if it is given.
     """
 
     def __init__(self, inner: Backend, log: MutableSequence[Call] | None = None) -> None:
@@ -79,7 +79,7 @@ class Metered(Wrapper):
 
     @contextmanager
     def measure(self) -> Iterator[Usage]:
-        """Yield a usage that holds, when the block ends, what happened within it."""
+        """Yield a usage; when the block ends, it has the counts of the block."""
         before, within = self.snapshot(), Usage()
         try:
             yield within
@@ -116,7 +116,7 @@ class Metered(Wrapper):
         return created
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         self._count(Call("stat", key))
         return self.inner.stat(key)
 
@@ -128,7 +128,7 @@ class Metered(Wrapper):
         limit: int | None = None,
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
-        """List objects in order; counts as one call however many pages it takes."""
+        """List objects in order; this counts as one call for any number of pages."""
         self._count(Call("list", prefix))
         return self.inner.list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
 
@@ -138,12 +138,12 @@ class Metered(Wrapper):
         self.inner.delete(key)
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether a deleted or replaced object goes on taking space."""
+        """Return whether the store keeps a deleted or replaced object."""
         self._count(Call("keeps_versions", ""))
         return self.inner.keeps_versions()
 
     def clear_unfinished(self, older_than_s: float) -> int:
-        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        """Remove unfinished files of dead writers; return the number of bytes freed."""
         self._count(Call("clear_unfinished", ""))
         return self.inner.clear_unfinished(older_than_s)
 

@@ -1,4 +1,4 @@
-"""Trying again while a store is unavailable: bounded in number and in time, with full jitter."""
+"""Repeat calls while a store is unavailable: bounded in number and in time, with full jitter."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _T = TypeVar("_T")
 
 
 class Retrying(Wrapper):
-    """A backend that calls again when the store was unavailable.
+    """A backend that repeats a call if the store was unavailable.
 
-    Every method can be repeated. A repeated `put_if_absent` returns False when the first call did
-    create the object and only its answer was lost: who must know reads the object back. A repeated
-    `clear_unfinished` tells of its last call alone.
+    Every method can be repeated. A repeated `put_if_absent` returns False if the first call created
+    the object and only its answer was lost; a caller who must know reads the object. A repeated
+    `clear_unfinished` returns the bytes of its last call alone.
 
     Args:
-        inner: The backend that is asked.
+        inner: The backend that gets the calls.
         patience: How long to keep trying.
-        sleep: Waits for so many seconds; for tests.
+        sleep: Waits for a number of seconds; for tests.
         clock: Returns seconds that never go back; for tests.
     """
 
@@ -56,11 +56,11 @@ class Retrying(Wrapper):
         self._retry(lambda: self.inner.put(key, body))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
-        """Create an object unless it exists; False may mean one's own lost answer."""
+        """Create an object unless it exists; False may mean that its own answer was lost."""
         return self._retry(lambda: self.inner.put_if_absent(key, body))
 
     def stat(self, key: str) -> ObjectInfo:
-        """Tell size and time of an object."""
+        """Return key, size and time of an object."""
         return self._retry(lambda: self.inner.stat(key))
 
     def list(
@@ -71,7 +71,7 @@ class Retrying(Wrapper):
         limit: int | None = None,
         delimiter: bool = False,
     ) -> Iterator[ObjectInfo]:
-        """List objects in order, going on after the last one when the store broke off."""
+        """List objects in order; after an interruption, continue after the last one."""
         attempt = Attempts(self._patience, self._sleep, self._clock)
         while True:
             try:
@@ -92,16 +92,16 @@ class Retrying(Wrapper):
         self._retry(lambda: self.inner.delete(key))
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Make objects durable that other processes put."""
+        """Make objects of other processes durable."""
         seen = list(keys)
         self._retry(lambda: self.inner.make_durable(seen))
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether a deleted or replaced object goes on taking space."""
+        """Return whether the store keeps a deleted or replaced object."""
         return self._retry(self.inner.keeps_versions)
 
     def clear_unfinished(self, older_than_s: float) -> int:
-        """Remove what writers that died left unfinished; return the bytes that this freed."""
+        """Remove unfinished files of dead writers; return the number of bytes freed."""
         return self._retry(lambda: self.inner.clear_unfinished(older_than_s))
 
     def _retry(self, call: Callable[[], _T]) -> _T:

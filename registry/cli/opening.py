@@ -9,7 +9,7 @@ from holdfast.backends import open_backend, parse
 from holdfast.registry.cli import progress
 from holdfast.registry.factory import open, open_on  # noqa: A004
 from holdfast.registry.registry import Registry
-from holdfast.registry.storage.heads import recall
+from holdfast.registry.storage.heads import open_heads
 
 
 def reads(url: str, *, dry_run: bool) -> Registry:  # noqa: ARG001 - it reads in any case
@@ -29,7 +29,7 @@ def moves(label: str) -> Callable[..., AbstractContextManager[Registry]]:
     def opened(url: str, *, dry_run: bool) -> Iterator[Registry]:  # noqa: ARG001
         with progress.bar(label) as advance:
             backend = progress.Watched(open_backend(url), advance)
-            with open_on(backend, heads=recall(parse(url))) as registry:
+            with open_on(backend, heads=open_heads(parse(url))) as registry:
                 yield registry
 
     return opened

@@ -171,7 +171,7 @@ def _equal(one: memoryview, other: memoryview) -> bool:
 
 
 class LiveChunks:
-    """Chunks that lie in a model, for whoever would fetch them otherwise: a `Recall`.
+    """Chunks that lie in a model, for whoever would fetch them otherwise: a `Cache`.
 
     What lies where is what was once known. A chunk is copied first and the copy hashed, here or by
     whoever asked, so that nothing is taken for what it is no more.

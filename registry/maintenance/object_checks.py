@@ -71,7 +71,7 @@ def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Plac
     Raises:
         IntegrityError: A row says something else than its pack's table; a chunk has another raw
             length there than the manifest or the delta on it gives it; there are more or fewer
-            rows than chunks; or deltas go on without end.
+            rows than chunks; or a chain of deltas is too long.
     """
     lists = read_lists(store, manifest, placement)
     lengths = manifest.all_chunks(lists)
@@ -108,7 +108,7 @@ def _check_row(
     said = (digest, row.stored_bytes, CODECS[row.codec], base)
     if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
         raise Malformed(
-            "a placement names a chunk where its pack has another",
+            "a placement and its pack name different chunks at one offset",
             where=_where(placement, row),
             expected=_told(*said),
             found="no chunk begins there"

@@ -1,6 +1,6 @@
-"""Telling optimizer state from the rest of a state: by the keys it lies under, and by its shape.
+"""Find the optimizer state within a state, by its keys and by its shape.
 
-Pure. What is not known here is taken for a model's, so that it is averaged and may lose precision.
+Pure. Every other tensor counts as a model's: it is averaged and may lose precision.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from functools import lru_cache
 from holdfast.registry.pytree import FlatComponent
 from holdfast.registry.values.canonical import Json
 
-#: Keys that optimizers are kept under: `optimizer`, `actor_optim`, `opt_state`, `optimizer_states`.
+#: Keys that optimizers have in a state: `optimizer`, `actor_optim`, `opt_state`.
 _OPTIMIZER = re.compile(
     r"(?:.*[_.-])?opt(?:im)?s?(?:[_.\-\d].*)?|.*optimi[sz]er.*", re.IGNORECASE | re.DOTALL
 )
-#: What the optimizers of torch call what they keep of a parameter, alone or after a dot: it is
-#: known without the `param_groups` beside it. Names that models use too (`sum`, `step`) are not
-#: among them.
+#: Names of the tensors that torch's optimizers keep for a parameter, alone or after a dot. They are
+#: enough without `param_groups`. Names that models use too (`sum`, `step`) are not in this list.
 _MOMENT = re.compile(
     r"(?:.*\.)?(?:(?:max_)?exp_avg(?:_.*)?|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)",
     re.DOTALL,
 )
-#: Those of optax, which are moments side by side; one of them alone may be a model's mean.
+#: The names of optax, which are moments only together; one of them alone may be a model's mean.
 _MU_NU = frozenset(("mu", "nu"))
-#: Keys of what `torch.optim.Optimizer.state_dict` gives, and tag of a dict -> its pairs.
+#: Keys of the result of `torch.optim.Optimizer.state_dict`.
 _OPTIMIZER_KEYS = {"state", "param_groups"}
+#: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
 _PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
@@ -56,7 +56,7 @@ def optimizer_leaves(part: FlatComponent) -> set[int]:
 
 
 def _moments(paths: Iterable[str]) -> set[str]:
-    """Return the paths below a `mu` and a `nu` that lie side by side."""
+    """Return the paths below a `mu` and a `nu` with the same parent."""
     beside: dict[str, set[str]] = {}
     below: dict[str, list[str]] = {}
     for path in paths:
@@ -70,7 +70,7 @@ def _moments(paths: Iterable[str]) -> set[str]:
 
 
 def _containers(path: str) -> list[str]:
-    """Return the keys that a tensor lies under; of a bare one its own."""
+    """Return the keys of the containers of a tensor; for a bare tensor its own key."""
     steps = path.split("/")
     return steps[:-1] or steps
 
@@ -80,13 +80,13 @@ def _is_optimizer_key(step: str) -> bool:
     return _OPTIMIZER.fullmatch(step) is not None
 
 
-@lru_cache(maxsize=4096)  # of tensors' own keys too, many of which come again
+@lru_cache(maxsize=4096)  # the tensors' own keys repeat as well
 def _is_moment_key(step: str) -> bool:
     return _MOMENT.fullmatch(step) is not None
 
 
 def _is_optimizer(tag: str, payload: Json) -> bool:
-    """Return whether a node is a dict with the keys of an optimizer's."""
+    """Return whether a node is a dict with the keys of an optimizer's state_dict."""
     if tag not in _PAIRS or not isinstance(payload, list):
         return False
     index = _PAIRS[tag]

@@ -1,11 +1,11 @@
-"""Precision policies: which tensors of a state are stored in fewer bits than they were given in.
+"""Precision policies: they select, by patterns on paths, tensors to store in fewer bits.
 
-Owns the choice, by patterns on paths, and what is refused; the arithmetic is `rounding`'s. A tensor
-is rounded when its bytes are asked for, one at a time, so that a state is never there twice. What
-was lossy is recorded with each tensor in the manifest.
+Also checks that the narrower type can hold the numbers; `rounding` does the arithmetic. A tensor is
+rounded when its bytes are read, one at a time, so a state is never in memory twice. The manifest
+records the original type of each rounded tensor.
 
-Source: seeds/thalia.md, Mixed Precision. Optimizer state is left alone here unless somebody says
-so: small second moments vanish in fp16, and a training that goes on from there is another one.
+Source: seeds/thalia.md, Mixed Precision. Optimizer state keeps its type unless the caller allows
+otherwise: small second moments become zero in fp16, and the training would continue differently.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from holdfast.registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.suggest import near
 
-#: Policy -> the element type that a tensor is stored in. `auto` depends on its size.
+#: Policy -> the element type in which a tensor is stored. `auto` depends on the tensor's size.
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 POLICIES = ("fp16", "bf16", "auto", "keep")
-#: `auto` makes tensors of at least so many bytes bf16: below there is little to be won, and biases,
-#: norms and scales, which are small, gain most from their bits (seeds/thalia.md says 1 MB too).
+#: `auto` stores tensors of at least this many bytes as bf16. Smaller ones save little space, and
+#: biases, norms and scales, which are small, need their bits most (seeds/thalia.md: 1 MB too).
 AUTO_BYTES = 2**20
-#: Not fp16: what has the range of float32 does not stop a training on the day a value passes 65504.
+#: Not fp16: in a type with the range of float32 no save fails when a value passes 65504.
 _AUTO_DTYPE = "bfloat16"
-#: What others call them.
+#: Other names that people use for the policies.
 _ALIASES = {
     **dict.fromkeys(("float16", "half", "f16"), "fp16"),
     **dict.fromkeys(("bfloat16", "bfp16"), "bf16"),
     **dict.fromkeys(("fp32", "float32", "fp64", "float64", "full", "none"), "keep"),
     "mixed": "auto",
 }
-#: Share of a tensor's nonzero elements that may round to zero. A few always do where magnitudes
-#: are spread about zero as those of weights are: of a normal distribution of deviation 1e-3 some
-#: 2 in 100 000. A hundredth of it is small enough only if the tensor's scale is the type's limit.
+#: The share of a tensor's nonzero elements that may round to zero. A few of any weights do: 2 in
+#: 100 000 of a normal distribution of deviation 1e-3. If more than one in a hundred do, the whole
+#: tensor is near the smallest numbers of the type.
 _VANISHING_AT_MOST = 0.01
 _LARGEST = {"float16": "65504", "bfloat16": "3.39e38"}
 
 PrecisionPolicy = str | Mapping[str, str]
-#: By component: number of a leaf -> the element type that it is stored in.
+#: For each component: number of a leaf -> the element type in which it is stored.
 Narrowing = Sequence[Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What precision the tensors of a save are stored in.
+    """The precision of the tensors of a save.
 
     Attributes:
-        rules: Pattern of paths and policy; the first that matches a tensor is the one.
-        allow_optimizer: Whether optimizer state is treated like the rest.
+        rules: Pattern of paths and policy; the first pattern that matches a tensor decides.
+        allow_optimizer: Whether optimizer state may lose precision too.
     """
 
     rules: tuple[tuple[str, str], ...]
@@ -66,14 +66,14 @@ class Precision:
 
     @classmethod
     def check(cls, given: object, *, allow_optimizer: bool = False) -> Precision | None:
-        """Check what a save was given.
+        """Check the `precision` argument of a save.
 
         Args:
-            given: A policy for every tensor, or policies by pattern; nothing changes without it.
+            given: A policy for every tensor, or policies by pattern; without it nothing changes.
             allow_optimizer: Whether optimizer state may lose precision too.
 
         Raises:
-            InvalidInput: It is neither, or there is no such policy.
+            InvalidInput: It is neither, or names an unknown policy.
         """
         if given is None or given == {}:
             return None
@@ -90,15 +90,15 @@ class Precision:
         return cls(tuple(rules.items()), allow_optimizer)
 
     def choose(self, state: FlatState, *, where: str) -> Narrowing:
-        """Return which leaves of a state are stored in what type.
+        """Return the leaves of a state to store in a narrower type, with that type.
 
         Args:
             state: The state as it was given.
-            where: What is saved, for messages.
+            where: The save, for messages.
 
         Raises:
-            InvalidInput: A pattern decides about no tensor, or asks for optimizer state, which is
-                not allowed, or tensors that share their memory would get different types.
+            InvalidInput: A pattern selects no tensor, or it selects optimizer state, which is not
+                allowed, or tensors that share their memory would get different types.
         """
         uses = [_Use(pattern, policy) for pattern, policy in self.rules]
         chosen = [self._choose(part, uses) for part in state.components]
@@ -123,7 +123,7 @@ class Precision:
 
 @dataclass(slots=True)
 class _Use:
-    """A pattern, and what it met in one state."""
+    """A pattern, and the tensors of one state that it selected."""
 
     pattern: str
     policy: str
@@ -134,11 +134,11 @@ class _Use:
 
     @property
     def is_for_all(self) -> bool:
-        """Whether it means everything, not something in particular."""
+        """Whether the pattern selects everything."""
         return not self.pattern.strip("*")
 
     def take(self, leaf: ArrayLeaf, *, is_optimizer: bool) -> str | None:
-        """Count a tensor that falls to this pattern; return the type that it is to have, if any."""
+        """Count a tensor that this pattern selects; return its narrower type, if it gets one."""
         self.optimizer += is_optimizer
         self.others += not is_optimizer
         if leaf.dtype not in ORIGINAL_DTYPES or self.policy == "keep":
@@ -164,23 +164,23 @@ class _Use:
             return
         if not self.optimizer + self.others:
             raise InvalidInput(
-                "patterns before this one take every tensor of it",
+                "earlier patterns match every tensor of this one",
                 where=where,
                 hint="The first pattern that matches decides: put the narrower one first.",
             )
-        # What takes other tensors too does not ask for them, and passes them over.
+        # A pattern that also selects other tensors does not mean optimizer state, and skips it.
         if self.narrowable and not self.others and not allow_optimizer:
             raise InvalidInput(
                 "optimizer state would lose precision",
                 where=where,
                 found=self.narrowable,
-                hint="Training on from it would not be the same: small moments vanish. Pass "
+                hint="Training would continue differently, since small moments become zero. Pass "
                 "allow_lossy_optimizer=True (`--allow-lossy-optimizer`) if that is what you want.",
             )
 
 
 def _check_tied(state: FlatState, chosen: Narrowing, where: str) -> None:
-    """Refuse tensors of one memory in two types: they could not be loaded into it again."""
+    """Refuse two types for tensors that share memory: they could not be loaded into it again."""
     if not any(chosen):
         return
     met: dict[tuple[object, ...], tuple[str, str]] = {}
@@ -201,7 +201,7 @@ def _check_tied(state: FlatState, chosen: Narrowing, where: str) -> None:
 
 
 def _memory(leaf: ArrayLeaf) -> tuple[object, ...]:
-    """Return where a tensor or array lies, on whatever device, and how much it takes."""
+    """Return device, address and size of a tensor or array."""
     source = leaf.source
     if hasattr(source, "data_ptr"):
         return str(source.device), source.data_ptr(), leaf.nbytes
@@ -211,14 +211,14 @@ def _memory(leaf: ArrayLeaf) -> tuple[object, ...]:
 
 
 def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
-    """Return a state whose chosen leaves give their bytes rounded, when they are asked for.
+    """Return a state whose chosen leaves return rounded bytes.
 
-    The same check is repeated on the numbers that are rounded: the program may have changed the
-    leaf since.
+    The numbers are checked here, and again when they are rounded: the program may change them
+    meanwhile.
 
     Raises:
-        UnsupportedValue: A finite number would become infinity, or a part of a tensor zero; none of
-            that leaf's component has been rounded yet.
+        UnsupportedValue: A finite number would become infinity, or too many numbers zero; nothing
+            has been rounded yet.
     """
     components = []
     for part, chosen in zip(state.components, narrowing, strict=True):
@@ -231,25 +231,25 @@ def narrow_state(state: FlatState, narrowing: Narrowing) -> FlatState:
 
 
 def stored_dtypes(state: FlatState, narrowing: Narrowing) -> Iterator[tuple[str, str]]:
-    """Yield path and element type of every tensor as it is going to be stored."""
+    """Yield path and stored element type of every tensor."""
     for part, chosen in zip(state.components, narrowing, strict=True):
         for number, leaf in enumerate(part.leaves):
             yield leaf.path, chosen.get(number, leaf.dtype)
 
 
 def stored_view(memory: memoryview, dtype: str, original: str) -> memoryview:
-    """Return where in the memory of a tensor its narrower elements are to be read to."""
+    """Return the part of a tensor's memory into which its narrower elements must be read."""
     tail: memoryview = _rounding().tail(memory, dtype, original)
     return tail
 
 
 def widen_all(tensors: Iterable[tuple[memoryview, str, str]], pool: Executor) -> None:
-    """Give tensors their original element type, where they lie; exact, what was lost stays lost.
+    """Widen tensors to their original element type in place; lost bits stay lost.
 
     Args:
-        tensors: Memory in the original type, with the narrower elements in `stored_view` of it;
+        tensors: Memory for the original type, with the narrower elements in its `stored_view`;
             stored and original type.
-        pool: Threads to do it with.
+        pool: Threads for the work.
     """
     jobs = list(tensors)
     if jobs:
@@ -257,7 +257,7 @@ def widen_all(tensors: Iterable[tuple[memoryview, str, str]], pool: Executor) ->
 
 
 class _NarrowedLeaf(ArrayLeaf):
-    """A tensor that is stored in a narrower type than the one that it has."""
+    """A tensor that is stored in a narrower type than its own."""
 
     __slots__ = ()
 
@@ -269,7 +269,7 @@ class _NarrowedLeaf(ArrayLeaf):
 
 
 def _rounded(leaf: ArrayLeaf, nbytes: int, dtype: str) -> memoryview:
-    """Round a leaf, part by part, and refuse numbers that the new type cannot hold."""
+    """Round a leaf part by part, and refuse numbers that the new type cannot hold."""
     rounding, item = _rounding(), ITEM_SIZES[dtype]
     made = memoryview(bytearray(nbytes))
     lost = nonzero = 0
@@ -300,7 +300,7 @@ def _check_vanishing(leaf: ArrayLeaf, dtype: str, lost: int, nonzero: int) -> No
         raise UnsupportedValue(
             f"numbers that {policy} cannot hold: they would become zero",
             where=leaf.path,
-            expected=f"at most {_VANISHING_AT_MOST:.0%} of those that are not zero to be so small",
+            expected=f"at most {_VANISHING_AT_MOST:.0%} of the nonzero numbers to become zero",
             found=f"{lost} of {nonzero}",
             hint="Say 'keep' for this tensor"
             + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
@@ -343,7 +343,7 @@ def _check_rule(pattern: object, policy: object) -> None:
 def _first_match(uses: Iterable[_Use], path: str) -> _Use | None:
     first = None
     for use in uses:
-        # Later ones too, so that one that never comes first is told from one that fits nothing.
+        # Later ones too: a pattern that never decides gets another error than one without a match.
         if (first is None or not use.matched) and fnmatchcase(path, use.pattern):
             use.matched = True
             first = first or use
@@ -356,8 +356,7 @@ def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
 
 
 def _rounding() -> ModuleType:
-    from holdfast.registry.precision import (
-        rounding,  # with numpy, which a program that only lists needs not
-    )
+    # It imports numpy, which a program that only lists does not need.
+    from holdfast.registry.precision import rounding
 
     return rounding

@@ -1,10 +1,9 @@
-"""Floating-point elements made narrower, to the nearest number, and wider again, exactly.
+"""Round floating-point elements to a narrower type, and widen them again exactly.
 
-Owns the arithmetic on memory, in blocks that fit the processor's cache. A float32 gives the bits
-that torch gives, a NaN one that depends on nothing but its own bits: on whose processor a state is
-saved must not show in its id, and the NaNs of torch depend on which of its kernels ran. A float64
-is rounded to float32 on its way, as torch does. Imports numpy, so others import it where they first
-need it.
+Owns the arithmetic on memory, in blocks that fit the processor's cache. The bits are those of
+torch, except for NaN: the result of a NaN depends only on its own bits, since the id of a state
+must not depend on the processor, and torch's NaNs depend on the kernel that ran. A float64 is first
+rounded to float32, as in torch. This module imports numpy, so others import it at its first use.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import numpy as np
 
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
-#: Elements looked at in one go.
+#: Elements that are processed at once.
 _BLOCK = 2**16
-#: Numbers that stay finite; a few more do, too.
+#: Numbers up to this stay finite for certain; a few larger ones do, too.
 _SURELY_FINITE = {"float16": 65504.0, "bfloat16": 2.0**127}
 
-#: float32 bits of the greatest number that rounds to zero, half of the least one there is (a tie).
+#: float32 bits of the largest number that rounds to zero: half of the smallest one (a tie).
 _VANISHES = {"float16": 0x3300_0000, "bfloat16": 0x8000}
 
 _Array = np.ndarray[Any, Any]
 
 
 def narrow(data: memoryview, original: str, dtype: str) -> memoryview:
-    """Return elements in a narrower type: to the nearest, of two as near to the even one.
+    """Return elements rounded to a narrower type: to the nearest number, ties to even.
 
     Args:
         data: The elements, float32 or float64.
@@ -46,10 +45,9 @@ def narrow(data: memoryview, original: str, dtype: str) -> memoryview:
 
 
 def parts(data: memoryview, dtype: str) -> Iterator[tuple[memoryview, int, int]]:
-    """Yield elements in copies, each good until the next, with the numbers of the first and last.
+    """Yield copies of parts of the elements, with their start and stop; each lasts until the next.
 
-    A program that writes to the elements meanwhile does not change the copy: all checks of a copy
-    see the same numbers.
+    The program may write to the elements meanwhile, but all checks of a copy see the same numbers.
 
     Args:
         data: The elements.
@@ -64,9 +62,9 @@ def parts(data: memoryview, dtype: str) -> Iterator[tuple[memoryview, int, int]]
 
 
 def overflow(data: memoryview, original: str, dtype: str) -> float | None:
-    """Return the number of the greatest modulus if a narrower type makes infinity of it.
+    """Return the element of the largest magnitude if it would become infinity in a narrower type.
 
-    NaN and infinities are passed over. Args are those of `narrow`.
+    NaN and infinities are skipped. The arguments are those of `narrow`.
     """
     source = _elements(data, original)
     low = high = 0.0
@@ -74,7 +72,7 @@ def overflow(data: memoryview, original: str, dtype: str) -> float | None:
         for start, stop in _blocks(len(source)):
             found = _extremes(source[start:stop])
             low, high = min(low, found[0]), max(high, found[1])
-        # Rounding keeps order, so that the rest is finite if this one is.
+        # Rounding keeps the order, so if this number stays finite, all others do.
         largest = low if -low > high else high
         if abs(largest) <= _SURELY_FINITE[dtype]:
             return None
@@ -84,10 +82,10 @@ def overflow(data: memoryview, original: str, dtype: str) -> float | None:
 
 
 def vanishing(data: memoryview, original: str, dtype: str) -> tuple[int, int]:
-    """Return how many elements that are not zero a narrower type makes zeros of, of how many.
+    """Return how many nonzero elements become zero in a narrower type, and how many there are.
 
-    Args are those of `narrow`. What goes from float32 to bfloat16 is not looked at: it loses
-    nothing but numbers below 1e-40, which float32 itself holds with a few bits only.
+    The arguments are those of `narrow`. From float32 to bfloat16 nothing is counted: only numbers
+    below 1e-40 become zero, and float32 itself has only a few bits for those.
     """
     if dtype == "bfloat16" and original == "float32":
         return 0, 0
@@ -105,25 +103,25 @@ def vanishing(data: memoryview, original: str, dtype: str) -> tuple[int, int]:
 
 
 def widen(memory: memoryview, dtype: str, original: str) -> None:
-    """Make elements wider where they lie; exact.
+    """Widen elements in place; exact.
 
     Args:
-        memory: Room for the elements in `original`; the elements themselves, in `dtype`, fill its
-            end (`tail`).
+        memory: Memory for the elements in `original`; at its end (`tail`) are the elements in
+            `dtype`.
         dtype: float16 or bfloat16.
         original: float32 or float64.
     """
     made = _elements(memory, original)
     source = np.frombuffer(tail(memory, dtype, original), dtype="<u2")
     with np.errstate(all="ignore"):
-        # A block is widened aside, and written before what has not been read yet begins: of n
-        # elements of W bytes, and w before, k W <= n (W - w) + k w for every k <= n.
+        # A block is widened in other memory, then written; it ends before the first unread element:
+        # for n elements of w bytes, W when widened, k W <= n (W - w) + k w for every k <= n.
         for start, stop in _blocks(len(made)):
             made[start:stop] = _widened(source[start:stop], dtype, original)
 
 
 def tail(memory: memoryview, dtype: str, original: str) -> memoryview:
-    """Return the end of the memory of elements in `original` that they take in `dtype`."""
+    """Return the end of the memory of elements in `original`: the part for them in `dtype`."""
     count = len(memory) // ITEM_SIZES[original]
     return memory[len(memory) - count * ITEM_SIZES[dtype] :]
 
@@ -138,7 +136,7 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _extremes(block: _Array) -> tuple[float, float]:
-    """Return the least and the greatest finite element; zeros where there is none."""
+    """Return the smallest and the largest finite element; zeros if there is none."""
     low, high = float(block.min()), float(block.max())
     if math.isfinite(low) and math.isfinite(high):
         return low, high
@@ -147,10 +145,10 @@ def _extremes(block: _Array) -> tuple[float, float]:
 
 
 def _rounded(block: _Array, dtype: str) -> _Array:
-    """Return the bits of elements, rounded, in the low halves of 32 or in 16 bits."""
+    """Return the 16 bits of each rounded element, in an integer of 16 or 32 bits."""
     single = block.astype("<f4", copy=False)
     bits = single.view("<u4")
-    # The upper half, and one more where the lower is over half, or half and the upper odd.
+    # The upper half, plus one if the lower half is above the middle, or there and the upper is odd.
     if dtype == "bfloat16":
         made = (bits >> np.uint32(16)) & np.uint32(1)
         made += np.uint32(0x7FFF)
@@ -158,14 +156,14 @@ def _rounded(block: _Array, dtype: str) -> _Array:
         made >>= np.uint32(16)
     else:
         made = single.astype("<f2").view("<u2")
-    if math.isnan(float(single.max())):  # cheaper than to look at each
+    if math.isnan(float(single.max())):  # faster than testing each element
         nan = np.isnan(single)
         made[nan] = _nan(bits[nan], dtype)
     return made
 
 
 def _nan(bits: _Array, dtype: str) -> _Array:
-    """Return NaNs of 16 bits: the same sign, quiet, and what there is room for of the payload."""
+    """Return NaNs of 16 bits: the same sign, quiet, and the upper bits of the payload."""
     shift, quiet = (16, 0x0040) if dtype == "bfloat16" else (13, 0x0200)
     exponent = 0x7F80 if dtype == "bfloat16" else 0x7C00
     payload = (bits >> np.uint32(shift)) & np.uint32(quiet - 1)
@@ -175,7 +173,7 @@ def _nan(bits: _Array, dtype: str) -> _Array:
 
 
 def _widened(bits: _Array, dtype: str, original: str) -> _Array:
-    """Return elements of 16 bits as what they mean, in memory of their own."""
+    """Return the values of elements of 16 bits, in new memory."""
     if dtype == "bfloat16":
         single = (bits.astype("<u4") << np.uint32(16)).view("<f4")
         return single.astype("<f8") if original == "float64" else single

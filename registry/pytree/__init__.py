@@ -53,14 +53,14 @@ any other is malformed.
 
 from __future__ import annotations
 
+from holdfast.registry.pytree import containers, scalars, stamps  # noqa: F401 - register codecs
 from holdfast.registry.pytree.adapters import register_adapter
 from holdfast.registry.pytree.arrays import allocate, describe, view_of
 from holdfast.registry.pytree.claims import check_arrays, check_values
-from holdfast.registry.pytree.devices import await_devices
-from holdfast.registry.pytree.flatten import FlatComponent, FlatState, flatten
+from holdfast.registry.pytree.decoding import unflatten, unflatten_component
+from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths
-from holdfast.registry.pytree.unflatten import unflatten, unflatten_component
 
 __all__ = [
     "ArrayLeaf",

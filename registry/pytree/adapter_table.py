@@ -11,7 +11,7 @@ from holdfast.registry.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A stored name and the two ways between a type and plain values."""
+    """A stored name, its type, and the functions between that type and plain values."""
 
     name: str
     cls: type
@@ -35,7 +35,7 @@ class AdapterTable:
         return self._by_name.get(name)
 
     def add(self, adapter: Adapter) -> None:
-        """Take an adapter; the same name and type again replace the functions.
+        """Add an adapter; for a name and type that are known, replace the functions.
 
         Raises:
             InvalidInput: The name belongs to another type, or the type to another name.

@@ -1,7 +1,7 @@
-"""Adapters: how a caller's own types enter a state and come back.
+"""Register adapters: they store and load a caller's own types.
 
-An adapter names a type; the name is stored, the type never is. Loading looks the name up among
-those that this process has registered and runs nothing else, so a checkpoint cannot choose code.
+An adapter names a type; the name is stored, the type never is. Loading looks up the name among the
+adapters of this process and runs nothing else, so a checkpoint cannot choose code.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.pytree import containers, libraries, scalars, stamps
+from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.adapter_table import ADAPTERS, Adapter
 from holdfast.registry.pytree.encoding import HANDLERS
-
-# Imported for the codecs that they register.
-__all__ = ["containers", "register_adapter", "scalars", "stamps"]
 
 
 def register_adapter(
@@ -24,9 +21,9 @@ def register_adapter(
     """Teach this process to store and load a type, such as a named tuple, enum or dataclass.
 
     Args:
-        name: What is stored in place of the type; keep it for ever, for example `myproject.Config`.
+        name: The name that is stored for the type, for example `myproject.Config`. Never change it.
         cls: The exact type; subclasses are not included.
-        to_plain: Returns a storable value for an instance; arrays may be in it.
+        to_plain: Returns a storable value for an instance; it may hold arrays.
         from_plain: Undoes `to_plain`.
 
     Raises:
@@ -37,5 +34,5 @@ def register_adapter(
         raise InvalidInput("an adapter needs a name and a type", found=f"{name!r}, {cls!r}")
     libraries.load_seen()
     if cls in HANDLERS or cls.__module__ == "builtins":
-        raise InvalidInput("type is stored by itself, or never", where=cls.__name__)
+        raise InvalidInput("a built-in type takes no adapter", where=cls.__name__)
     ADAPTERS.add(Adapter(name, cls, to_plain, from_plain))

@@ -1,4 +1,4 @@
-"""Destinations of loading: new memory for an array, or the memory of one that exists."""
+"""The memory that loading fills: of a new array, or of one that exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Destination = tuple[object, memoryview]
 
 
 def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
-    """Return a new array and its flat, writable bytes, not cleared.
+    """Return a new array and its flat, writable bytes, which are not cleared.
 
     Args:
         dtype: A name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
@@ -25,7 +25,7 @@ def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
     Raises:
         UnsupportedValue: There is no such element type.
         IncompatibleState: The library cannot be imported, or is too old for the element type.
-        InvalidInput: Unknown kind, or byte string of another type than uint8.
+        InvalidInput: The kind is unknown, or a byte string has another type than uint8.
     """
     allocator = _ALLOCATORS.get(kind)
     if allocator is None:
@@ -46,7 +46,7 @@ def describe(target: object) -> tuple[str, tuple[int, ...]]:
     """Return element type and shape of a tensor or array.
 
     Raises:
-        UnsupportedValue: It is neither, or of a type that cannot be stored.
+        UnsupportedValue: It is neither, or its element type cannot be stored.
     """
     if refusals.is_tensor_like(target):
         return libraries.torch_wrapper().describe(target)  # type: ignore[no-any-return]

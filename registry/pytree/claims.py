@@ -1,8 +1,8 @@
 """Check a stored skeleton against the tensors that are stored with it, and check its values.
 
-Both may be hostile, and each can be valid alone: a skeleton may name an array that is not there, or
-a string made of floats. This module makes no array and imports no library, so that a store can be
-verified on a machine that could not load its states.
+Both may be hostile, and each can be valid alone: a skeleton may name an array that does not exist,
+or a string made of floats. This module makes no array and imports no library, so a machine that
+cannot load the states of a store can still verify them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from operator import mul
 from typing import Any, Protocol
 
 from holdfast.registry.errors import IncompatibleState, Malformed
+from holdfast.registry.pytree.decoding import unflatten_component
 from holdfast.registry.pytree.survey import walk
-from holdfast.registry.pytree.unflatten import unflatten_component
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 _LIMIT = 2**63
-#: Tags whose payload is, or ends in, arrays.
+#: Tags whose payload is an array or ends with arrays.
 _ARRAYS = frozenset({"t", "n", "nt", "B", "BA", "S", "coo", "csr", "csc", "bsr", "bsc"})
 
 
@@ -40,7 +40,8 @@ def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
         tensors: Its tensors.
 
     Raises:
-        Malformed: It does not name each tensor once, or gives a tensor a type it cannot have.
+        Malformed: It does not name each tensor once, or the type of a value does not fit its
+            tensor.
     """
     count = 0
     for index, tag, path in walk(name, skeleton):
@@ -51,8 +52,8 @@ def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
         raise Malformed(
             "the skeleton does not fit the tensors of its component",
             where=name,
-            expected=f"a place for each of {len(tensors)} tensors",
-            found=f"places for {count}",
+            expected=f"{len(tensors)} tensors",
+            found=count,
         )
 
 
@@ -60,24 +61,24 @@ def _check(path: str, tag: str, dtype: str, shape: tuple[int, ...]) -> None:
     fits = {"t": True, "n": True, "nt": dtype == "int64"}.get(tag)
     if fits is None:
         fits = dtype == "uint8" and len(shape) == 1
-    if not fits or (0 in shape and not _is_thinkable(tag, dtype, shape)):
+    if not fits or (0 in shape and not _is_possible(tag, dtype, shape)):
         raise Malformed(
-            "a tensor cannot have the type that the skeleton gives it",
+            "a tensor does not fit its type in the skeleton",
             where=path,
             expected=_EXPECTED[tag],
             found=f"{dtype}{list(shape)}",
         )
 
 
-def _is_thinkable(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a library makes an empty array of a shape: some lengths overflow.
+def _is_possible(tag: str, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a library can make an empty array of a shape: some lengths overflow.
 
     The manifest bounds the bytes of arrays that are not empty.
     """
     if tag != "t":
         return prod(filter(None, shape)) * ITEM_SIZES[dtype] < _LIMIT
     strides = accumulate((max(length, 1) for length in reversed(shape[1:])), mul, initial=1)
-    # torch counts elements without a sign, and steps with one.
+    # torch counts elements in unsigned integers, and strides in signed ones.
     return max(accumulate(shape, mul)) < 2 * _LIMIT and max(strides) < _LIMIT
 
 
@@ -91,9 +92,9 @@ _EXPECTED = {
 
 
 def check_values(name: str, skeleton: Json) -> None:
-    """Rebuild the values of a skeleton without its arrays, to see that it can be done.
+    """Check that the values of a skeleton can be rebuilt, without its arrays.
 
-    Values of the program's adapters, or of a library that is not installed, are not checked.
+    Values of an adapter or a library that this process does not have are not checked.
 
     Raises:
         Malformed: A node breaks a rule of the format.
@@ -105,7 +106,7 @@ def check_values(name: str, skeleton: Json) -> None:
 
 
 def _without_arrays(node: Any) -> Any:
-    """Return a node with nothing in place of arrays; keys and sets hold none and stay."""
+    """Return a node with null in place of each array; keys and sets hold none and are kept."""
     if type(node) is list:
         return [_without_arrays(item) for item in node]
     if type(node) is not dict or len(node) != 1:
@@ -126,7 +127,7 @@ def _without_arrays(node: Any) -> Any:
             case "ad":
                 return _without_arrays(payload[1])
     except (TypeError, ValueError, LookupError):
-        return node  # which decoding refuses
+        return node  # decoding refuses it
     return None if tag in _ARRAYS else node
 
 

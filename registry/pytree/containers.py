@@ -56,7 +56,7 @@ def encode_items(encoder: Encoder, value: Any, link: Link, depth: int) -> list[J
 
 
 def encode_ordered(encoder: Encoder, value: OrderedDict[Any, Any], link: Link, depth: int) -> Json:
-    """Encode an OrderedDict, with the version metadata that a torch module hangs on it."""
+    """Encode an OrderedDict with the version metadata that a torch module adds to it."""
     pairs = encode_pairs(encoder, value, link, depth)
     attributes = vars(value)
     if not attributes:
@@ -171,7 +171,7 @@ def decode_state_dict(decoder: Decoder, payload: Any, link: Link, depth: int) ->
 
 
 def decode_set(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:
-    """Rebuild the items of a set; they must stand in the order of their bytes."""
+    """Rebuild the items of a set; they must be in the order of their bytes."""
     decoder.check_list(payload, link, depth)
     spelled = [canonical.encode(item) for item in payload]
     if any(first >= second for first, second in pairwise(spelled)):

@@ -1,11 +1,12 @@
-"""`Decoder`: one walk over one stored skeleton, node by node, into values.
+"""`unflatten`: rebuild a state from its stored components, with one `Decoder` for each.
 
-The skeleton is foreign and may be hostile: every node is checked, no name is imported, and whatever
-is wrong raises `Malformed` with the place. The codec modules fill `DECODERS` and `ATOMS`.
+The skeleton is foreign and may be hostile: every node is checked, no name is imported, and every
+defect raises `Malformed` with the path. The codec modules fill `DECODERS` and `ATOMS`.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -20,10 +21,45 @@ from holdfast.registry.values.canonical import MAX_INTEGER, Json
 DecodeNode = Callable[["Decoder", Any, Link, int], Any]
 DecodeAtom = Callable[[Any], Any]
 
-#: Tag -> how a node with other nodes or arrays in it is rebuilt.
+#: Tag -> the function that rebuilds a node with other nodes or arrays in it.
 DECODERS: dict[str, DecodeNode] = {}
-#: Tag -> (payload to value, value to payload); the second proves that the spelling is the one.
+#: Tag -> (payload to value, value to payload); the second proves that the spelling is canonical.
 ATOMS: dict[str, tuple[DecodeAtom, Callable[[Any], Json]]] = {}
+
+_KINDS: dict[str, type[dict[str, Any]]] = {"dict": dict, "odict": OrderedDict}
+
+
+def unflatten(
+    kind: str, components: Sequence[tuple[str, Json, Sequence[object]]]
+) -> dict[str, Any]:
+    """Rebuild a state.
+
+    Args:
+        kind: `FlatState.kind`.
+        components: Name, skeleton and arrays of each component, in order.
+
+    Raises:
+        Malformed: A skeleton breaks a rule of the format or does not fit its arrays.
+        IncompatibleState: A value needs a library or an adapter that is not here.
+    """
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise Malformed("unknown kind of state", expected=", ".join(_KINDS), found=clip(kind))
+    state = cls()
+    for name, skeleton, arrays in components:
+        if type(name) is not str or name in state:
+            raise Malformed("a component without a name of its own", found=clip(name))
+        state[name] = unflatten_component(skeleton, arrays, name=name)
+    return state
+
+
+def unflatten_component(skeleton: Json, arrays: Sequence[object], *, name: str = "") -> Any:
+    """Rebuild one component; `name` is for messages. Raises the errors of `unflatten`."""
+    link = (None, name)
+    decoder = Decoder(arrays)
+    value = decoder.node(skeleton, link, 1)
+    decoder.finish(link)
+    return value
 
 
 class Decoder:
@@ -77,25 +113,25 @@ class Decoder:
         return value, OddKey(canonical.encode(node).decode(), f"[{clip(value)}]")
 
     def plain(self, node: Any, link: Link, depth: int) -> Any:
-        """Decode a node in which no array may stand."""
+        """Decode a node that must hold no array."""
         outer, self._plain = self._plain, True
         value = self.node(node, link, depth)
         self._plain = outer
         return value
 
     def array(self, index: Any, link: Link) -> Any:
-        """Return the next array, which must be the one that a node names."""
-        following = self._next
-        if type(index) is not int or index != following:
-            self.malformed(link, "arrays out of order", f"array {following}", clip(index))
-        if following >= len(self._arrays):
+        """Return the array that a node names; arrays must be named in order."""
+        expected = self._next
+        if type(index) is not int or index != expected:
+            self.malformed(link, "arrays out of order", f"array {expected}", clip(index))
+        if expected >= len(self._arrays):
             self.malformed(
                 link, "no such array", f"an index below {len(self._arrays)}", clip(index)
             )
         if self._plain:
             self.malformed(link, "an array in a key or set", "a plain value", f"array {index}")
-        self._next = following + 1
-        return self._arrays[following]
+        self._next = expected + 1
+        return self._arrays[expected]
 
     def finish(self, link: Link) -> None:
         """Check that every array was used."""
@@ -105,7 +141,7 @@ class Decoder:
             )
 
     def check_list(self, payload: Any, link: Link, depth: int, length: int | None = None) -> None:
-        """Check that a payload is a JSON array, of a length if given, and not too deep."""
+        """Check that a payload is a JSON array, not too deep, and of `length` if that is given."""
         if type(payload) is not list or (length is not None and len(payload) != length):
             expected = "a list" if length is None else f"a list of {length}"
             self.malformed(link, "wrong payload", expected, clip(payload))
@@ -113,7 +149,7 @@ class Decoder:
             self.malformed(link, "nested too deeply", f"at most {MAX_DEPTH} levels", "more")
 
     def malformed(self, link: Link, what: str, expected: object, found: object) -> NoReturn:
-        """Raise the error that names the place."""
+        """Raise the error that names the path."""
         raise Malformed(f"{what} in a skeleton", where=where(link), expected=expected, found=found)
 
     def _atom(self, tag: Any, payload: Any, link: Link, depth: int) -> Any:
@@ -129,7 +165,7 @@ class Decoder:
                 return value
         except IncompatibleState:
             raise
-        except Exception as error:  # Foreign bytes: whatever a constructor dislikes is malformed.
+        except Exception as error:  # foreign bytes can make a constructor raise anything
             raise Malformed(
                 f"bad value under tag {tag!r} in a skeleton",
                 where=where(link),
@@ -156,7 +192,7 @@ def decode_adapted(decoder: Decoder, payload: Any, link: Link, depth: int) -> An
     plain = decoder.node(node, link, depth + 1)
     try:
         return adapter.from_plain(plain)
-    except Exception as error:  # The caller's code met a stored value that it cannot take.
+    except Exception as error:  # the caller's code may raise anything for a hostile value
         raise Malformed(
             f"the adapter {name!r} refused its stored value", where=where(link), found=error
         ) from error

@@ -1,7 +1,7 @@
-"""`Encoder`: one walk over one component, value by value, into skeleton and leaves.
+"""`Encoder`: turn the values of one component into its skeleton and leaves.
 
-Which values there are is the business of the codec modules, which fill `HANDLERS`; this module owns
-the dispatch by exact type, the path, the depth limit and the search for circles.
+This module owns the dispatch by exact type, the path, the depth limit and the search for cycles.
+The codec modules fill `HANDLERS`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.registry.pytree.paths import Link, OddKey, clip, shown
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
 
-#: Containers within containers, in a state and in a skeleton.
+#: The most levels of nested containers, in a state and in a skeleton.
 MAX_DEPTH = 100
 
 Handler = Callable[["Encoder", Any, Link, int], Json]
 
-#: Exact type -> handler. Tensor and array types join when their library is seen to be loaded.
+#: Exact type -> handler. Types of tensors and arrays are added when their library is loaded.
 HANDLERS: dict[type, Handler] = {}
 
 
@@ -31,9 +31,9 @@ class Encoder:
     """Turns the values of one component into nodes of its skeleton.
 
     Attributes:
-        leaves: The arrays met so far, in order of their index.
-        role: What the walk is in that can hold no array ("a set"), or empty.
-        active: Identities of the containers around the walk.
+        leaves: The arrays found so far, in order of their index.
+        role: The part around the value that can hold no array ("a set"), or empty.
+        active: Identities of the containers around the value.
     """
 
     __slots__ = ("active", "leaves", "role")
@@ -48,11 +48,11 @@ class Encoder:
 
         Args:
             value: Anything.
-            link: Where it stands.
-            depth: Containers around it.
+            link: Its path.
+            depth: Number of containers around it.
 
         Raises:
-            UnsupportedValue: It, or something in it, cannot be stored; the message names its path.
+            UnsupportedValue: It, or a value in it, cannot be stored; the message names the path.
         """
         handler = HANDLERS.get(type(value))
         if handler is not None:
@@ -69,7 +69,7 @@ class Encoder:
 
     @contextmanager
     def plain(self, role: str) -> Iterator[None]:
-        """Allow only values that stand in the skeleton whole: no leaves."""
+        """Allow only values that the skeleton holds as a whole, and no leaves."""
         outer, self.role = self.role, role
         try:
             yield
@@ -77,19 +77,19 @@ class Encoder:
             self.role = outer
 
     def add(self, leaf: ArrayLeaf, link: Link) -> int:
-        """Take a leaf and return its index."""
+        """Add a leaf and return its index."""
         if self.role:
             self.refuse_array(link)
         self.leaves.append(leaf)
         return len(self.leaves) - 1
 
     def refuse_array(self, link: Link) -> NoReturn:
-        """Raise the error for an array where none can be."""
+        """Raise the error for an array in a part that can hold none."""
         self.refuse(link, f"an array cannot be part of {self.role}", "Store it as a value.")
 
     @contextmanager
     def inside(self, container: object, link: Link, depth: int) -> Iterator[None]:
-        """Guard the walk through a container against circles and depth."""
+        """Encode a container: check for cycles and depth, and clean up at the end."""
         self.enter(container, link, depth)
         try:
             yield
@@ -97,12 +97,12 @@ class Encoder:
             self.active.discard(id(container))
 
     def enter(self, container: object, link: Link, depth: int) -> None:
-        """Begin a container; `leave` must follow unless an error ends the walk."""
+        """Begin a container; `leave` must follow unless an error stops the encoding."""
         if id(container) in self.active:
             self.refuse(
                 link,
                 "a circular reference: this container holds itself",
-                "Break the circle before saving.",
+                "Break the cycle before saving.",
             )
         if depth >= MAX_DEPTH:
             self.refuse(link, f"nested more than {MAX_DEPTH} levels deep", "Flatten the structure.")
@@ -144,12 +144,12 @@ class Encoder:
         return self.refuse(link, what, hint)
 
 
-#: Base type -> handler, for values whose exact types are many (numpy's dtype classes).
+#: Base type -> handler, for values with many exact types (numpy's dtype classes).
 FAMILIES: dict[type, Handler] = {}
 
 
 def has_state_dict(value: object) -> bool:
-    """Return whether a value is to be replaced by its `state_dict()`."""
+    """Return whether `state_dict()` is stored in place of a value."""
     return (
         not isinstance(value, type)
         and not refusals.is_tensor_like(value)

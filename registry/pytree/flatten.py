@@ -1,19 +1,17 @@
-"""`flatten`: a state taken apart into components, each a skeleton and its array leaves."""
+"""`flatten`: split a state into components, each a skeleton and its array leaves."""
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.pytree import containers, libraries, scalars, stamps
+from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import clip, shown
 from holdfast.registry.values.canonical import Json
-
-# Imported for the codecs that they register.
-__all__ = ["FlatComponent", "FlatState", "containers", "flatten", "scalars", "stamps"]
 
 _BARE_TAGS = frozenset({"t", "n", "nt"})
 
@@ -24,7 +22,7 @@ class FlatComponent:
 
     Attributes:
         name: Its key.
-        skeleton: Canonical JSON with every value but the arrays, which are numbers.
+        skeleton: Canonical JSON with every value; a number replaces each array.
         leaves: The arrays, by number.
         is_bare: Whether the entry is itself an array and not a container.
     """
@@ -37,7 +35,7 @@ class FlatComponent:
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """A state taken apart.
+    """A state as components.
 
     Attributes:
         kind: `dict` or `odict` (OrderedDict).
@@ -49,16 +47,16 @@ class FlatState:
 
 
 def flatten(state: object) -> FlatState:
-    """Take a state apart without copying its arrays.
+    """Split a state into components without copying its arrays.
 
-    Parameters come back as plain tensors; tying, strides and requires_grad are not kept, and of a
-    state_dict used as a whole state, not the version metadata that torch hangs on it.
+    Parameters are loaded as plain tensors. Tied memory, strides and requires_grad are not kept. If
+    the whole state is a state_dict, the version metadata that torch adds to it is not kept either.
 
     Args:
         state: A dict or OrderedDict with string keys, or an object with `state_dict()`.
 
     Raises:
-        UnsupportedValue: Something in it cannot be stored; the message names its path.
+        UnsupportedValue: A value in it cannot be stored; the message names its path.
     """
     libraries.load_seen()
     if has_state_dict(state):
@@ -75,6 +73,19 @@ def flatten(state: object) -> FlatState:
             hint="Wrap it: {'model': ...}.",
         )
     return FlatState(kind, tuple(_component(state, name) for name in state))
+
+
+def await_devices(state: FlatState) -> None:
+    """Wait for the caller's own CUDA streams, so that threads copy the values that the caller sees.
+
+    Copies in the thread pool run on streams of their own, which do not wait for the caller's.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    leaves = (leaf.source for part in state.components for leaf in part.leaves)
+    for device in {tensor.device for tensor in leaves if getattr(tensor, "is_cuda", False)}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _component(state: dict[str, object], name: object) -> FlatComponent:

@@ -1,4 +1,4 @@
-"""`ArrayLeaf`: one run of bytes that a state holds outside its skeleton, viewed without a copy."""
+"""`ArrayLeaf`: the bytes of one array of a state, viewed without a copy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from holdfast.registry.pytree.paths import Link, join
 class ArrayLeaf:
     """A tensor, array, long string or long byte string of a state.
 
-    It holds what it views, so the memory stays alive as long as the leaf, or a buffer of it, does.
+    It holds the object that it views, so the memory lives as long as the leaf or one of its
+    buffers.
 
     Attributes:
         dtype: Element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
         shape: Lengths of the axes, in elements.
         nbytes: Length of `buffer()`, in bytes.
-        is_ours: Whether nobody else can write to what `buffer()` returns: a copy, or what cannot
-            be changed. Everything else may change at any moment, also while it is saved.
+        is_ours: Whether nobody else can write to the bytes of `buffer()`, because they are a copy
+            or immutable. All other bytes may change at any moment, even during the save.
     """
 
     __slots__ = ("_link", "_open", "_source", "_view", "dtype", "is_ours", "nbytes", "shape")
@@ -44,14 +45,14 @@ class ArrayLeaf:
 
     @property
     def path(self) -> str:
-        """The name: component and keys joined with `/` (`model/conv1.weight`)."""
+        """The name: component and keys, joined by `/` (`model/conv1.weight`)."""
         return join(self._link)
 
     def buffer(self) -> memoryview:
         """Return the bytes: flat, format `B`, C order, little-endian.
 
-        The first call views them in place if they lie contiguous in host memory and copies them
-        otherwise; further calls return the same view.
+        The first call views them in place if they are contiguous in host memory, and copies them
+        otherwise. Further calls return the same view.
         """
         view = self._view
         if view is None:
@@ -59,7 +60,7 @@ class ArrayLeaf:
         return view
 
     def release(self) -> None:
-        """Let go of the view, and of a copy behind it; the next `buffer()` makes it anew."""
+        """Drop the view, and its copy if there is one; the next `buffer()` makes another."""
         self._view = None
 
     @property
@@ -68,7 +69,7 @@ class ArrayLeaf:
         return self._source
 
     def moved(self, view: memoryview) -> ArrayLeaf:
-        """Return the same leaf with its bytes in a copy that is ours, without the tensor."""
+        """Return the same leaf without the tensor; `view` is our own copy of its bytes."""
         return ArrayLeaf(self.dtype, self.shape, self.nbytes, view, _given, self._link, True)
 
     def __repr__(self) -> str:
@@ -76,7 +77,7 @@ class ArrayLeaf:
 
 
 class NamedLeaf(ArrayLeaf):
-    """An array of which only name and shape are known: its bytes are not in memory.
+    """An array whose bytes are not in memory; its name, type and shape are known.
 
     Args:
         dtype: Element type.
@@ -93,7 +94,7 @@ class NamedLeaf(ArrayLeaf):
 
     @property
     def path(self) -> str:
-        """The name that it was given."""
+        """The name that was given."""
         return self._path
 
 

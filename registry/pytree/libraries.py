@@ -1,8 +1,8 @@
-"""When torch and numpy come in: with the first of their values or tags, never before.
+"""Load the codecs of torch and numpy at the first of their values or tags, never before.
 
 A state can hold a library's values only if that library is loaded, so flattening looks in
-`sys.modules`; rebuilding imports it. The modules imported here, and theirs, are the only ones
-in this package that import torch or numpy.
+`sys.modules`; rebuilding imports it. No other module of this package imports torch or numpy, except
+through the wrappers that are loaded here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 
 from holdfast.registry.errors import IncompatibleState
 
-#: Module of ours that wraps a library, the library, and the tags it rebuilds.
+#: The module that wraps a library -> the library, and the tags that the module rebuilds.
 _WRAPPERS = {
     "holdfast.registry.pytree.torch_arrays": (
         "torch",
@@ -38,7 +38,7 @@ def load_seen() -> None:
 
 
 def load_for_tag(tag: str) -> bool:
-    """Load the wrapper that rebuilds a tag; return whether one was loaded just now.
+    """Load the wrapper that rebuilds a tag; return whether this call loaded one.
 
     Raises:
         IncompatibleState: The library is not installed.

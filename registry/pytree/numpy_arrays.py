@@ -23,7 +23,7 @@ _SCALARS = (
     *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
     *(np.datetime64, np.timedelta64),
 )
-#: ml_dtypes' types join when one is asked for.
+#: Types of ml_dtypes are added at their first use.
 _NATIVE: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ITEM_SIZES if name in np.sctypeDict
 }
@@ -36,7 +36,7 @@ _OTHER_DTYPE = re.compile(r"[<>|][biufcSUV][0-9]{1,9}|\|O")
 
 
 def name_of(dtype: np.dtype[Any]) -> str | None:
-    """Return the name under which an element type is stored; datetimes are int64."""
+    """Return the stored name of an element type; datetimes are int64."""
     if dtype.kind in "Mm":
         return "int64" if dtype.isnative else None
     name = str(dtype)
@@ -63,7 +63,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     except (ImportError, AttributeError) as error:
         raise IncompatibleState(
-            f"numpy arrays of {name} need a newer ml_dtypes than there is, if any",
+            f"numpy arrays of {name} need ml_dtypes, or a newer one",
             found=error,
             hint="Install it: pip install -U ml_dtypes.",
         ) from error
@@ -82,12 +82,12 @@ def memory_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:  # no
 
 
 def copy_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:
-    """Return the bytes of an array in C order, in memory of their own."""
+    """Return a copy of the bytes of an array, in C order."""
     return memory_of(np.array(array, order="C"), nbytes)
 
 
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], memoryview]:
-    """Return a new array and its memory, not cleared."""
+    """Return a new array and its memory, which is not cleared."""
     array = np.empty(shape, dtype=dtype_named(dtype))
     return array, memory_of(array)
 
@@ -187,7 +187,7 @@ DECODERS["nt"] = decode_time_array
 
 
 def pack_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the one name of a dtype object."""
+    """Return the canonical name of a dtype object."""
     name = str(dtype)
     if dtype.fields is None and dtype.subdtype is None:
         if (name in ITEM_SIZES and dtype.isnative) or (dtype.kind in "Mm" and dtype.isnative):

@@ -1,9 +1,9 @@
-"""Where a value stands in a state, kept as linked pairs and spelled only when somebody asks.
+"""Paths of values in a state: linked pairs that are spelled only on demand.
 
-Two spellings: `join` gives the name of a tensor (`optimizer/state/0/exp_avg`), the same for a live
-state and for its stored skeleton; `shown` gives Python (`state['optimizer']['state'][0]`) for
-messages. Distinct places have distinct names: a key is written as it is, unless it could be
-mistaken for something else, and then as JSON.
+There are two spellings. `join` gives the name of a tensor (`optimizer/state/0/exp_avg`), the same
+for a live state and for its stored skeleton. `shown` gives Python
+(`state['optimizer']['state'][0]`) for messages. Different values have different names: a key is
+written as it is, or as JSON if it could be mistaken for another key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
 
-#: (link of the container or None, key in it); typed loosely because mypy knows no recursive tuples.
+#: (link of the container or None, key in it); typed loosely, for mypy has no recursive tuples.
 Link = tuple[Any, Any]
 
 _REPR = reprlib.Repr()
@@ -44,14 +44,14 @@ def segment(node: Json) -> str:
 
 
 def component(name: str) -> str:
-    """Spell the name of a component as the first step; only a slash or a quote needs care."""
+    """Spell the name of a component as the first step; JSON only for a slash or a first quote."""
     if name and "/" not in name and name[0] != '"':
         return name
     return canonical.encode(name).decode()
 
 
 def join(link: Link) -> str:
-    """Spell a place as the name of a tensor."""
+    """Spell a path as the name of a tensor."""
     steps: list[str] = []
     parent, key = link
     while parent is not None:
@@ -62,7 +62,7 @@ def join(link: Link) -> str:
 
 
 def shown(link: Link | None) -> str:
-    """Spell a place as Python, for a message."""
+    """Spell a path as Python, for a message."""
     steps: list[str] = []
     while link is not None:
         link, key = link
@@ -71,7 +71,7 @@ def shown(link: Link | None) -> str:
 
 
 def where(link: Link) -> str:
-    """Spell a place of a stored skeleton, for a message; never fails."""
+    """Spell a path in a stored skeleton, for a message; never fails."""
     try:
         return join(link)
     except InvalidInput:
@@ -82,7 +82,7 @@ def clip(value: object) -> str:
     """Return a short `repr`, whatever the value."""
     try:
         return _REPR.repr(value)
-    except Exception:  # Of a foreign class, or of an integer too long to print.
+    except Exception:  # from a foreign class, or for an integer too long to print
         return f"a {type(value).__name__}"
 
 

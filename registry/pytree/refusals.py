@@ -1,4 +1,4 @@
-"""What to tell a caller whose value cannot be stored: what it is, and what to store instead."""
+"""Explain why a value cannot be stored, and advise what to store instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Advice = tuple[str, str]
 
 
 def explain(value: object) -> Advice:
-    """Return what a value is, as a clause, and what to do instead, as a sentence."""
+    """Return why a value cannot be stored, as a clause, and advice, as a sentence."""
     for rule in (_by_library, _by_kind, _by_base):
         advice = rule(value)
         if advice is not None:
@@ -61,7 +61,7 @@ def is_tensor_like(value: object) -> bool:
 
 
 def _by_library(value: object) -> Advice | None:
-    """Recognise classes of libraries that may not be loaded, by walking the names of the bases."""
+    """Recognise classes of libraries by the names of their bases, without importing them."""
     for base in type(value).__mro__:
         advice = _LIBRARY_TYPES.get(f"{base.__module__}.{base.__qualname__}")
         if advice is not None:
@@ -124,7 +124,7 @@ _KINDS: tuple[tuple[Any, str, str], ...] = (
     (
         (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType),
         "a generator",
-        "Store how far it has come, and start it again after loading.",
+        "Store its position, and start it again after loading.",
     ),
     (_LOCKS, "a lock or thread", "Leave it out and make a new one after loading."),
     (io.IOBase, "an open file", "Store its path and position."),

@@ -25,21 +25,21 @@ MAX_FRACTION_BITS = 16384
 
 
 def atom(cls: type, tag: str, pack: Callable[[Any], Json], unpack: Callable[[Any], Any]) -> None:
-    """Register a codec of values that stand in the skeleton whole.
+    """Register a codec of values that are stored in the skeleton as a whole.
 
     Args:
         cls: The exact type.
         tag: The tag of its node.
-        pack: Value to payload; ValueError says why a value cannot be stored.
+        pack: Value to payload; a ValueError tells why a value cannot be stored.
         unpack: Payload to value; any exception means a malformed payload. Reading packs the value
-            again and compares, so that every value has one spelling.
+            again and compares, so every value has one spelling.
     """
     HANDLERS[cls] = atom_handler(tag, pack)
     ATOMS[tag] = (unpack, pack)
 
 
 def atom_handler(tag: str, pack: Callable[[Any], Json]) -> Handler:
-    """Return the handler that stores what `pack` makes of a value."""
+    """Return the handler that stores the result of `pack`."""
 
     def handle(encoder: Encoder, value: Any, link: Link, depth: int) -> Json:  # noqa: ARG001
         try:
@@ -69,7 +69,7 @@ def unpack_int(node: Any) -> int:
     else:
         raise ValueError("not an integer")
     if pack_int(value) != node:
-        raise ValueError("not the one spelling of an integer")
+        raise ValueError("not the canonical spelling of an integer")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Codecs of dates, times, paths and UUIDs: values that name a moment, a place or a thing."""
+"""Codecs of dates, times, time zones, paths and UUIDs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.registry.values.canonical import Json
 
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 
-#: A concrete path of the other system comes back as the pure path of that system.
+#: A concrete path of the other operating system is loaded as its pure path.
 _FLAVOURS: dict[str, type[PurePath]] = {
     "posix": PosixPath if os.name == "posix" else PurePosixPath,
     "windows": WindowsPath if os.name == "nt" else PureWindowsPath,
@@ -39,7 +39,7 @@ def pack_zone(zone: tzinfo | None) -> Json:
         raise ValueError(f"its time zone is a {type(zone).__name__}; use timezone or ZoneInfo")
     offset = zone.utcoffset(None)
     default = timezone(offset)
-    # An unnamed zone of offset zero is UTC itself, so this one has a name.
+    # An unnamed zone of offset zero would be UTC itself, so this one has a name.
     has_name = default is timezone.utc or zone.tzname(None) != default.tzname(None)  # noqa: UP017
     name = zone.tzname(None) if has_name else None
     if name is not None:
@@ -55,7 +55,7 @@ def unpack_zone(payload: Any) -> tzinfo | None:
         _, key = payload
         if not _ZONE_KEY.fullmatch(key):
             raise ValueError("not a key of the tz database")
-        # A look-up of data under a checked name; no code comes with a zone.
+        # This reads data under a checked name; a zone brings no code.
         return ZoneInfo(key)
     _, days, seconds, microseconds, name = payload
     offset = timedelta(days, seconds, microseconds)

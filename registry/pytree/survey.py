@@ -1,4 +1,4 @@
-"""What a stored skeleton says about its arrays, read without rebuilding a single value."""
+"""Find the arrays that a stored skeleton names, without rebuilding any value."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.registry.pytree.encoding import MAX_DEPTH
 from holdfast.registry.pytree.paths import clip, component, segment
 from holdfast.registry.values.canonical import Json
 
-#: Tag of an array -> how it is to be rebuilt.
+#: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
 
 Children = Iterable[tuple[str, Any]]
 
 
 def leaf_kinds(skeleton: Json) -> dict[int, str]:
-    """Return, by number, how each array is to be rebuilt: `torch`, `numpy`, `bytes` or `str`.
+    """Return, by number, the type of each array: `torch`, `numpy`, `bytes` or `str`.
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
@@ -26,7 +26,7 @@ def leaf_kinds(skeleton: Json) -> dict[int, str]:
 
 
 def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
-    """Return, by number, the name of each array of component `name`, as `ArrayLeaf.path` does.
+    """Return, by number, the path of each array of component `name`, as `ArrayLeaf.path` does.
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
@@ -35,14 +35,14 @@ def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:
 
 
 def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
-    """Yield number, tag and name of every array of component `name`, in order.
+    """Yield number, tag and path of every array of component `name`, in order.
 
     Raises:
         Malformed: The skeleton breaks a rule of the format.
     """
-    following = 0
+    expected = 0
     prefix = component(name)
-    # Children are pushed in reverse, so that arrays are met in the order of their numbers.
+    # Children are pushed in reverse, so that arrays come in the order of their numbers.
     stack: list[tuple[str, Any, int]] = [(prefix, skeleton, 1)]
     while stack:
         path, node, depth = stack.pop()
@@ -56,9 +56,9 @@ def walk(name: str, skeleton: Json) -> Iterator[tuple[int, str, str]]:
             [(tag, payload)] = node.items()
         if tag in _KINDS:
             index = payload[0] if tag == "nt" and type(payload) is list and payload else payload
-            if type(index) is not int or index != following:
-                raise _malformed(path, f"array {following}", clip(index))
-            following += 1
+            if type(index) is not int or index != expected:
+                raise _malformed(path, f"array {expected}", clip(index))
+            expected += 1
             yield index, tag, path
             continue
         children = _CHILDREN.get(tag)
@@ -92,11 +92,11 @@ def _items(payload: Any) -> Children:
 
 
 def _parts(*names: str) -> Callable[[Any], Children]:
-    # The parts are the last nodes of the payload, behind shape and flags.
+    # The parts are the last nodes of the payload, after shape and flags.
     return lambda payload: list(zip(names, payload[-len(names) :], strict=True))
 
 
-#: Tag -> the nodes in a payload that may hold arrays, with their steps (none: same place).
+#: Tag -> the nodes in a payload that may hold arrays, with their steps (empty: the same path).
 _CHILDREN: dict[str, Callable[[Any], Children]] = {
     "": _items,
     "d": _pairs,

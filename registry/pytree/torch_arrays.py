@@ -21,8 +21,8 @@ from holdfast.registry.pytree.torch_memory import (
     copy_of,
     describe,
     has_memory,
-    place_of,
     quiet,
+    storage_of,
     view_of,
 )
 from holdfast.registry.values.canonical import Json
@@ -45,8 +45,8 @@ _COMPRESSED: dict[torch.layout, tuple[str, str, str]] = {
 
 def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int) -> Json:
     """Encode a tensor or parameter as a leaf; a sparse one as its parts."""
-    # Runs once for every tensor of a state: each question put to torch here is paid thousands of
-    # times. Layouts other than strided have no storage or shape to ask for, and raise.
+    # This runs for each of a state's thousands of tensors, so it calls torch as seldom as possible.
+    # Layouts other than strided have no storage or shape, and raise when asked for them.
     name = NAMES.get(value.dtype)
     if name is None or encoder.role:
         return _encode_special(encoder, value, link, depth)
@@ -60,7 +60,7 @@ def encode_tensor(encoder: Encoder, value: torch.Tensor, link: Link, depth: int)
                 if held != nbytes and not has_memory(value, nbytes):
                     _refuse_without_memory(encoder, link)
                 if not (value.is_neg() or (name[0] == "c" and value.is_conj())):
-                    opener, is_ours = place_of, False
+                    opener, is_ours = storage_of, False
             elif nbytes and not held:
                 _refuse_without_memory(encoder, link)
         elif value.is_meta or value.layout is not torch.strided:

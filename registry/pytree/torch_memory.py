@@ -1,4 +1,4 @@
-"""The memory of torch tensors: viewed in place, copied to the host, allocated."""
+"""The memory of torch tensors: view it in place, copy it to the host, allocate it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from holdfast.registry.errors import IncompatibleState, UnsupportedValue
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
-#: Every element type of torch by its name, and those that can be stored.
+#: Every element type of torch by its name; `DTYPES` has the ones that can be stored.
 ALL_DTYPES = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -23,12 +23,12 @@ DTYPES: dict[str, torch.dtype] = {
     name: ALL_DTYPES[name] for name in ITEM_SIZES if name in ALL_DTYPES
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-#: The tensor classes whose memory is what it seems to be.
+#: The tensor classes without behaviour of their own: their memory is their value.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _EMPTY = memoryview(bytearray())
 
-#: Size -> ctypes type of so many bytes. Making a type is dear, so they are kept, up to a bound.
+#: Size -> ctypes type of that many bytes. Making a type is slow, so up to a bound they are kept.
 _MEMORY_TYPES: dict[int, type[Array[c_char]]] = {}
 _MAX_MEMORY_TYPES = 4096
 
@@ -36,7 +36,7 @@ _MAX_MEMORY_TYPES = 4096
 def _memory_type(nbytes: int) -> type[Array[c_char]]:
     if len(_MEMORY_TYPES) >= _MAX_MEMORY_TYPES:
         _MEMORY_TYPES.clear()
-    # The slot spares each view the dict that an attribute would cost.
+    # With a slot a view needs no dict for its attribute.
     made = type("Memory", (c_char * nbytes,), {"__slots__": ("owner",)})
     _MEMORY_TYPES[nbytes] = made
     return made
@@ -56,21 +56,23 @@ def _view(address: int, nbytes: int, owner: object) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def place_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
+def storage_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
     """View the memory that a tensor has now, as `memory_of`; the view keeps that memory alive.
 
-    A program may give the tensor other memory meanwhile (`.data = ...`) and so free what is viewed.
+    It holds the storage and not the tensor: a program may give the tensor other memory
+    (`.data = ...`), which would free the memory that is viewed.
     """
     storage, address = tensor.untyped_storage(), tensor.data_ptr()
     start = storage.data_ptr()
     if not start <= address <= start + storage.nbytes():
-        return memory_of(tensor.detach(), nbytes)  # between these lines: an alias has one memory
+        # The program changed it between these two lines; a detached alias keeps one memory.
+        return memory_of(tensor.detach(), nbytes)
     return _view(address, nbytes, storage)
 
 
 @contextmanager
 def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Silence torch's notes that complex32 is experimental and compressed layouts are beta."""
+    """Silence torch's warnings that complex32 is experimental and compressed layouts are beta."""
     if dtype is not None and dtype is not torch.complex32:
         yield
         return
@@ -80,12 +82,14 @@ def quiet(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 def copy_of(tensor: torch.Tensor, nbytes: int) -> memoryview:
-    """Return the bytes of any strided tensor, brought to the host and into C order."""
+    """Copy the bytes of any strided tensor to the host, in C order."""
     with torch.no_grad(), quiet(tensor.dtype):
         source = tensor.detach()
         plain = source.cpu().resolve_conj().resolve_neg().contiguous()
         if plain.data_ptr() == source.data_ptr():
-            plain = plain.clone()  # transposed in place meanwhile, say, so that it needs no copy
+            # The program changed the tensor, such as by a transposition in place: `plain` is no
+            # copy.
+            plain = plain.clone()
     return memory_of(plain, nbytes)
 
 
@@ -96,7 +100,7 @@ def has_memory(tensor: torch.Tensor, nbytes: int) -> bool:
 
 
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryview]:
-    """Return a new tensor and its memory, not cleared."""
+    """Return a new tensor and its memory, which is not cleared."""
     known = DTYPES.get(dtype)
     if dtype not in ITEM_SIZES:
         raise UnsupportedValue("torch has no such element type", found=dtype)
@@ -115,7 +119,7 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryvi
 
 
 def view_of(target: torch.Tensor) -> memoryview | None:
-    """Return the writable memory of a tensor, or None if it does not lie contiguous on the host."""
+    """Return the writable memory of a tensor, or None if it is not contiguous on the host."""
     if (
         type(target) in PLAIN
         and target.layout is torch.strided

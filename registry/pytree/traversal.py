@@ -1,7 +1,7 @@
-"""Live values of a state: walked leaf by leaf, rebuilt without some of them, copied, held to zero.
+"""Walk, rebuild and copy the live values of a state.
 
-Paths are those of `ArrayLeaf.path`, for arrays and for plain values alike. Dicts, lists and tuples
-are walked into; everything else is a leaf, and so is an empty container.
+Paths are spelled as in `ArrayLeaf.path`, for arrays and plain values alike. The walk goes into
+dicts, lists and tuples; everything else is a leaf, and so is an empty container.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from holdfast.registry.pytree.encoding import Encoder, has_state_dict
 from holdfast.registry.pytree.paths import OddKey, component, segment
 from holdfast.registry.values.dtypes import FLOATING
 
-#: What `visit` returns for a leaf that is to go.
+#: `visit` returns this for a leaf to drop.
 DROP = object()
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
 def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of a component with its path; objects with `state_dict()` are taken by it.
+    """Yield every leaf of a component with its path; `state_dict()` replaces an object that has it.
 
     Args:
         name: The component's key.
-        value: What it holds.
+        value: Its value.
     """
     yield from _walk(component(name), value)
 
 
 def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
-    """Return a component with each leaf replaced by what `visit(path, leaf)` gives for it.
+    """Return a component with each leaf replaced by the result of `visit(path, leaf)`.
 
-    Containers are new and of the same types; those of which nothing is left go as well. Returns
-    `DROP` where nothing is left at all.
+    Containers are new and of the same types. A container that becomes empty is dropped too. Returns
+    `DROP` if nothing is left.
 
     Raises:
-        IncompatibleState: Some items of a list are dropped and some are not: the others would
-            change their places.
+        IncompatibleState: Some items of a list are dropped and some are not: the others would get
+            other indices.
     """
     return _rebuild(component(name), value, visit)
 
@@ -55,23 +55,23 @@ def is_array(leaf: Any) -> bool:
 
 
 def is_zero(leaf: Any) -> bool:
-    """Return whether a leaf is a number, or an array of numbers, and zero; NaN is not."""
+    """Return whether a leaf is the number zero or an array of zeros; NaN is not zero."""
     if refusals.is_tensor_like(leaf):
         plain = leaf.detach()
-        # The smallest types know no comparison; none of them has a value that float32 rounds to 0.
+        # The smallest types have no comparison; float32 rounds none of their values to 0.
         small = plain.is_floating_point() and plain.element_size() < 4
         return not bool(((plain.float() if small else plain) != 0).any())
     if _is_numpy(leaf):
         return not bool((leaf != 0).any())
-    return isinstance(leaf, Number) and not leaf  # NaN is true, -0.0 is not
+    return isinstance(leaf, Number) and not leaf  # NaN is truthy, -0.0 is not
 
 
 def frozen(leaf: Any, dtype: str | None = None) -> Any:
-    """Return a copy of a leaf that shares nothing with it and is part of no graph.
+    """Return a copy of a leaf that shares no memory with it and is part of no autograd graph.
 
     Args:
         leaf: Any value.
-        dtype: Element type that floating-point tensors and arrays are cast to.
+        dtype: Element type to which floating-point tensors and arrays are cast.
     """
     if not is_array(leaf):
         return copy.deepcopy(leaf)
@@ -109,23 +109,23 @@ def _rebuild(path: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
     if not kept:
         return DROP
     if type(value) in _DICTS:
-        # A copy, for the factory of a defaultdict and the metadata of a state_dict.
+        # A copy keeps the factory of a defaultdict and the metadata of a state_dict.
         rebuilt = copy.copy(value)
         rebuilt.clear()
         rebuilt.update(kept)
         return rebuilt
     if len(kept) < len(made):
         raise IncompatibleState(
-            "some items of a list would go and some stay",
+            "some items of a list would be dropped and some kept",
             where=path,
-            expected="a pattern that takes all of them or none",
-            hint="Keep what changes apart in a dict of its own.",
+            expected="a pattern that matches all of them or none",
+            hint="Keep the items that change in a dict of their own.",
         )
     return type(value)(child for _, child in kept)
 
 
 def _children(value: Any) -> list[tuple[Any, str, Any]]:
-    """Return what a container holds as key, step of the path, value; nothing for a leaf."""
+    """Return key, step of the path and value of each item of a container; none for a leaf."""
     if type(value) in _DICTS:
         return [(key, _step(key), child) for key, child in value.items()]
     if type(value) in (list, tuple):

@@ -1,8 +1,8 @@
-"""Migrations: functions of the caller that bring a state from one version of its schema to another.
+"""Migrations: the caller's functions that convert a state from one schema version to another.
 
 A version is a whole number or dotted text, MAJOR.MINOR or MAJOR.MINOR.PATCH; without a patch it is
-patch 0. Whole numbers are all of one major version. Steps are looked up among those that this
-process registered: a checkpoint says which version it has and never what runs.
+patch 0. All whole numbers belong to one major version. Only steps that this process registered can
+run: a checkpoint names its version, never code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MIGRATIONS", "LossyMigration", "Migrations", "Version", "register_mi
 Version = int | str
 Migrate = Callable[[dict[str, Any]], dict[str, Any]]
 
-#: Major, minor and patch; whole numbers have the major version -1, which no text has.
+#: Major, minor and patch; whole numbers have the major version -1, which no text can have.
 _Parsed = tuple[int, int, int]
 _WHOLE = -1
 _DOTTED = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})(?:\.(0|[1-9][0-9]{0,8}))?")
@@ -33,7 +33,7 @@ _EXPECTED = "a whole number from 0, or 'MAJOR.MINOR' or 'MAJOR.MINOR.PATCH'"
 
 
 class LossyMigration(UserWarning):
-    """A state went through a step that drops information; the message names both versions."""
+    """A migration step lost information of a state; the message names both versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Step:
 
 
 class Migrations:
-    """A table of steps between versions, and the way through it."""
+    """A table of steps between versions, and the search for a path through it."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[_Parsed, _Parsed], _Step] = {}
@@ -56,14 +56,14 @@ class Migrations:
     def register(
         self, source: Version, target: Version, migrate: Migrate, *, lossy: bool = False
     ) -> None:
-        """Take a step; the same function again, as of a reloaded module, replaces it.
+        """Add a step; a function of the same name, as from a reloaded module, replaces it.
 
         Args:
-            source: Version of the states that it takes.
-            target: Version of those that it returns; lower than `source` for a step back.
-            migrate: Takes the state and returns it with the new version in it. The top level is its
-                own to change, nested values are not.
-            lossy: Whether information is lost, of which every use then warns.
+            source: Version of the states that it accepts.
+            target: Version of the states that it returns; lower than `source` for a step back.
+            migrate: Takes the state and returns it with the new version in it. It may change the
+                top level of the state, but no nested value.
+            lossy: Whether information is lost; every use then warns.
 
         Raises:
             InvalidInput: A version is malformed, both are the same or of different major versions,
@@ -74,10 +74,10 @@ class Migrations:
         if not callable(migrate):
             raise InvalidInput("a migration needs a function", where=step, found=clip(migrate))
         if ends[0] == ends[1]:
-            raise InvalidInput("a migration leads to another version", where=step)
+            raise InvalidInput("a migration must lead to another version", where=step)
         if ends[0][0] != ends[1][0]:
             raise InvalidInput(
-                "a migration stays within a major version",
+                "a migration must stay within a major version",
                 where=step,
                 hint="A new major version is a new kind of state: convert it by hand.",
             )
@@ -87,22 +87,21 @@ class Migrations:
         self._steps[ends] = step
 
     def apply(self, state: dict[str, Any], key: str, target: Version) -> dict[str, Any]:
-        """Return a state at another version, by the fewest registered steps.
+        """Return a state converted to another version, by the fewest registered steps.
 
-        All steps lead the same way, up or down; of several shortest ways the one with the fewest
-        lossy steps is taken, then the one through the lowest versions. Warns with `LossyMigration`
-        before a lossy step.
+        All steps go in one direction, up or down. Of several shortest paths it takes the one with
+        the fewest lossy steps, then the one through the lowest versions. It warns with
+        `LossyMigration` before a lossy step.
 
         Args:
-            state: Anything that `flatten` takes; its top level is copied and not changed.
+            state: A state; its top level is copied and not changed.
             key: The top-level key that holds the version.
-            target: The version that is wanted.
+            target: The version to convert to.
 
         Raises:
             InvalidInput: `target` is not a version.
-            IncompatibleState: The state has no version, one of another major version, or one from
-                which no registered steps lead to `target`; or a step returned something else than a
-                state of its version.
+            IncompatibleState: The state has no version or another major version, no registered
+                steps lead to `target`, or a step did not return a state of its version.
         """
         wanted = _parse(target)
         found = _version_in(state, key)
@@ -157,7 +156,7 @@ MIGRATIONS = Migrations()
 def register_migration(
     source: Version, target: Version, migrate: Migrate, *, lossy: bool = False
 ) -> None:
-    """Teach this process a step between two versions of a state; see `Migrations.register`.
+    """Register a step between two versions of a state in this process; see `Migrations.register`.
 
     Raises:
         InvalidInput: A version is malformed, both are the same or of different major versions, or

@@ -1,4 +1,4 @@
-"""What decides which checkpoint is best: a metric, or a sum of metrics such as `mu - 3*sigma`."""
+"""Monitors: a metric, or a sum of metrics such as `mu - 3*sigma`, decides what is best."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Monitor(NamedFields):
     """The metric that decides which checkpoint is best.
 
     Attributes:
-        metric: Name of the metric as given to `save` or `report`, or a sum of several with factors:
-            `mu - 3*sigma`. Spaces around `+` and `-` make them operators; without, they are part
-            of a name.
-        mode: Whether the lowest (`min`) or the highest (`max`) value wins.
-        name: What `RUN/best/NAME` calls it; the metric where absent.
+        metric: Name of a metric of `save` or `report`, or a sum of several with factors:
+            `mu - 3*sigma`. With spaces around them, `+` and `-` are operators; otherwise they are
+            part of a name.
+        mode: Whether the lowest (`min`) or the highest (`max`) value is best.
+        name: The NAME in `RUN/best/NAME`; the metric without it.
     """
 
     metric: str
@@ -48,7 +48,7 @@ class Monitor(NamedFields):
 
     @property
     def label(self) -> str:
-        """What it is called in refs and messages."""
+        """Its name in refs and messages."""
         return self.name or self.metric
 
     @property
@@ -57,7 +57,7 @@ class Monitor(NamedFields):
         return tuple(metric for _, metric in _terms(self.metric))
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
-        """Return the monitored value; `None` where a metric is missing or the value is NaN."""
+        """Return the monitored value; `None` if a metric is missing or the value is NaN."""
         if self.metric in metrics:
             found = metrics[self.metric]
         else:
@@ -68,7 +68,7 @@ class Monitor(NamedFields):
         return None if math.isnan(found) else found
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Return a number that is lower for better values; NaN where there is none."""
+        """Return a number that is lower for better values; NaN if there is no value."""
         found = self.value(metrics)
         if found is None:
             return math.nan
@@ -77,7 +77,7 @@ class Monitor(NamedFields):
 
 @lru_cache(maxsize=256)
 def _terms(expression: str) -> tuple[tuple[float, str], ...]:
-    """Split a sum into factors and metrics; what is no sum is one metric of that very name."""
+    """Split a sum into factors and metrics; any other text is the name of one metric."""
     first, *rest = _OPERATOR.split(expression)
     terms = []
     for sign, text in zip(["+", *rest[0::2]], [first, *rest[1::2]], strict=True):

@@ -1,4 +1,4 @@
-"""Policies: which checkpoints a phase or a tier keeps; `registry/history/retention.py` plans."""
+"""Policies: which checkpoints a phase or a tier keeps; `history/retention.py` applies them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ _Count = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Retention(NamedFields):
-    """What is kept; a checkpoint stays if any of these keeps it.
+    """Which checkpoints are kept: a checkpoint stays if any of these rules keeps it.
 
-    The newest checkpoint of a phase, the best by each monitor, whatever a pin names and whatever a
-    follower holds stay in any case.
+    Some are always kept: the newest of a phase, the best by each monitor, and those that a pin
+    names or a follower holds.
 
     Attributes:
-        last: The newest so many.
-        best: The best so many by the first monitor.
-        every: Those whose step is a multiple of this.
-        for_days: Those younger than this, by the clock of whoever saved them.
-        all: Everything.
-        counts_protected: Whether `last` counts what is protected anyway: a folder of at most so
-            many files (seeds: FIFO), instead of so many beside the protected ones.
-        wait: How many newer checkpoints one without its monitored metrics waits for them before it
-            may go.
+        last: Keep this many of the newest.
+        best: Keep this many of the best by the first monitor.
+        every: Keep those whose step is a multiple of this.
+        for_days: Keep those that are younger than this many days, by the clock of their writer.
+        all: Keep everything.
+        counts_protected: Whether the checkpoints that are always kept count towards `last`: at most
+            `last` files in all (seeds: FIFO), instead of `last` besides the protected ones.
+        wait: A checkpoint without its monitored metrics is kept until it has this many newer ones.
     """
 
     last: _Count | None = None
@@ -74,9 +73,9 @@ class Retention(NamedFields):
     def _says_something(self) -> Self:
         chosen = [self.last, self.best, self.every, self.for_days]
         if self.all and any(chosen):
-            raise ValueError("contradictory: `all` keeps everything, beside it nothing counts")
+            raise ValueError("contradictory: `all` keeps everything, so no other rule can count")
         if not self.all and not any(chosen):
-            raise ValueError("empty: it would keep nothing; say all=True to keep everything")
+            raise ValueError("empty: it would keep nothing; use all=True to keep everything")
         if self.counts_protected and self.last is None:
             raise ValueError("contradictory: counts_protected is about `last`, which is absent")
         return self
@@ -86,11 +85,11 @@ class Tier(Record):
     """A retention class within a phase.
 
     Attributes:
-        name: For example `milestone`.
-        retention: What of it is kept.
-        every: A checkpoint whose counter is a multiple of this belongs to it.
+        name: Its name, for example `milestone`.
+        retention: Which of its checkpoints are kept.
+        every: A checkpoint belongs to it if its counter is a multiple of this.
         counter: Name of that counter: the phase's own, or an integer of the state or of `meta`.
-        improves: Monitors; a checkpoint that is the best yet by one of them belongs to it.
+        improves: Monitors; a checkpoint belongs to it if it is the best so far by one of them.
     """
 
     name: Name

@@ -1,6 +1,6 @@
-"""What a specification demands of a state: its top-level keys and the element types of its tensors.
+"""Check a state against its specification: top-level keys and element types of tensors.
 
-Checked when a state is saved, before anything is written, and when a whole one is loaded.
+A save checks before anything is written; loading a whole state checks too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_phase_is_declared(spec: RunSpec, phase: str) -> None:
             "the run has no such phase",
             where=f"phase {phase}",
             expected=f"one of {', '.join(declared)}",
-            hint=near(phase, declared) or "Phases are declared by the run's preset.",
+            hint=near(phase, declared) or "The run's preset declares its phases.",
         )
 
 
@@ -59,10 +59,10 @@ def check_dtypes(spec: RunSpec, tensors: Iterable[tuple[str, str]], *, where: st
     Args:
         spec: The rules.
         tensors: Path and dtype of each tensor.
-        where: What is checked, for messages.
+        where: The state, for messages.
 
     Raises:
-        IncompatibleState: Some have another one; the message names them.
+        IncompatibleState: Some have another element type; the message names them.
     """
     if not spec.dtypes:
         return
@@ -76,15 +76,15 @@ def check_dtypes(spec: RunSpec, tensors: Iterable[tuple[str, str]], *, where: st
     if wrong:
         more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
         raise IncompatibleState(
-            "tensors have another dtype than the run demands",
+            "tensors have another dtype than the run requires",
             where=where,
             found="; ".join(wrong[:_NAMED_AT_MOST]) + more,
-            hint="Cast them, if that is what you want; nothing is cast silently.",
+            hint="Cast them yourself if you want that: a save never casts them.",
         )
 
 
 def first_of(key: str, names: Collection[str]) -> str | None:
-    """Return the first of the alternatives `a | b` that is among the names."""
+    """Return the first of the alternatives `a | b` that is in the names."""
     for name in key.split("|"):
         if name.strip() in names:
             return name.strip()
@@ -92,15 +92,15 @@ def first_of(key: str, names: Collection[str]) -> str | None:
 
 
 def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[str]:
-    """Return the components that inference needs: all of them where the specification says nothing.
+    """Return the components that inference needs: all, if the specification does not name them.
 
     Args:
-        spec: Of the run.
+        spec: The specification of the run.
         parts: Components of the state.
-        where: What the state is of, for messages.
+        where: The state, for messages.
 
     Raises:
-        IncompatibleState: The specification says what it needs, and none of it is there.
+        IncompatibleState: The specification names components, and the state has none of them.
     """
     present = list(parts)
     if not spec.inference:
@@ -108,11 +108,11 @@ def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[
     found = [name for key in spec.inference if (name := first_of(key, present))]
     if not found:
         raise IncompatibleState(
-            "nothing of what inference needs is in this state",
+            "this state has none of the components that inference needs",
             where=where,
             expected=", ".join(spec.inference),
             found=", ".join(present),
-            hint="Name components by only=[...] where that is offered, or mend the preset.",
+            hint="Name components by only=[...] where that is possible, or correct the preset.",
         )
     return found
 

@@ -1,8 +1,7 @@
-"""What a run is to be: phases, monitors, retention, gates, pool, streams. Data, not code.
+"""The specification of a run: phases, monitors, retention, gates, pool, streams. Data, not code.
 
-The names of phases, tiers, metrics and keys stand in presets and in specifications that users
-write; nothing here knows any. A run carries its specification in commit 0, so that every reader of
-its log applies the rules it was begun with.
+Presets and users choose the names of phases, tiers, metrics and keys; this module knows none of
+them. Commit 0 of a run holds its specification, so all readers of its log apply the same rules.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from holdfast.registry.values.records import Name, PhaseName, Record
 
 
 class DtypeRule(Record):
-    """Floating-point tensors on these paths have this element type.
+    """Floating-point tensors on these paths must have this element type.
 
     Attributes:
-        path: Component and keys joined with `/`; `*` matches anything.
+        path: Component and keys joined by `/`; `*` matches anything.
         dtype: Name of the element type.
     """
 
@@ -42,14 +41,15 @@ class Phase(Record):
 
     Attributes:
         name: Its name, or its number in digits.
-        about: What it is, for people.
-        counter: What its steps count: training steps, PPO updates, epochs.
-        save_every: Cadence in that counter.
-        monitors: What decides `best`; the first one is `best` itself.
-        retention: What is kept; everything where absent.
-        tiers: Retention classes, tried in order; the last one takes what no other takes.
-        required_keys: Top-level keys that a state of this phase must have, beside those of the run.
-        companions: States that are saved beside every checkpoint of this phase.
+        about: A description for people.
+        counter: The unit of its steps: training steps, PPO updates, epochs.
+        save_every: Number of those steps from save to save.
+        monitors: They decide `best`; the first one is `best` itself.
+        retention: Which checkpoints are kept; all of them without it.
+        tiers: Retention classes, tried in order; the last one gets all other checkpoints.
+        required_keys: Top-level keys that a state of this phase must have, besides those of the
+            run.
+        companions: States that are saved with every checkpoint of this phase.
     """
 
     name: PhaseName
@@ -68,21 +68,21 @@ class Phase(Record):
         _distinct("monitor", labels)
         _distinct("tier", [tier.name for tier in self.tiers])
         if self.tiers and self.retention is not None:
-            raise ValueError(f"phase {self.name}: its tiers have the retention, not the phase")
+            raise ValueError(f"phase {self.name}: with tiers, retention belongs in each tier")
         for tier in self.tiers:
             _known(f"tier {tier.name}: monitor", tier.improves, labels)
         for policy in [self.retention, *(tier.retention for tier in self.tiers)]:
             if policy is not None and policy.best and not self.monitors:
-                raise ValueError(f"phase {self.name} keeps its best, and has no monitor")
+                raise ValueError(f"phase {self.name} keeps its best, but has no monitor")
         return self
 
 
 class Gate(Record):
-    """A checkpoint that a phase ends with: immutable, verified on every load.
+    """The checkpoint at the end of a phase: immutable, verified on every load.
 
     Attributes:
-        name: For example `bc_best`.
-        phase: The phase that it is from.
+        name: Its name, for example `bc_best`.
+        phase: The phase of the checkpoint.
     """
 
     name: Name
@@ -96,7 +96,7 @@ class Draw(Record):
         kind: `self` (the current weights in every seat), `roster` (any entry of the pool that is
             not frozen) or `frozen` (one entry that never changes).
         weight: Its share of the games.
-        name: Gate of the frozen entry.
+        name: The gate of the frozen entry.
     """
 
     kind: Literal["self", "roster", "frozen"]
@@ -106,7 +106,7 @@ class Draw(Record):
     @model_validator(mode="after")
     def _named(self) -> Self:
         if (self.kind == "frozen") != (self.name is not None):
-            raise ValueError("`name` belongs to `frozen`, and to it alone")
+            raise ValueError("`frozen` needs a `name`, and no other kind has one")
         return self
 
 
@@ -115,13 +115,13 @@ class Pool(Record):
 
     Attributes:
         phase: The phase that plays against it.
-        size: Entries that are kept, oldest first out; frozen ones do not count.
-        promote_on_save: Whether every checkpoint of the phase enters it.
-        seed_child: Which child of the phase's seed sequence draws the opponents.
+        size: The most entries; the oldest one is removed first. Frozen entries do not count.
+        promote_on_save: Whether every checkpoint of the phase enters the pool.
+        seed_child: Number of the child of the phase's seed sequence that draws opponents.
         draws: The kinds of opponents.
-        cache: Models kept loaded.
-        mu: Metric of a checkpoint that is its rating's mu.
-        sigma: Metric that is its sigma.
+        cache: The most models that stay loaded.
+        mu: The metric that holds a checkpoint's mu.
+        sigma: The metric that holds its sigma.
     """
 
     phase: PhaseName
@@ -135,11 +135,11 @@ class Pool(Record):
 
 
 class Stream(Record):
-    """An append-only history beside the checkpoints.
+    """An append-only history of a run, besides its checkpoints.
 
     Attributes:
-        name: For example `loss`.
-        lifetime: `forever` may never be archived; `resettable` is archived at a pivot.
+        name: Its name, for example `loss`.
+        lifetime: A `forever` stream is never archived; a `resettable` one can be.
     """
 
     name: Name
@@ -147,29 +147,29 @@ class Stream(Record):
 
 
 class RunSpec(Record):
-    """What a run is to be.
+    """The specification of a run.
 
     Attributes:
-        name: Of the preset.
-        about: What it is for.
-        phases: In their order; any phase without a declaration where empty.
-        monitors: What decides `best` in a run without declared phases.
-        retention: What such a run keeps; everything where absent.
-        required_keys: Top-level keys of every state; `a | b` where either will do.
-        commit_keys: Keys that differ between equal trainings (times, host). They move to the commit
-            at save and come back on load, so that equal trainings give equal ids.
-        finite: Patterns of paths of the weights; with NaN or infinity in them a checkpoint is
-            recorded and does not become latest.
+        name: The name of the preset.
+        about: A description for people.
+        phases: The phases in order; if empty, a run may have any phase.
+        monitors: They decide `best` in a run without declared phases.
+        retention: Which checkpoints such a run keeps; all of them without it.
+        required_keys: Top-level keys of every state; `a | b` if one of the two is enough.
+        commit_keys: Keys that differ between equal trainings (times, host). A save moves them to
+            the commit and a load moves them back, so equal trainings give equal ids.
+        finite: Patterns of paths of the weights; a checkpoint with NaN or infinity there is
+            recorded, but does not become latest.
         dtypes: Element types by path.
         version_key: Top-level key that holds the version of the state's schema.
-        version: The version that a state of this preset has.
-        inference: Keys that inference needs: what a release or an entry of the pool consists of.
-        gates: Gates by the phase that they are from; any name where empty.
+        version: The version of the states of this preset.
+        inference: Keys that inference needs; a release or an entry of the pool consists of them.
+        gates: The gates and their phases; if empty, a gate may have any name.
         pool: The opponent pool.
         streams: Declared streams.
         card_fields: Fields that a release's model card must have.
-        transitions: The ways from phase to phase.
-        layout: Names in a folder of files, by what they name; for `checkout`.
+        transitions: The transitions between phases.
+        layout: File names in a folder, by their purpose; for `checkout`.
     """
 
     format: Literal["holdfast.preset/1"] = "holdfast.preset/1"
@@ -201,9 +201,9 @@ class RunSpec(Record):
         _distinct("stream", [stream.name for stream in self.streams])
         _distinct("monitor", [monitor.label for monitor in self.monitors])
         if self.phases and (self.monitors or self.retention):
-            raise ValueError("with declared phases, monitors and retention stand in each phase")
+            raise ValueError("with declared phases, monitors and retention belong in each phase")
         if self.retention is not None and self.retention.best and not self.monitors:
-            raise ValueError("the best are kept, and there is no monitor")
+            raise ValueError("retention keeps the best, but there is no monitor")
         if (self.version_key is None) != (self.version is None):
             raise ValueError("version_key and version belong together")
         _known("gate of phase", [gate.phase for gate in self.gates], phases)
@@ -227,14 +227,14 @@ class RunSpec(Record):
         for phase in self.phases:
             if phase.name == name:
                 return phase
-        # Checked with the run already, so not again.
+        # The run's fields are checked already.
         return Phase.model_construct(
             name=name, monitors=self.monitors, retention=self.retention, counter="step",
             save_every=None, tiers=(), required_keys=(), companions=(), about="",
         )  # fmt: skip
 
     def transition(self, from_phase: str, to_phase: str) -> Transition | None:
-        """Return the declared way from one phase to another."""
+        """Return the declared transition from one phase to another."""
         for transition in self.transitions:
             if (transition.from_phase, transition.to_phase) == (from_phase, to_phase):
                 return transition

@@ -1,9 +1,9 @@
-"""Seeds of a run: from the master seed to those of phases and their components.
+"""Seeds of a run: from the master seed to the seeds of phases and their components.
 
-The tree is NumPy's. Phase p has `SeedSequence(seed, spawn_key=(p,))`, and component i of it the
-sequence that this one would spawn as its child number i: `SeedSequence(seed, spawn_key=(p, i))`.
-A child is a function of three numbers, so that nothing has to be remembered of how many were
-spawned. NumPy promises the output of SeedSequence for ever. (`formats/hydra.md`, Seed tree.)
+The tree is NumPy's. Phase p has `SeedSequence(seed, spawn_key=(p,))`. Component i of the phase has
+the sequence that this one would spawn as child number i: `SeedSequence(seed, spawn_key=(p, i))`. A
+child is a function of three numbers, so nobody has to count spawned children. NumPy promises that
+the output of SeedSequence never changes. (`formats/hydra.md`, Seed tree.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def phase_sequence(seed: int, phase: int) -> SeedSequence:
-    """Return the seed sequence of a phase; whoever spawns from it spawns its components in order.
+    """Return the seed sequence of a phase; it spawns its components in order.
 
     Args:
         seed: Master seed of the run, from 0, below 2^64.
@@ -38,7 +38,7 @@ def child(seed: int, phase: int, component: int) -> SeedSequence:
     Args:
         seed: Master seed of the run, from 0, below 2^64.
         phase: Number of the phase, from 0, below 2^32.
-        component: Its index among the components that are seeded, likewise.
+        component: Its index among the seeded components, from 0, below 2^32.
 
     Raises:
         InvalidInput: A number is out of its range.
@@ -47,13 +47,13 @@ def child(seed: int, phase: int, component: int) -> SeedSequence:
 
 
 def phase_number(spec: RunSpec, phase: str) -> int:
-    """Return the number by which a phase is seeded.
+    """Return the number of a phase in the tree of seeds.
 
-    It is the phase's own where every phase is a number, else its place among the declared ones,
-    from 1.
+    If all phases have numbers as names, it is that number; otherwise it is the phase's position
+    among the declared ones, from 1.
 
     Raises:
-        InvalidInput: It is no number, and not declared.
+        InvalidInput: The phase is neither a number nor declared.
     """
     names = [one.name for one in spec.phases]
     if phase.isdigit() and all(name.isdigit() for name in names):
@@ -68,7 +68,7 @@ def phase_number(spec: RunSpec, phase: str) -> int:
 
 
 def _sequence(seed: int, *key: int) -> SeedSequence:
-    from numpy.random import SeedSequence  # here, since `import holdfast` stays light
+    from numpy.random import SeedSequence  # here, to keep `import holdfast` light
 
     return SeedSequence(_whole(seed, "seed", 64), spawn_key=key)
 
@@ -77,7 +77,7 @@ def _whole(value: object, where: str, bits: int) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = index(value)  # type: ignore[arg-type]  # that is what is being asked
+        number = index(value)  # type: ignore[arg-type]  # raises TypeError if it is no number
     except TypeError:
         number = -1
     if not 0 <= number < 2**bits:

@@ -1,6 +1,6 @@
-"""Phase transitions as data: what is checked, and what becomes of each part of the state.
+"""Phase transitions as data: the checks before them, and the change of each part of the state.
 
-`holdfast.registry.transitions` carries them out.
+`holdfast.registry.transitions` executes them.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from pydantic import Field, model_validator
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.records import Name, NumberField, PhaseName, Record
 
-#: What becomes of a part: taken along as it is; left to the caller to make new; copied under
-#: another name and never trained again; seeded from the new phase's seeds; dropped.
+#: The change of a part. `carry`: keep it as it is. `reset`: the caller makes a new one. `freeze`:
+#: copy it under another name, never train the copy. `reseed`: make it from the new phase's seeds.
+#: `discard`: drop it.
 Change = Literal["carry", "reset", "freeze", "reseed", "discard"]
 
 
 class Row(Record):
     """One row of a transition's table.
 
-    A part without a slash is a top-level key of the source as a whole. One with a slash is a
-    pattern of the paths below a key (`model_record/head.value.*`; `*` matches anything, slashes
-    included). `a | b` names alternatives, the first that exists counts. `carry` and `freeze` take
-    from the source; `reset` and `discard` of a pattern take out of what they gave, copies included:
-    `teacher/stem*` is about the teacher that another row makes. The order of rows does not matter.
+    A part without a slash is a whole top-level key of the source. A part with a slash is a pattern
+    of the paths below a key (`model_record/head.value.*`; `*` matches anything, slashes included).
+    `a | b` names alternatives; the first one that exists counts. `carry` and `freeze` copy from the
+    source. `reset` and `discard` of a pattern remove parts of the new state, also from copies:
+    `teacher/stem*` refers to the teacher that another row makes. The order of rows does not matter.
 
     Attributes:
-        part: What it is about.
-        change: What becomes of it.
+        part: The key or the pattern.
+        change: The change of that part.
         to: For `carry` and `freeze`: its key in the new state.
-        companion: For `freeze`: the copy is stored as this companion of every later checkpoint.
-        dtype: For `freeze`: floating-point tensors of the copy are cast to this.
-        seeds: For `reseed`: children of the new phase's seed sequence by the names of what they
-            seed; without any, the phase's sequence itself.
-        when: Only when the caller enables this condition.
-        unless: Only when the caller does not enable it.
-        why: Where the rule comes from.
+        companion: For `freeze`: store the copy as this companion of every later checkpoint.
+        dtype: For `freeze`: cast floating-point tensors of the copy to this type.
+        seeds: For `reseed`: the name of each seeded component and the number of its child of the
+            new phase's seed sequence; if empty, that sequence itself is used.
+        when: The row applies only if the caller enables this condition.
+        unless: The row applies only if the caller does not enable this condition.
+        why: The source of the rule.
     """
 
     part: Annotated[str, Field(min_length=1)]
@@ -51,20 +52,20 @@ class Row(Record):
 
     @property
     def alternatives(self) -> tuple[str, ...]:
-        """The names or patterns of the part, the first that exists counts."""
+        """The names or patterns of the part; the first one that exists counts."""
         return tuple(one.strip() for one in self.part.split("|"))
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it is about paths below a key, not about a key as a whole."""
+        """Whether the part is a pattern of paths below a key, not a whole key."""
         return "/" in self.part
 
     @model_validator(mode="after")
     def _part_is_of_one_kind(self) -> Self:
         if any(("/" in one) != self.is_pattern for one in self.alternatives):
-            raise ValueError("alternatives are all keys, or all patterns of paths below keys")
+            raise ValueError("alternatives must be all keys, or all patterns of paths below keys")
         if any(set("*?[") & set(one.split("/")[0]) for one in self.alternatives):
-            raise ValueError("a key is written out; `*` stands behind a slash")
+            raise ValueError("a key must be written out; `*` is allowed only after a slash")
         return self
 
     @model_validator(mode="after")
@@ -80,19 +81,19 @@ class Row(Record):
         if self.change != "reseed" and self.seeds:
             raise ValueError("`seeds` belongs to `reseed`")
         if self.change == "reseed" and self.is_pattern:
-            raise ValueError("`reseed` is of a key as a whole")
+            raise ValueError("`reseed` needs a whole key")
         if self.when is not None and self.when == self.unless:
-            raise ValueError(f"never: `when` and `unless` are both {self.when}")
+            raise ValueError(f"it would never apply: `when` and `unless` are both {self.when}")
         return self
 
 
 class Readiness(Record):
-    """A metric that must have got somewhere before a phase may end.
+    """A metric that must reach a bound before a phase may end.
 
     Attributes:
         metric: Its name.
-        at_least: Least value, inclusive.
-        at_most: Greatest value, inclusive.
+        at_least: The lowest allowed value.
+        at_most: The highest allowed value.
     """
 
     metric: str
@@ -107,21 +108,21 @@ class Readiness(Record):
 
 
 class Transition(Record):
-    """The way from one phase to the next.
+    """A transition from one phase to the next.
 
     Attributes:
         from_phase: The phase that ends.
         to_phase: The phase that begins.
-        source: The checkpoint that is loaded, whole and without falling back: `gates/NAME`, or
-            `latest` or `best` of the phase that ends.
+        source: The checkpoint to load as a whole, without a fallback: `gates/NAME`, or `latest` or
+            `best` of the phase that ends.
         strict: Keys whose paths, shapes and dtypes must be exactly those of the caller's target.
-        zero: Patterns of paths; every tensor and number that one matches must be zero, and there
-            must be one.
-        ready: Metrics that are checked, of the source or given by the caller.
-        rows: What becomes of each part; a top-level key of the source that no row names as a whole
-            is an error.
+        zero: Patterns of paths; each must match some tensor or number, and all matches must be
+            zero.
+        ready: Metrics to check, from the source or from the caller.
+        rows: The change of each part. Some row must name each top-level key of the source as a
+            whole.
         anchors: Gates that enter the opponent pool as frozen entries.
-        archives: Resettable streams that are archived.
+        archives: Resettable streams to archive.
     """
 
     from_phase: PhaseName

@@ -1,8 +1,7 @@
 """Blocks of memory for the copies that a save makes of the caller's bytes.
 
-Fresh memory costs more than the copy itself, so blocks are reused by later saves of any handle of
-the process. `holdfast.registry.writing.hashing` decides what is
-copied into them.
+New memory costs more than the copy itself, so later saves of any handle of the process reuse the
+blocks. `holdfast.registry.writing.hashing` decides which bytes are copied.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable
 from threading import Condition, Lock
 
-#: One chunk, or many small ones.
+#: A block holds one chunk, or many small ones.
 BLOCK_BYTES = 4 * 2**20
-#: Blocks in use at once: 256 MiB, four packs on their way to the store.
+#: The most blocks in use: 256 MiB, the size of four packs that are being uploaded.
 MOST_BLOCKS = 64
 
 # Shared by the handles of a process. Its methods are atomic, and a forked child has its own copy.
@@ -25,7 +24,7 @@ class Blocks:
     """The blocks that a handle may have in use.
 
     Args:
-        most: How many at once.
+        most: The most blocks in use at the same time.
     """
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
@@ -40,7 +39,7 @@ class Blocks:
     def lease(self) -> Lease:
         """Begin a save."""
         if self._pid != os.getpid():
-            # A fork copies the count of blocks in use; only threads of the parent give them back.
+            # A fork copies the count of blocks in use, but only the parent's threads return them.
             self._start()
         return Lease(self)
 
@@ -68,10 +67,10 @@ class Blocks:
 
 
 class Lease:
-    """The blocks of one save. Any thread may take and give.
+    """The blocks of one save. Any thread may take and give blocks.
 
     Only the thread that began the save waits for blocks, never a thread of a pool: other threads
-    may need the pool to give their blocks back.
+    may need that pool to return their blocks.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -112,12 +111,12 @@ class Lease:
         self._give_up(len(given))
 
     def close(self) -> None:
-        """End the save: nobody uses its blocks any more."""
+        """End the save and return all its blocks."""
         self.give(list(self._taken.values()))
         self._give_up(self._reserved)
 
     def lose(self) -> None:
-        """End a save whose threads may still use its blocks: no other save ever gets those."""
+        """End a save whose threads may still use its blocks: no other save may get them."""
         with self._lock:
             self._is_lost, count = True, self._reserved
         self._taken.clear()

@@ -1,29 +1,29 @@
-"""The folder of the chunk cache: its bound, its lock, and what is written to it.
+"""The folder of the chunk cache: its bound, its lock and its files.
 
-**The bound holds at every moment**, whoever writes and whoever dies:
+**The bound holds at every moment**, whoever writes and whichever process dies:
 
-1. *Reserve*, holding the lock. `.total` says how many bytes are taken. If what is to come does not
-   fit on top, the folder is scanned, which gives the true number, and the oldest files are removed
-   until there is room to spare. Then the number is raised and written, and only then the files
-   are made, empty but of full length, as `.new-BATCH-n`. So the reservation is the files
-   themselves, and every scan counts them.
-2. *Write* them, holding no lock. They do not grow.
-3. *Publish* them by renaming, holding the lock: a scan could miss a file that is renamed meanwhile.
+1. *Reserve*, holding the lock. `.total` has the number of bytes in use. If the new files do not fit
+   within the bound, the folder is scanned, which gives the true number, and the oldest files are
+   removed until there is room to spare. Then the higher number is written. Only then the files are
+   made, empty but of full length, as `.new-BATCH-n`: they are the reservation, and every scan
+   counts them.
+2. *Write* the files, without the lock. They do not grow.
+3. *Publish* them by renaming, holding the lock: a scan could miss a file during its renaming.
 
-The number may be too high (files that were deleted, a process that died after 1), which the next
-scan mends. It is never too low: files come only by step 1. Each handle scans before its first
-reservation, since a loss of power may have brought an older number back. Who reads a file that is
-being removed keeps it, and its blocks, until it closes it.
+The number may be too high, because files were deleted or a process died after step 1; the next scan
+corrects it. It is never too low, since files are made only by step 1. Each handle scans before its
+first reservation, since a loss of power may have restored an older number. A process that reads a
+file while it is removed keeps the file, and its blocks, until it closes it.
 
-The lock is `flock` on the folder itself, the sign of life of a batch one on its first file, renamed
-last. The kernel drops both with the process that had them, and there is no lock file that could be
-deleted or left behind. A scan removes the batches of the dead. Nobody waits longer than two seconds
-for the lock: then the chunks are not kept. All names are looked up in an open folder, so a folder
-that was deleted takes nothing more, and one that was made anew has a bound of its own. Nothing is
-synced: what a loss of power damages is found by its digest.
+The lock is a `flock` on the folder itself. A batch also has a `flock` on its first file, which is
+renamed last: it shows that the writer is alive. The kernel releases both when their process ends,
+so no lock file can be deleted or left behind. A scan removes abandoned batches. Nobody waits longer
+than two seconds for the lock; after that the chunks are not kept. All names are looked up in an
+open folder, so a deleted folder gets no more files, and a new one has its own bound. Nothing is
+synced: the digests find every file that a loss of power damages.
 """
 
-# Names in an open folder, which pathlib cannot express.
+# pathlib cannot use names in an open folder.
 # ruff: noqa: PTH102, PTH103, PTH120
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from dataclasses import dataclass
 
 from holdfast.registry.values.digest import Digest
 
-#: Nobody waits longer for the lock.
+#: The longest wait for the lock, in seconds.
 PATIENCE_S = 2.0
-#: A link is never followed, nor a descriptor passed on.
+#: A link is never followed, and no child process inherits a descriptor.
 OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 
 _TOTAL = ".total"
@@ -52,12 +52,12 @@ _STAGED_NAME = re.compile(rf"{re.escape(_STAGED)}[0-9a-f]{{16}}-[0-9]+")
 _CHUNK = re.compile(r"[0-9a-f]{64}")
 _BLOCK_BYTES = 4096
 _LEAST_BYTES = 32 * 2**10
-#: An eviction leaves so much of the bound free, so that the next one is a while off.
+#: The share of the bound that an eviction leaves free, so that the next one does not follow soon.
 _SPARE = 0.05
 
 
 def open_folder(path: str, *, make: bool = False) -> int:
-    """Open the folder, and see to it that it is ours alone."""
+    """Open the folder, and make sure that only this user can use it."""
     if make:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
@@ -99,11 +99,11 @@ def lock_folder(fd: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A file that was reserved.
+    """A reserved file.
 
     Attributes:
-        name: Its own name until it is published.
-        digest: The chunk that goes into it.
+        name: Its name until it is published.
+        digest: The digest of its chunk.
         data: The chunk.
     """
 
@@ -129,7 +129,7 @@ class Batch:
             raise
 
     def write(self) -> None:
-        """Fill the files; wants no lock."""
+        """Fill the files; the lock is not needed."""
         for staged in self._staged:
             fd = os.open(staged.name, os.O_WRONLY | OPEN, dir_fd=self._folder.fd)
             try:
@@ -138,13 +138,13 @@ class Batch:
                 os.close(fd)
 
     def publish(self) -> None:
-        """Give the files their names, unless another writer came first; wants the lock."""
+        """Give the files their names, unless another writer was faster; the lock is needed."""
         freed = 0
-        while self._made:  # the first one last: it says that the others are alive
+        while self._made:  # the first file last: its lock shows that the writer is alive
             staged = self._staged[self._made - 1]
             if self._folder.has(staged.digest, len(staged.data)):
                 self._folder.remove(staged.name)
-                freed += _charge(len(staged.data))
+                freed += _disk_bytes(len(staged.data))
             else:
                 self._folder.rename(staged.name, staged.digest.hex())
             self._made -= 1
@@ -152,7 +152,7 @@ class Batch:
             self._folder.lower(freed)
 
     def close(self) -> None:
-        """Remove what was not published."""
+        """Remove the files that were not published."""
         while self._made:
             self._made -= 1
             with suppress(OSError):
@@ -177,10 +177,10 @@ class Batch:
 
 
 class CacheFolder:
-    """The open folder. All but `locked` and `remove` want the lock.
+    """The open folder. All methods but `locked` and `remove` need the lock.
 
     Args:
-        fd: The folder; it stays the caller's.
+        fd: The folder; the caller closes it.
         max_bytes: The bound.
     """
 
@@ -199,13 +199,13 @@ class CacheFolder:
             yield
 
     def reserve(self, chunks: Mapping[Digest, memoryview], *, scan: bool) -> Batch | None:
-        """Make files for chunks that are not here, as many as half of the bound holds."""
+        """Make files for chunks that are not here, for at most half of the bound."""
         new, need = [], 0
         for digest, data in chunks.items():
-            charge = _charge(len(data))
-            if need + charge <= self._max_bytes // 2 and not self.has(digest, len(data)):
+            size = _disk_bytes(len(data))
+            if need + size <= self._max_bytes // 2 and not self.has(digest, len(data)):
                 new.append((digest, data))
-                need += charge
+                need += size
         if not new:
             return None
         taken = None if scan else self._taken()
@@ -226,7 +226,7 @@ class CacheFolder:
         return stat.S_ISREG(found.st_mode) and found.st_size == size_bytes
 
     def rename(self, name: str, new: str) -> None:
-        """Rename a file, over whatever file has the new name."""
+        """Rename a file; it replaces a file of the new name."""
         os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def remove(self, name: str) -> None:
@@ -234,7 +234,7 @@ class CacheFolder:
         os.unlink(name, dir_fd=self.fd)
 
     def lower(self, freed: int) -> None:
-        """Say that so many bytes less are taken."""
+        """Lower the number of bytes in use."""
         taken = self._taken()
         if taken is not None:
             self._note(taken - freed)
@@ -245,10 +245,10 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         try:
-            said = os.read(fd, 64)
+            text = os.read(fd, 64)
         finally:
             os.close(fd)
-        return int(said) if re.fullmatch(rb"[0-9]{20}\n", said) else None
+        return int(text) if re.fullmatch(rb"[0-9]{20}\n", text) else None
 
     def _note(self, taken: int) -> None:
         fd = os.open(_TOTAL, os.O_WRONLY | os.O_CREAT | OPEN, 0o600, dir_fd=self.fd)
@@ -258,20 +258,20 @@ class CacheFolder:
             os.close(fd)
 
     def _evict(self, need: int) -> int:
-        """Remove the oldest until there is room and some to spare; return what is taken then."""
+        """Remove the oldest files until there is room to spare; return the bytes in use then."""
         taken, files = self._scan()
         if taken + need > self._max_bytes:
             files.sort()
-            for _, charge, name in files:
+            for _, size, name in files:
                 if taken + need <= self._max_bytes * (1 - _SPARE):
                     break
                 with suppress(FileNotFoundError):
                     self.remove(name)
-                taken -= charge
+                taken -= size
         return taken
 
     def _scan(self) -> tuple[int, list[tuple[int, int, str]]]:
-        """Return what is taken, and time, charge and name of every chunk."""
+        """Return the bytes in use, and time, bytes on disk and name of every chunk."""
         taken = _LEAST_BYTES  # for the number itself
         files: list[tuple[int, int, str]] = []
         staged: dict[str, list[tuple[int, str]]] = {}
@@ -282,30 +282,32 @@ class CacheFolder:
                     found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                charge = _charge(found.st_size)
+                size = _disk_bytes(found.st_size)
                 if _STAGED_NAME.fullmatch(name):
-                    staged.setdefault(name.rpartition("-")[0], []).append((charge, name))
+                    staged.setdefault(name.rpartition("-")[0], []).append((size, name))
                     continue
-                taken += charge if name != _TOTAL else 0
+                taken += size if name != _TOTAL else 0
                 if _CHUNK.fullmatch(name) and stat.S_ISREG(found.st_mode):
-                    files.append((found.st_mtime_ns, charge, name))
-        return taken + sum(self._bury(batch, held) for batch, held in staged.items()), files
+                    files.append((found.st_mtime_ns, size, name))
+        return taken + sum(
+            self._remove_abandoned(batch, held) for batch, held in staged.items()
+        ), files
 
-    def _bury(self, batch: str, held: Sequence[tuple[int, str]]) -> int:
-        """Remove the files of a batch whose writer died; return what they take."""
-        if not self._is_dead(batch):
-            return sum(charge for charge, _ in held)
+    def _remove_abandoned(self, batch: str, held: Sequence[tuple[int, str]]) -> int:
+        """Remove the files of a batch if its writer died; return the bytes that remain in use."""
+        if not self._is_abandoned(batch):
+            return sum(size for size, _ in held)
         taken = 0
-        for charge, name in held:
+        for size, name in held:
             try:
                 self.remove(name)
             except FileNotFoundError:
                 pass
             except OSError:
-                taken += charge
+                taken += size
         return taken
 
-    def _is_dead(self, batch: str) -> bool:
+    def _is_abandoned(self, batch: str) -> bool:
         try:
             fd = os.open(f"{batch}-0", os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=self.fd)
         except FileNotFoundError:
@@ -325,10 +327,10 @@ def _write(fd: int, data: memoryview) -> None:
         done += os.write(fd, data[done:])
 
 
-def _charge(size_bytes: int) -> int:
+def _disk_bytes(size_bytes: int) -> int:
     return max(_LEAST_BYTES, -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES)
 
 
 def busy() -> OSError:
-    """Return what is raised where the lock cannot be had."""
-    return TimeoutError(errno.ETIMEDOUT, f"its lock was not to be had for {PATIENCE_S:g} s")
+    """Return the error of a wait for the lock that took too long."""
+    return TimeoutError(errno.ETIMEDOUT, f"others held its lock for {PATIENCE_S:g} s")

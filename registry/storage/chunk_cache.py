@@ -1,19 +1,19 @@
-"""Raw, verified chunks kept on a local disk, so that what was fetched once is not fetched again.
+"""A cache of raw, verified chunks on a local disk, so that no chunk is fetched twice.
 
-Owns a folder and its bound. Nothing depends on it: whatever fails here is a miss, and the folder
-may be deleted at any moment. Any number of threads and processes of one user share it.
+Owns a folder and its bound. Nothing depends on it: every failure here is a miss, and anybody may
+delete the folder at any moment. All threads and processes of one user can share it.
 
-A chunk is a file named by its digest, raw, whatever its codec on the store; so one folder serves
-all checkpoints, runs and registries. A hit is read into the memory that wants it and hashed there;
-what does not hash to its name is removed. A hit sets the time of the file, at most once a minute,
-and the file of the oldest time goes first. Small chunks have files too: left out, each would cost
-a request of its own between hits. A file counts as whole blocks, and as 32 KiB at least, which
-bounds the number of files that a scan looks at.
+A chunk is a file named by its digest. The file holds the raw bytes, whatever the codec on the
+store, so one folder serves all checkpoints, runs and registries. A hit is read into the memory of
+the caller and hashed there; a file that does not hash to its name is removed. A hit sets the time
+of the file, at most once a minute, and the oldest file is evicted first. Small chunks are kept too:
+without them, each would cost a request of its own between hits. A file counts as whole blocks, and
+as 32 KiB at least; this bounds the number of files that a scan has to read.
 
-The bound is kept by `holdfast.registry.storage.cache_folder`, which explains how.
+`holdfast.registry.storage.cache_folder` keeps the bound and explains how.
 """
 
-# Names in an open folder, which pathlib cannot express.
+# pathlib cannot use names in an open folder.
 # ruff: noqa: PTH100, PTH111, PTH118
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.cache_folder import OPEN, CacheFolder, busy, open_folder
 from holdfast.registry.values.digest import Digest
 
-#: A folder that holds the cache; empty for none.
+#: The variable that names the folder of the cache; empty for none.
 FOLDER_VARIABLE = "HOLDFAST_CACHE"
 BYTES_VARIABLE = "HOLDFAST_CACHE_BYTES"
 DEFAULT_BYTES = 10 * 2**30
 
 _FOLDER = "chunks-v1"
 _TOUCH_S = 60.0
-#: After a failure nothing is kept for so long.
+#: After a failure nothing is kept for this time.
 _PAUSE_S = 10.0
-#: Files made under the lock at once: others wait for it.
+#: The most files that are made while the lock is held: others wait for it.
 _TURN_FILES = 128
 
 _LOGGER = logging.getLogger("holdfast")
@@ -53,10 +53,10 @@ class ChunkCache:
     """Chunks on a local disk.
 
     Args:
-        path: The folder; `~/.cache/holdfast`, or what the platform has for it, without one. It
-            need not exist. Only a folder of our own within it is touched.
-        max_bytes: Bound on what lies there, unfinished files included; the environment variable
-            `HOLDFAST_CACHE_BYTES` without it, or 10 GiB.
+        path: The folder; by default `~/.cache/holdfast` or the platform's equivalent. It need not
+            exist. Only our own folder within it is touched.
+        max_bytes: Bound on the bytes there, unfinished files included; by default the environment
+            variable `HOLDFAST_CACHE_BYTES`, or 10 GiB.
 
     Attributes:
         path: The folder.
@@ -84,15 +84,15 @@ class ChunkCache:
         return f"<ChunkCache {self.path} {self.max_bytes} bytes>"
 
     def fill(self, wanted: Mapping[Digest, memoryview], *, verified: bool = True) -> list[Digest]:
-        """Fill memory with those chunks that are here.
+        """Fill memory with the chunks that are here.
 
         Args:
             wanted: Chunks, each with a writable flat byte view of its raw length.
-            verified: Whether each is held against its digest; else whoever asks does that with
-                what is made of it, and asks again if it was wrong.
+            verified: Whether to check each chunk against its digest. If not, the caller checks the
+                result that it computes from the chunk, and asks again if that is wrong.
 
         Returns:
-            Those that are not here; their memory may have been written to.
+            The chunks that are not here; their memory may have been written to.
         """
         try:
             fd = open_folder(self._folder)
@@ -111,17 +111,17 @@ class ChunkCache:
             os.close(fd)
 
     def offer(self, chunks: Mapping[Digest, memoryview]) -> None:
-        """Keep chunks that were just verified, where there is room to be made.
+        """Keep chunks that were just verified, if the bound allows it.
 
         Args:
-            chunks: Chunks, each with a flat byte view of it.
+            chunks: Chunks, each with a flat byte view of its bytes.
         """
         if time.monotonic() < self._paused_until:
             return
         try:
             self._keep(chunks)
         except FileNotFoundError:
-            pass  # somebody deleted the folder; the next one makes it anew
+            pass  # somebody deleted the folder; the next call makes it again
         except OSError as error:
             self._say(error)
             self._pause()
@@ -183,11 +183,11 @@ class ChunkCache:
     def _turn(self, folder: CacheFolder) -> Iterator[None]:
         """Hold the lock: first among the threads of this process, then among processes."""
         if self._pid != os.getpid():
-            # A fork copies the lock as it was, and nobody would ever release it here.
+            # A fork copies a lock that is held, and nobody would release it here.
             self._pid, self._mutex = os.getpid(), Lock()
         with self._mutex:
             if time.monotonic() < self._paused_until:
-                raise busy()  # a thread before this one has waited in vain
+                raise busy()  # another thread has waited too long already
             try:
                 with folder.locked():
                     yield
@@ -210,9 +210,9 @@ def choose_cache(
     """Return the cache of a registry that is being opened.
 
     Args:
-        asked: A cache or its folder, empty for none; without it what the environment says, for
-            registries that are not on a local disk.
-        is_remote: Whether the registry is not.
+        asked: A cache or its folder, empty for none. `None` means the folder that the environment
+            names, for registries that are not on a local disk.
+        is_remote: Whether the registry is not on a local disk.
 
     Raises:
         InvalidInput: `HOLDFAST_CACHE_BYTES` is not a positive number.
@@ -225,7 +225,7 @@ def choose_cache(
 
 
 def _read(fd: int, view: memoryview) -> bool:
-    """Fill memory with a file; return whether it is one of just that length."""
+    """Fill memory with a file; return whether it is a regular file of exactly that length."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size != len(view):
         return False
@@ -240,7 +240,7 @@ def _read(fd: int, view: memoryview) -> bool:
 
 def _touch(fd: int) -> None:
     if abs(time.time() - os.fstat(fd).st_mtime) > _TOUCH_S:
-        with suppress(OSError):  # a folder that is read-only still has hits
+        with suppress(OSError):  # a read-only folder still has hits
             os.utime(fd)
 
 

@@ -1,8 +1,8 @@
-"""The grid `rows/1`: where a tensor is cut into chunks. A pure function of shape and dtype.
+"""The grid `rows/1`: how a tensor is cut into chunks. A pure function of shape and dtype.
 
-A piece is the largest trailing block of axes that fits `CHUNK_BYTES`; a chunk is as many whole
-pieces, one after another along the axis before it, as fit. Chunks are contiguous in C order, so a
-chunk is a slice of the tensor's bytes and the chunks laid end to end are the tensor.
+A piece is the largest block of trailing axes that fits into `CHUNK_BYTES`. A chunk is as many
+adjacent pieces along the axis before them as fit. Chunks are contiguous in C order: each is a slice
+of the tensor's bytes, and all of them joined are the tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.registry.values.dtypes import item_size
 
 GRID = "rows/1"
 CHUNK_BYTES = 4 * 2**20
-#: A tensor of at most so many bytes lies inside the manifest.
+#: The manifest itself holds tensors of at most this many bytes.
 INLINE_BYTES = 64
 
 

@@ -15,7 +15,7 @@ from holdfast.backends.wrappers import ReadOnly
 from holdfast.registry.errors import Conflict
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.codecs import Compression
-from holdfast.registry.storage.heads import Heads, recall
+from holdfast.registry.storage.heads import Heads, open_heads
 from holdfast.registry.storage.keys import PROBES
 from holdfast.registry.storage.store import Store, create_config, read_config
 
@@ -39,9 +39,9 @@ def create_store(
             None if compression == "none" else compression,
             None if keyframe_every == 1 else keyframe_every,
         )
-        heads = recall(parse(url))
+        heads = open_heads(parse(url))
         if heads is not None:
-            heads.meet(config.id, replace=True)
+            heads.check_registry(config.id, replace=True)
     except BaseException:
         backend.close()
         raise
@@ -61,7 +61,7 @@ def open_store(
     if read_only:
         backend = ReadOnly(backend)
     try:
-        heads = recall(parse(url), wanted=remember)
+        heads = open_heads(parse(url), wanted=remember)
         return open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
     except BaseException:
         backend.close()
@@ -90,5 +90,5 @@ def open_store_on(
             hint="Check the URL; if the registry was replaced on purpose, forget the old id.",
         )
     if heads is not None:
-        heads.meet(config.id, replace=expect_id is not None)
+        heads.check_registry(config.id, replace=expect_id is not None)
     return Store(backend, config, cache, heads)

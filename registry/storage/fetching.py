@@ -1,13 +1,13 @@
-"""Chunks off the store: ranged reads, decoding, and the check of every byte.
+"""Fetch chunks from the store: ranged reads, decoding, and verification of every byte.
 
-A raw chunk goes straight into the memory that wants it. An encoded one is read aside, held
-against the digest of its stored bytes, which the pack's table has, and then decoded; a delta is
-joined with its base, read the same way. Whatever it was, the raw bytes are hashed last. No more
-memory is taken than the manifest gives a chunk, whatever a pack or a placement claims.
+A raw chunk is read straight into the caller's memory. An encoded chunk is read into scratch memory,
+verified by the digest of its stored bytes in the pack's table, and then decoded. A delta is joined
+with its base, which is read in the same way. The raw bytes are always hashed last. A chunk gets no
+more memory than the manifest allows, whatever a pack or a placement claims.
 
-Memory that may hold a chunk already is asked first: what the caller knows of, such as a model that
-is being brought up to date, then the store's cache, which is also offered what was fetched and
-verified. So a delta whose base is at hand moves the delta alone.
+Caches are asked first: those of the caller, such as a model that is being updated, then the cache
+of the store, which also gets the chunks that were fetched and verified. So if the base of a delta
+is cached, only the delta is fetched.
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
 
-#: Neighbouring chunks are read together up to so many bytes ...
+#: Limits of one read of adjacent chunks: its bytes, and the buffers that one system call accepts.
+#: Encoded chunks and bases need scratch memory, so a read of `least_read_bytes` of those is full.
 _JOB_BYTES = 16 * 2**20
-#: ... and so many buffers, what one system call takes. What is stored of encoded chunks, and of
-#: bases, is held aside meanwhile: of that no more than makes up the store's `least_read_bytes`.
 _JOB_CHUNKS = 1024
 
 
-class Recall(Protocol):
-    """A place that may hold a chunk already; any number of threads ask it at once."""
+class Cache(Protocol):
+    """It may hold a chunk already; any number of threads ask it at the same time."""
 
     def fill(
         self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
     ) -> Sequence[Digest]:
-        """Fill memory with those chunks that are here.
+        """Fill memory with the chunks that are here.
 
         Args:
             wanted: Chunks, each with a writable flat byte view of its raw length.
-            verified: Whether each is held against its digest; else whoever asks does that with
-                what is made of it, and asks again if it was wrong.
+            verified: Whether to check each chunk against its digest. If not, the caller checks the
+                result that it computes from the chunk, and asks again if that is wrong.
 
         Returns:
-            Those that are not here; their memory may have been written to.
+            The chunks that are not here; their memory may have been written to.
         """
 
 
@@ -57,28 +56,28 @@ class Fetch:
     """Reads chunks of one placed manifest.
 
     Args:
-        store: Where from.
-        placement: Where its chunks lie.
-        places: Which chunk lies in which row, as `index_chunks` gives it.
-        recalls: What is asked before the store's cache and the store.
+        store: The store to read.
+        placement: The placement of the manifest.
+        index: Its index, from `index_chunks`.
+        caches: Asked before the store's cache and the store.
     """
 
     def __init__(
         self,
         store: Store,
         placement: Placement,
-        places: ChunkIndex,
-        recalls: Sequence[Recall] = (),
+        index: ChunkIndex,
+        caches: Sequence[Cache] = (),
     ) -> None:
         self._store = store
         self._placement = placement
-        self._places = places
-        self._recalls = (*recalls, *([] if store.cache is None else [store.cache]))
+        self._index = index
+        self._caches = (*caches, *([] if store.cache is None else [store.cache]))
         self._moved: list[int] = []  # appended to by many threads
 
     @property
     def moved_bytes(self) -> int:
-        """Stored bytes of chunks that have come off the store so far, bases of deltas included."""
+        """Stored bytes that were read so far, bases of deltas included."""
         return sum(self._moved)
 
     def read(self, wanted: Mapping[Digest, memoryview]) -> None:
@@ -88,20 +87,20 @@ class Fetch:
             wanted: Chunks, each with a writable flat byte view of its raw length.
 
         Raises:
-            Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+            Damaged: A chunk's bytes do not hash to its digest; do not use the memory then.
             MissingObject: A pack is gone.
         """
-        lacking = self._recall(wanted)
-        row_of = self._places.row
+        lacking = self._fill_from_caches(wanted)
+        row_of = self._index.row
         jobs = self._jobs(self._want(row_of(digest), len(v), v) for digest, v in lacking.items())
         if len(jobs) == 1:
             self._read_job(jobs[0])
         else:
             results([self._store.pools.bulk.submit(self._read_job, job) for job in jobs])
 
-    def _recall(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
-        """Fill what need not come off the store; return the rest."""
-        if not self._recalls:
+    def _fill_from_caches(self, wanted: Mapping[Digest, memoryview]) -> Mapping[Digest, memoryview]:
+        """Fill memory with the chunks that caches hold; return the rest."""
+        if not self._caches:
             return wanted
         batches = list(_batches(wanted))
         if len(batches) == 1:
@@ -113,10 +112,10 @@ class Fetch:
     def _fill(
         self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
     ) -> Mapping[Digest, memoryview]:
-        for recall in self._recalls:
+        for cache in self._caches:
             if not wanted:
                 break
-            lacking = recall.fill(wanted, verified=verified)
+            lacking = cache.fill(wanted, verified=verified)
             wanted = {digest: wanted[digest] for digest in lacking}
         return wanted
 
@@ -124,46 +123,46 @@ class Fetch:
         jobs: list[Job] = []
         enough = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
-        for chunk in sorted(wanted, key=lambda chunk: (chunk.place.pack, chunk.place.offset)):
-            place = chunk.place
-            adjoins = place.pack == pack and place.offset == end
+        for chunk in sorted(wanted, key=lambda chunk: (chunk.row.pack, chunk.row.offset)):
+            row = chunk.row
+            adjoins = row.pack == pack and row.offset == end
             is_full = size >= _JOB_BYTES or held >= enough
             if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
-                jobs.append(Job(self._placement.packs[place.pack]))
+                jobs.append(Job(self._placement.packs[row.pack]))
                 size = held = 0
             jobs[-1].chunks.append(chunk)
-            pack, end = place.pack, place.offset + place.stored_bytes
-            size += place.stored_bytes
+            pack, end = row.pack, row.offset + row.stored_bytes
+            size += row.stored_bytes
             held += chunk.held_bytes
         return jobs
 
-    def _want(self, row: int, raw_bytes: int, view: memoryview | None = None) -> Wanted:
-        digest, place = self._places.digest(row), self._placement.rows[row]
-        check_length(digest, place, raw_bytes)
-        is_raw = codec_name(place.codec, where=f"{digest}") == RAW
-        return Wanted(row, digest, place, raw_bytes, view, is_raw)
+    def _want(self, number: int, raw_bytes: int, view: memoryview | None = None) -> Wanted:
+        digest, row = self._index.digest(number), self._placement.rows[number]
+        check_length(digest, row, raw_bytes)
+        is_raw = codec_name(row.codec, where=f"{digest}") == RAW
+        return Wanted(number, digest, row, raw_bytes, view, is_raw)
 
     def _read_job(self, job: Job) -> None:
-        # A base that is at hand is hashed with what is made of it: half of the hashing.
+        # First use cached bases unverified: the hash of the result covers them, at half the cost.
         is_made = False
         try:
             self._make(job, verified=False)
             is_made = True
         except Damaged:
-            if not self._recalls or all(chunk.place.base == NO_BASE for chunk in job.chunks):
+            if not self._caches or all(chunk.row.base == NO_BASE for chunk in job.chunks):
                 raise
-        if not is_made:  # not while the error is handled: it keeps what was held
+        if not is_made:  # outside of `except`, where the error keeps the memory of the first try
             self._make(job, verified=True)
         if self._store.cache is not None:
             views = {chunk.digest: chunk.view for chunk in job.chunks if chunk.view is not None}
             self._store.cache.offer(views)
 
     def _make(self, job: Job, *, verified: bool) -> None:
-        """Make a job's chunks out of what is stored and what is at hand.
+        """Make a job's chunks from the store and the caches.
 
         Args:
             job: The chunks.
-            verified: Whether bases that are at hand are held against their digests.
+            verified: Whether to check cached bases against their digests.
 
         Raises:
             Damaged: A chunk does not hash to its digest.
@@ -171,63 +170,65 @@ class Fetch:
         scratch = Scratch()
         deltas: dict[int, list[memoryview]] = {}
         for chunk, view in self._decoded(job, scratch):
-            if chunk.place.base != NO_BASE:
-                deltas.setdefault(chunk.place.base, []).append(view)
+            if chunk.row.base != NO_BASE:
+                deltas.setdefault(chunk.row.base, []).append(view)
         for _ in range(MAX_DEPTH):
             if not deltas:
                 break
             deltas = self._join(deltas, scratch, verified=verified)
         if deltas:
             raise Malformed(
-                "deltas on deltas without end", where=job.pack.key, expected=f"{MAX_DEPTH}"
+                "a chain of deltas is too long",
+                where=job.pack.key,
+                expected=f"at most {MAX_DEPTH}",
             )
         for chunk in job.chunks:
             if chunk.view is not None:
-                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.place.offset)
+                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.row.offset)
 
     def _join(
         self, deltas: Mapping[int, list[memoryview]], scratch: Scratch, *, verified: bool
     ) -> dict[int, list[memoryview]]:
-        """Join differences with what they are to; return what they are differences to then.
+        """Join deltas with their bases; return the deltas whose bases are deltas themselves.
 
-        Of a chain only the sum is wanted: what lies between its ends is never made, nor hashed. The
-        end is held against its digest, and before that each link against that of its stored bytes.
+        Only the sum of a chain is needed: the chunks between its ends are neither made nor hashed.
+        The result is verified by its digest, and each link by the digest of its stored bytes.
 
         Args:
-            deltas: By the row of the chunk that they are differences to.
+            deltas: Deltas by the row number of their base.
             scratch: Memory of the job.
-            verified: Whether bases that are at hand are held against their digests.
+            verified: Whether to check cached bases against their digests.
         """
         wanted = []
-        for row, of in deltas.items():
-            digest, raw_bytes = self._places.digest(row), len(of[0])
+        for number, of in deltas.items():
+            digest, raw_bytes = self._index.digest(number), len(of[0])
             if any(len(view) != raw_bytes for view in of):
                 raise Malformed("deltas of several lengths on one chunk", where=digest)
-            if self._recalls:
+            if self._caches:
                 base = scratch.take("base", raw_bytes)  # one at a time: they are many
                 if not self._fill({digest: base}, verified=verified):
                     _add(of, base)
                     continue
-            wanted.append(self._want(row, raw_bytes))
+            wanted.append(self._want(number, raw_bytes))
         further: dict[int, list[memoryview]] = {}
-        # In this thread: the others of the pool may be waiting for the same.
+        # In this thread, since the other threads of the pool may be doing the same.
         for job in self._jobs(wanted):
             for chunk, raw in self._decoded(job, scratch):
-                _add(deltas[chunk.row], raw)
-                if chunk.place.base != NO_BASE:
-                    further.setdefault(chunk.place.base, []).extend(deltas[chunk.row])
-                elif self._store.cache is not None:  # many others may build on it
-                    verify_chunk(raw, chunk.digest, job.pack.key, chunk.place.offset)
+                _add(deltas[chunk.row_number], raw)
+                if chunk.row.base != NO_BASE:
+                    further.setdefault(chunk.row.base, []).extend(deltas[chunk.row_number])
+                elif self._store.cache is not None:  # many other chunks may be based on it
+                    verify_chunk(raw, chunk.digest, job.pack.key, chunk.row.offset)
                     self._store.cache.offer({chunk.digest: raw})
         return further
 
     def _decoded(self, job: Job, scratch: Scratch) -> Iterator[tuple[Wanted, memoryview]]:
-        """Read a job; yield each chunk, not verified yet, a delta as the difference that it is.
+        """Read a job; yield each chunk unverified, and a delta as it is, not yet joined.
 
-        A base without memory of its own is there until the next chunk is asked for.
+        The memory of a base is reused for the next chunk.
         """
         key = job.pack.key
-        # Not before the job runs: a state's own size is all that waits for one.
+        # Allocated when the job runs, so that waiting jobs hold no scratch memory.
         stored = job.stored(scratch)
         try:
             self._store.backend.get(str(key), job.byte_range, into=stored)
@@ -245,29 +246,29 @@ class Fetch:
             if chunk.is_raw:
                 yield chunk, data
                 continue
-            where = f"{key} at offset {chunk.place.offset}"
+            where = f"{key} at offset {chunk.row.offset}"
             table = self._store.table(job.pack, self._ends[job.pack.key])
             self._check_entry(table, chunk, data, where)
             raw = chunk.view
             if raw is None:
                 raw = scratch.take("raw", chunk.raw_bytes)
-            codecs.decode(data, codec_name(chunk.place.codec, where=where), raw, where=where)
+            codecs.decode(data, codec_name(chunk.row.codec, where=where), raw, where=where)
             yield chunk, raw
 
     def _check_entry(self, table: PackTable, chunk: Wanted, stored: memoryview, where: str) -> None:
-        """Hold stored bytes, and the base of a delta, against what the pack's table says.
+        """Check the stored bytes and the base of a chunk against the pack's table.
 
         Raises:
-            Damaged: They do not hash to the digest that it gives them.
-            Malformed: Table and placement do not say the same.
+            Damaged: The bytes do not hash to the digest in the table.
+            Malformed: Table and placement disagree.
         """
-        place = chunk.place
-        entry = table.at(place.offset)
-        base = None if place.base == NO_BASE else self._places.digest(place.base)
-        said = (chunk.digest, place.stored_bytes, codec_name(place.codec, where=where), base)
-        if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
+        row = chunk.row
+        entry = table.at(row.offset)
+        base = None if row.base == NO_BASE else self._index.digest(row.base)
+        placed = (chunk.digest, row.stored_bytes, codec_name(row.codec, where=where), base)
+        if entry is None or placed != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
             raise Malformed(
-                "a placement names a chunk where its pack has another",
+                "a placement and its pack name different chunks at one offset",
                 where=where,
                 expected=chunk.digest.short,
             )
@@ -283,7 +284,7 @@ class Fetch:
 
     @cached_property
     def _ends(self) -> dict[ObjectKey, int]:
-        """Where the last known chunk of each pack ends: its table is looked for from there on."""
+        """End of the last known chunk of each pack: the table comes after it."""
         ends: dict[ObjectKey, int] = {}
         packs = self._placement.packs
         for row in self._placement.rows:
@@ -293,7 +294,7 @@ class Fetch:
 
 
 def _batches(wanted: Mapping[Digest, memoryview]) -> Iterator[dict[Digest, memoryview]]:
-    """Cut what is asked of the cache into the same portions as what is asked of the store."""
+    """Split the chunks that a cache is asked for into batches as large as the reads of a store."""
     batch: dict[Digest, memoryview] = {}
     size = 0
     for digest, view in wanted.items():
@@ -314,21 +315,21 @@ def _add(differences: Iterable[memoryview], base: memoryview) -> None:
         codecs.join(view, base)
 
 
-def check_length(digest: Digest, place: ChunkRow, raw_bytes: int) -> None:
+def check_length(digest: Digest, row: ChunkRow, raw_bytes: int) -> None:
     """Check the stored length of a chunk before memory is taken for it.
 
     Raises:
-        Malformed: A raw chunk of another length, or one that encoding has not made shorter.
+        Malformed: A raw chunk has another length, or an encoded one is not shorter.
     """
-    raw = codec_name(place.codec, where=f"{digest}") == RAW
-    if place.stored_bytes != raw_bytes if raw else place.stored_bytes >= raw_bytes:
+    raw = codec_name(row.codec, where=f"{digest}") == RAW
+    if row.stored_bytes != raw_bytes if raw else row.stored_bytes >= raw_bytes:
         raise Malformed(
             "a raw chunk has another length than its tensor gives it"
             if raw
             else "an encoded chunk is as long as its raw bytes, or longer",
             where=digest,
             expected=f"{raw_bytes} bytes" if raw else f"fewer than {raw_bytes} bytes",
-            found=place.stored_bytes,
+            found=row.stored_bytes,
         )
 
 

@@ -1,8 +1,8 @@
-"""The two ways a file proves its own bytes: lines with a closing digest, frames with one.
+"""The two file formats that prove their own bytes: lines and frames with a closing digest.
 
 A JSON file is one or more lines of canonical JSON and a last line with the SHA-256, in hexadecimal,
 of all bytes before it. A manifest or placement file is a zstd frame followed by the 32 bytes of the
-SHA-256 of the frame. Nothing here knows what the content means.
+SHA-256 of the frame. This module does not know what the content means.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def split_lines(data: bytes, *, where: str) -> list[bytes]:
             where=where,
             expected=closing[:12].decode("ascii", "replace") + "...",
             found=f"{found[:12].decode()}... over {len(body)} bytes",
-            hint="Run `holdfast verify` to see what is affected; a backup of this store has it.",
+            hint="Run `holdfast verify` to see what is affected; restore it from a backup.",
         )
     return body[:-1].split(b"\n")
 
@@ -69,8 +69,8 @@ def unwrap_frame(data: bytes, *, where: str) -> bytes:
 
     Raises:
         Damaged: The closing digest does not match.
-        Malformed: The frame is not one that `wrap_frame` writes.
-        BeyondLimit: It unpacks to too much; no memory was taken.
+        Malformed: `wrap_frame` does not write such a frame.
+        BeyondLimit: Its content is too large; no memory was allocated.
     """
     frame, closing = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     found = hashlib.sha256(frame).digest()
@@ -87,7 +87,7 @@ def unwrap_frame(data: bytes, *, where: str) -> bytes:
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise Malformed("a zstd frame that does not state its size", where=where)
         check_bytes(size, "unpacking it", where=where)
-        # max_output_size bounds the allocation even where the header lies.
+        # max_output_size bounds the allocation even if the header is wrong.
         return zstandard.ZstdDecompressor().decompress(
             frame, max_output_size=max(size, 1), allow_extra_data=False
         )

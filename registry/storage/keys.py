@@ -1,6 +1,6 @@
-"""Where things lie in a registry: the keys of its objects, typed, written and parsed.
+"""The keys of all files in a registry: typed, spelled and parsed.
 
-Nothing else in the project joins or splits a key.
+No other module joins or splits a key.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ObjectKey:
 
     Attributes:
         kind: `packs`, `manifests` or `placements`.
-        digest: What the object is named by.
-        generation: The epoch that its writer had observed when it was uploaded.
+        digest: The digest that names the object.
+        generation: The epoch that its writer had seen when it was uploaded.
     """
 
     kind: Kind
@@ -64,7 +64,7 @@ class ObjectKey:
 
 
 def stem(kind: Kind, digest: Digest) -> str:
-    """Return what the keys of all generations of an object begin with."""
+    """Return the prefix of the keys of all generations of an object."""
     plain = digest.hex()
     return f"{kind}/{plain[:2]}/{plain}."
 
@@ -75,12 +75,12 @@ def slot_key(run_id: str, slot: int) -> str:
 
 
 def log_prefix(run_id: str) -> str:
-    """Return what the keys of all slots of a run begin with."""
+    """Return the prefix of the keys of all slots of a run."""
     return f"{RUNS}{run_id}/log/"
 
 
 def snapshot_prefix(run_id: str) -> str:
-    """Return what the keys of all snapshots of a run begin with."""
+    """Return the prefix of the keys of all snapshots of a run."""
     return f"{RUNS}{run_id}/snapshots/"
 
 
@@ -95,7 +95,7 @@ def epoch_key(epoch: int) -> str:
 
 
 def parse_number(key: str) -> int:
-    """Return the number that a slot's or epoch's key ends with.
+    """Return the number at the end of the key of a slot or epoch.
 
     Raises:
         Malformed: It does not end with exactly 20 digits.
@@ -112,22 +112,22 @@ def snapshot_slot(key: str) -> int:
 
 
 def is_probe(key: str) -> bool:
-    """Return whether a file has a name that probes and collectors give to their files."""
+    """Return whether a key is of a file that a probe or a collection makes."""
     return _PROBE.fullmatch(key) is not None
 
 
 def is_run_id(name: object) -> bool:
-    """Return whether a run may be called that."""
+    """Return whether this is a legal id of a run."""
     if not isinstance(name, str) or not _RUN_ID.fullmatch(name) or name.endswith("."):
         return False
     return name.split(".")[0].lower() not in _RESERVED
 
 
 def check_run_id(run_id: str) -> str:
-    """Return `run_id` if a run may be called that.
+    """Return `run_id` if it is a legal id of a run.
 
     Raises:
-        InvalidInput: Empty, too long, reserved on some system, or with characters outside
+        InvalidInput: It is empty, too long, reserved on some system, or has characters outside
             `[A-Za-z0-9._-]`.
     """
     if not is_run_id(run_id):

@@ -1,8 +1,8 @@
-"""Tensors that are read when they are indexed: only the chunks that an index touches are fetched.
+"""Lazy tensors: an index fetches only the chunks that it touches.
 
 Owns the arithmetic between an index, the grid and the chunks. Each chunk is verified as a whole
-before a byte of it is used; chunks that an index takes whole and in order go straight into the
-result, others through memory that is bounded.
+before any byte of it is used. A chunk that an index selects completely and in order is read
+straight into the result; the others are read into a buffer of bounded size.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import item_size
 
-#: Chunks that are cut to size are held at once up to so many bytes.
+#: The most bytes of chunks in that buffer.
 _HELD_BYTES = 64 * 2**20
 
 Index = SupportsIndex | slice | EllipsisType
 
 
 class Source(Protocol):
-    """Where a lazy tensor's chunks come from."""
+    """The source of a lazy tensor's chunks."""
 
     def chunk_digests(self, entry: TensorEntry) -> Sequence[Digest]:
         """Return the digests of a tensor's chunks, in the order of its grid."""
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 class LazyTensor:
-    """A tensor of a checkpoint, read when it is indexed.
+    """A tensor of a checkpoint that is read when it is indexed.
 
     Attributes:
         ref: The ref of the state, and the path in it.
@@ -61,7 +61,7 @@ class LazyTensor:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield what lies along the first axis, from one chunk of rows to the next."""
+        """Yield the parts along the first axis; whole chunks of rows are read at once."""
         if not self.shape:
             raise TypeError("a tensor without axes cannot be iterated over")
         grid = self._entry.grid
@@ -80,28 +80,28 @@ class LazyTensor:
 
     @property
     def dtype(self) -> Any:
-        """Its element type, of torch or NumPy as the tensor was saved."""
+        """Its element type: torch's or NumPy's, as it was saved."""
         return pytree.allocate(self._entry.dtype, (0,), self._kind)[0].dtype  # type: ignore[attr-defined]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Any:
-        """Return a part as a new tensor, or array where an array was saved.
+        """Return a part as a new tensor, or as a new array if an array was saved.
 
         Args:
-            index: Integers, slices with any step, and `...`, as NumPy reads them: integers drop
-                their axis, negative ones count from the end. `[...]` is the whole tensor.
+            index: Integers, slices with any step, and `...`, as in NumPy: an integer drops its
+                axis, a negative one counts from the end. `[...]` is the whole tensor.
 
         Raises:
-            OutOfRange: An integer is out of range, or there are more indices than axes; it is an
-                `IndexError`, too.
-            InvalidInput: An index of another kind, such as a mask or a list, or a step of 0.
-            IntegrityError: A chunk is damaged or gone.
+            OutOfRange: An integer is out of range, or there are more indices than axes; it is also
+                an `IndexError`.
+            InvalidInput: The index has another kind, such as a mask or a list, or a step of 0.
+            IntegrityError: A chunk is damaged or missing.
         """
         picks = _picks(index, self.shape, self.ref)
         ranges = [pick if isinstance(pick, range) else range(pick, pick + 1) for pick in picks]
         kept = tuple(len(pick) for pick in picks if isinstance(pick, range))
         try:
             result, view = pytree.allocate(self._entry.dtype, kept, self._kind)
-        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
             raise IncompatibleState(
                 "this part of the tensor does not fit into memory", where=self.ref, found=error
             ) from error
@@ -120,13 +120,14 @@ class LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What of one chunk goes where.
+    """The part of one chunk that an index selects.
 
     Attributes:
         digest: The chunk.
         shape: Its rows and the axes after them.
-        inside: What is taken of it.
-        outside: Where that stands in the result.
+        inside: The selection within the chunk.
+        outside: Its position in the result.
+        whole: Whether it is the whole chunk, in order.
     """
 
     digest: Digest
@@ -137,7 +138,7 @@ class _Part:
 
 
 class _Reading:
-    """One index being read."""
+    """The reading of one index."""
 
     def __init__(
         self, entry: TensorEntry, ranges: Sequence[range], view: memoryview, source: Source
@@ -212,7 +213,7 @@ class _Reading:
 def _by_chunk(taken: range, rows: int) -> Iterator[tuple[int, int, int]]:
     """Yield the chunks along the cut axis that hold some of these rows.
 
-    With each the positions within `taken`, first and one past the last.
+    Each comes with its first position within `taken` and the position after its last.
     """
     at = 0
     while at < len(taken):
@@ -225,22 +226,22 @@ def _by_chunk(taken: range, rows: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _as_slice(taken: range) -> slice:
-    """Return the slice that takes what a range of non-negative numbers takes."""
+    """Return the slice that selects the same as a range of non-negative numbers."""
     stop = taken.stop if taken.stop >= 0 else None
     return slice(taken.start, stop, taken.step)
 
 
 def _picks(index: Any, shape: tuple[int, ...], ref: str) -> list[range | int]:
-    """Return for each axis what an index takes of it; an integer drops the axis.
+    """Return the range that an index selects of each axis, or an integer, which drops the axis.
 
     Raises:
-        OutOfRange: Out of range, or too many.
-        InvalidInput: Of a kind that cannot be read piece by piece.
+        OutOfRange: An integer is out of range, or there are more indices than axes.
+        InvalidInput: The index has a kind that cannot be read piece by piece.
     """
     given = list(index) if isinstance(index, tuple) else [index]
     ellipses = [at for at, one in enumerate(given) if one is Ellipsis]
     if len(ellipses) > 1:
-        raise InvalidInput("an index can have one ellipsis only", where=ref, found=len(ellipses))
+        raise InvalidInput("an index can have only one ellipsis", where=ref, found=len(ellipses))
     missing = len(shape) - (len(given) - len(ellipses))
     if missing < 0:
         raise OutOfRange(

@@ -1,9 +1,9 @@
 """The manifest `holdfast.checkpoint/1`: WHAT a state is.
 
-Per component its skeleton and its tensors (dtype, shape, chunk digests). A component's digest is
-that of its canonical JSON, the checkpoint's id is that of the manifest with every component
-replaced by its digest. No location, run, step or time stands in it, so equal states have equal ids
-anywhere.
+It has the skeleton and the tensors (dtype, shape, chunk digests) of each component. A component's
+digest is the SHA-256 of its canonical JSON. The state's id is the digest of the manifest in which
+each component is replaced by its digest. A manifest names no location, run, step or time, so equal
+states have equal ids everywhere.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.parse_limits import check_json, taking_turns
 
 FORMAT = "holdfast.checkpoint/1"
-#: A tensor of more chunks names a stored list of their digests instead.
+#: A tensor of more chunks names a stored list of their digests.
 LIST_THRESHOLD = 256
 _DIGEST_BYTES = 32
 _MAX_AXES = 64
-#: What a tensor may have been before it was stored with less precision, and what it is then.
+#: The element types that can be stored with less precision, and the types they are stored in.
 ORIGINAL_DTYPES = frozenset({"float32", "float64"})
 NARROW_DTYPES = frozenset({"float16", "bfloat16"})
 
 
 class NarrowedDtype(str):
-    """Name of the element type that a tensor is stored in, in place of a wider one.
+    """The name of the narrower element type that a tensor is stored in.
 
     Attributes:
-        original: The wider one, which the tensor's entry records.
+        original: The wider type, which the tensor's entry records.
     """
 
     __slots__ = ("original",)
     original: str
 
     def __new__(cls, dtype: str, original: str) -> Self:
-        """Return the name with what it stands for."""
+        """Return the name with the original type."""
         made = super().__new__(cls, dtype)
         made.original = original
         return made
@@ -54,16 +54,16 @@ class NarrowedDtype(str):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a component; one of `inline`, `chunks` and `chunk_list` tells its bytes.
+    """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`.
 
     Attributes:
-        dtype: Name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` says `original` too.
+        dtype: Name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` sets `original` too.
         shape: Axis lengths.
         inline: The bytes themselves, for at most `INLINE_BYTES`.
         chunks: Digests of the chunks of `grid`, in order.
         chunk_list: Digest of a stored chunk that holds the digests, 32 bytes each.
-        original: The wider element type that it was given in, where it is stored with less
-            precision; `None` where it is stored as it was.
+        original: The wider element type that it had before it lost precision; `None` if it is
+            stored unchanged.
     """
 
     dtype: str
@@ -90,13 +90,13 @@ class TensorEntry:
 
     @property
     def content(self) -> Digest:
-        """Identity of dtype, shape and bytes together, whatever the tensor was before."""
+        """Digest of dtype, shape and bytes together; `original` does not count."""
         entry = self.to_json()
         entry.pop("original", None)
         return Digest.of(canonical.encode(entry))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as it stands in the manifest."""
+        """Return the entry of the manifest as JSON."""
         entry: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.original is not None:
             entry["original"] = self.original
@@ -114,7 +114,7 @@ class Component:
     """A top-level key of a state.
 
     Attributes:
-        skeleton: Every leaf in place, a tensor as an index into `tensors`
+        skeleton: The values, with an index into `tensors` for each tensor
             (`holdfast.registry.pytree`).
         tensors: The tensors, in order of their index.
         digest: SHA-256 of `encoded`.
@@ -133,12 +133,12 @@ class Component:
         tensors: Sequence[TensorEntry],
         encoded_skeleton: bytes | None = None,
     ) -> Component:
-        """Assemble a component and hash it.
+        """Make a component and hash it.
 
         Args:
             skeleton: Its skeleton.
             tensors: Its tensors.
-            encoded_skeleton: The canonical JSON of the skeleton, where the caller has it.
+            encoded_skeleton: The canonical JSON of the skeleton, if the caller has it.
         """
         encoded = b'{"grid":%b,"skeleton":%b,"tensors":%b}' % (
             canonical.encode(GRID),
@@ -155,11 +155,11 @@ class Component:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a state is.
+    """The content of a state.
 
     Attributes:
         kind: `dict` or `odict`: the type of the state itself.
-        components: By name, in the order of the state's keys.
+        components: The components by name, in the order of the state's keys.
     """
 
     kind: str
@@ -167,7 +167,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> Digest:
-        """The checkpoint's id."""
+        """The state's id."""
         named = [[name, component.digest.hex()] for name, component in self.components.items()]
         return Digest.of(
             canonical.encode({"format": FORMAT, "kind": self.kind, "components": named})
@@ -180,7 +180,7 @@ class Manifest:
 
     @cached_property
     def content_bytes(self) -> int:
-        """Length of its canonical JSON, but for names and braces."""
+        """Length of its canonical JSON without names and braces."""
         return sum(len(component.encoded) for component in self.components.values())
 
     def tensors(self) -> Iterator[TensorEntry]:
@@ -192,7 +192,7 @@ class Manifest:
     def direct_chunks(self) -> Mapping[Digest, int]:
         """Distinct chunks that the manifest itself names, in order, with their raw lengths.
 
-        Lists are among them; the chunks that a list names follow in `Placement` order.
+        Digest lists are among them; the chunks that the lists name come after them in a placement.
         """
         lengths: dict[Digest, int] = {}
         for tensor in self.tensors():
@@ -209,7 +209,7 @@ class Manifest:
         return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
 
     def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
-        """Return every distinct chunk with its raw length, in the order of a placement's rows.
+        """Return every distinct chunk and its raw length, in the order of a placement's rows.
 
         Args:
             lists: The bytes of each stored digest list.
@@ -232,7 +232,7 @@ class Manifest:
         return wrap_frame(content)
 
     def _content(self) -> Iterator[bytes]:
-        """Yield the canonical JSON of the manifest in parts, with the JSON of its components."""
+        """Yield the canonical JSON of the manifest in parts."""
         before = b'{"components":[['
         for name, component in self.components.items():
             yield before + canonical.encode(name) + b","
@@ -249,7 +249,7 @@ class Manifest:
             Damaged: Its bytes do not match its closing digest.
             Malformed: A rule of the format is broken, or it is another checkpoint's manifest.
             BeyondLimit: It would take too much memory.
-            UnsupportedFormat: It was written in a format that this version does not know.
+            UnsupportedFormat: This version does not know its format.
         """
         with taking_turns(content_bytes(data)), collector_paused():
             content = unwrap_frame(data, where=where)
@@ -281,13 +281,13 @@ class Manifest:
                 raise ValueError("wrong keys")
             components = {_name(name): _component(part) for name, part in body["components"]}
             if len(components) != len(body["components"]):
-                raise ValueError("a component stands twice")
+                raise ValueError("a component occurs twice")
             return cls(body["kind"], components)
         raise AssertionError  # `_rules` lets no error pass
 
 
 def _check_canonical(content: bytes, parts: Iterator[bytes], where: str) -> None:
-    """Compare a content with its expected parts without joining them: they may be long."""
+    """Compare a content with its expected parts without joining them, since they may be long."""
     end = 0
     for part in parts:
         canonical.check(content[end : end + len(part)], part, where=where)
@@ -312,7 +312,7 @@ def parse_list(data: bytes, count: int, *, where: object) -> tuple[Digest, ...]:
 
 
 class _rules:  # noqa: N801 - reads as a statement
-    """Turn whatever a hostile body provokes into `Malformed`."""
+    """Turn every error that a hostile body can cause into `Malformed`."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -339,9 +339,9 @@ def _component(body: Any) -> Component:
     encoded = canonical.encode(body)
     entries = body["tensors"]
     if type(entries) is not list:
-        raise ValueError("tensors are no list")
+        raise ValueError("tensors are not a list")
     for index, entry in enumerate(entries):
-        entries[index] = _tensor(entry)  # in place: the parsed entries take as much memory again
+        entries[index] = _tensor(entry)  # in place, since a second list would double the memory
     return Component(body["skeleton"], tuple(entries), Digest.of(encoded), encoded)
 
 
@@ -378,15 +378,15 @@ def _tensor(entry: Any) -> TensorEntry:
 # A model has thousands of tensors and a few dozen shapes.
 @lru_cache(maxsize=4096)
 def _one_of_equal(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Return the same objects for all tensors of one type and shape."""
+    """Return the same objects for all tensors of equal type and shape."""
     return dtype, shape
 
 
 def _original(entry: Any, nbytes: int) -> str:
-    """Return the element type that a tensor was given in; room for it must be thinkable."""
+    """Return the original element type of a tensor; its bytes in that type must be below 2^63."""
     original, dtype = entry["original"], entry["dtype"]
     if original not in ORIGINAL_DTYPES or dtype not in NARROW_DTYPES:
-        raise ValueError(f"{dtype} cannot stand for {original!r}")
+        raise ValueError(f"{dtype} cannot replace {original!r}")
     if nbytes // ITEM_SIZES[dtype] * ITEM_SIZES[original] >= 2**63:
         raise ValueError(f"shape {entry['shape']} of {original} is beyond 2^63 bytes")
     return str(original)
@@ -398,5 +398,5 @@ def _inline(text: str) -> bytes:
     except binascii.Error as error:
         raise ValueError(f"inline data is not base64: {error}") from error
     if binascii.b2a_base64(data, newline=False).decode("ascii") != text:
-        raise ValueError("inline data has bits behind its end")
+        raise ValueError("inline data has bits after its end")
     return data

@@ -1,10 +1,10 @@
-r"""The pack `holdfast.pack/1`: a file of encoded chunks and its own table of contents.
+r"""The pack `holdfast.pack/1`: a file of encoded chunks and its table of contents.
 
 Layout: the encoded chunks one after another from offset 0; the table, canonical JSON; then a
 trailer of 48 bytes: length of the table (u64, little-endian), SHA-256 of the table, the 8 bytes
 `HFPACK1\n`.
 A pack is named by the digest of its table, the table names every chunk's digest, and offsets are
-running sums of stored lengths: no byte of the file is outside what its name covers.
+running sums of stored lengths. So the name covers every byte of the file.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import check_bytes
 
 FORMAT = "holdfast.pack/1"
-#: A pack takes further chunks up to so many raw bytes.
+#: A pack is closed once its chunks have this many raw bytes.
 PACK_BYTES = 64 * 2**20
 _MAGIC = b"HFPACK1\n"
 _TRAILER = struct.Struct("<Q32s8s")
 TRAILER_BYTES = _TRAILER.size
-#: What a table keeps of a chunk: digest, stored and raw length, codec, whether it is a delta, ...
+#: A chunk in memory: its digest, stored and raw length, codec, and whether it is a delta.
 _KEPT = struct.Struct("<32sQQB?")
-#: ... and of an encoded one: digests of what is stored and of the base, zeros for none.
+#: An encoded chunk has two more digests: of its stored bytes, and of its base or zeros.
 _PROOF = struct.Struct("<32s32s")
-#: The end of a pack that is read for its table; most tables are shorter.
+#: Bytes that are read from the end of a pack for its table; most tables are shorter.
 TAIL_GUESS_BYTES = 64 * 1024
 
 
@@ -40,12 +40,12 @@ class PackEntry(NamedTuple):
 
     Attributes:
         digest: SHA-256 of the chunk's raw bytes.
-        offset: Where its stored bytes begin.
+        offset: Offset of its stored bytes.
         stored_bytes: Length as stored.
         raw_bytes: Length when decoded.
         codec: Name in `holdfast.registry.storage.codecs`.
-        base: Digest of the chunk that a delta is against.
-        stored_digest: SHA-256 of the stored bytes where `codec` is not `raw`, checked before
+        base: For a delta, the digest of its base.
+        stored_digest: SHA-256 of the stored bytes if `codec` is not `raw`; it is checked before
             decoding.
     """
 
@@ -59,11 +59,11 @@ class PackEntry(NamedTuple):
 
 
 class PackTable:
-    """A pack's table of contents: the entries of its chunks, in the order in which they lie.
+    """A pack's table of contents: the entries of its chunks, in the order of their offsets.
 
-    Keeps 58 bytes a chunk, and 64 more where any of the pack is encoded; an entry is made when it
-    is asked for. As objects they would take ten times that: whoever reads a state with deltas holds
-    dozens of tables, and a check of a registry all of them.
+    A chunk takes 58 bytes, and 64 more if any chunk of the pack is encoded; an entry is made on
+    demand. As objects, entries would take ten times that, and reading a state with deltas holds
+    dozens of tables, checking a registry all of them.
     """
 
     __slots__ = ("_kept", "_offsets", "_proofs")
@@ -99,10 +99,10 @@ class PackTable:
         return isinstance(other, PackTable) and list(self) == list(other)
 
     def at(self, offset: int) -> PackEntry | None:
-        """Return the chunk that begins at an offset."""
+        """Return the chunk at an offset, if one begins there."""
         number = bisect_left(self._offsets, offset)
-        is_there = number < len(self) and self._offsets[number] == offset
-        return self[number] if is_there else None
+        is_found = number < len(self) and self._offsets[number] == offset
+        return self[number] if is_found else None
 
     def encode(self) -> bytes:
         """Return the canonical JSON; its SHA-256 is the pack's name."""
@@ -125,7 +125,7 @@ class PackTable:
 
         Raises:
             Malformed: A rule of the format is broken.
-            UnsupportedFormat: It is of a format that this version does not know.
+            UnsupportedFormat: This version does not know its format.
         """
         body = canonical.decode(data, where=where)
         if not isinstance(body, dict) or body.get("format") != FORMAT:
@@ -151,7 +151,7 @@ class PackTable:
 
 
 def raw_entries(digests: Sequence[Digest], lengths: Sequence[int]) -> list[PackEntry]:
-    """Return the entries of a pack of chunks stored as they are."""
+    """Return the entries of a pack of raw chunks."""
     entries, offset = [], 0
     for digest, length in zip(digests, lengths, strict=True):
         entries.append(PackEntry(digest, offset, length, length))
@@ -173,7 +173,7 @@ def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> t
         where: The pack's key, for messages.
 
     Raises:
-        Damaged: They are not a trailer of a file of that size.
+        Damaged: They are not the trailer of a file of that size.
     """
     table_bytes, digest, magic = _TRAILER.unpack(data)
     if magic != _MAGIC or not 0 < table_bytes <= file_bytes - TRAILER_BYTES:
@@ -189,14 +189,14 @@ def parse_trailer(data: bytes | memoryview, file_bytes: int, *, where: str) -> t
 def read_table(
     read: Callable[[int, int], bytes], file_bytes: int, name: Digest, *, where: str, after: int = 0
 ) -> PackTable:
-    """Read and verify the table of a pack without the rest of it, mostly in one request.
+    """Read and verify the table of a pack without the rest of it, nearly always in one request.
 
     Args:
-        read: Gives the bytes from one offset up to another.
+        read: Returns the bytes from one offset up to another.
         file_bytes: Size of the whole file.
-        name: What the pack is named by.
+        name: The digest that names the pack.
         where: The pack's key, for messages.
-        after: Where the last chunk that is known of ends: a table that begins there is read alone.
+        after: End of the last known chunk: no byte before it is read in the first request.
 
     Raises:
         Damaged: The table does not hash to `name`.

@@ -1,10 +1,10 @@
-"""The placement `holdfast.placement/1`: WHERE the chunks of one manifest lie in this registry.
+"""The placement `holdfast.placement/1`: WHERE this registry stores the chunks of one manifest.
 
 Content of the file: a line of canonical JSON (format, manifest, packs, number of rows, extra
 digests), then columns of little-endian integers: pack (u32), offset (u64), stored length (u32),
-codec (u8), base row (u32, `NO_BASE` for none). Rows follow the manifest's distinct chunks in order;
-extra rows hold delta bases outside the manifest. Collection reads placements and nothing else, so
-every pack that decoding needs is named.
+codec (u8), base row (u32, `NO_BASE` for none). There is a row for each distinct chunk of the
+manifest, in order; extra rows are for bases of deltas outside the manifest. Collection reads
+placements and nothing else, so a placement names every pack that decoding needs.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from holdfast.registry.values.parse_limits import ROW_BYTES, check_bytes, check_
 
 FORMAT = "holdfast.placement/1"
 NO_BASE = 2**32 - 1
-#: Deltas on deltas, at most.
+#: The most deltas in a chain.
 MAX_DEPTH = 32
 _COLUMNS = "IQIBI"
 _ROW_BYTES = struct.calcsize("<" + _COLUMNS)
-#: A digest in the line of JSON.
+#: Bytes of a digest in the line of JSON.
 _EXTRA_BYTES = 67
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
@@ -57,14 +57,14 @@ class PackRef:
 
 
 class ChunkRow(NamedTuple):
-    """Where one chunk lies.
+    """A row of a placement: where one chunk is stored.
 
     Attributes:
         pack: The pack's position in the placement's list.
-        offset: Where its stored bytes begin.
+        offset: Offset of its stored bytes.
         stored_bytes: Their length.
         codec: Number in `holdfast.registry.storage.codecs`.
-        base: Row of the chunk that a delta is against, or `NO_BASE`.
+        base: For a delta, the row of its base; otherwise `NO_BASE`.
     """
 
     pack: int
@@ -75,23 +75,23 @@ class ChunkRow(NamedTuple):
 
 
 class Rows(Sequence[ChunkRow]):
-    """Places in columns, `_ROW_BYTES` each; one is made when it is asked for.
+    """Rows in columns, `_ROW_BYTES` each; a `ChunkRow` is made on demand.
 
-    As objects they would take six times that, and what chains of deltas stand on makes a placement
-    many times as long as its manifest.
+    As objects they would take six times that, and the bases of chains of deltas can make a
+    placement many times as long as its manifest.
     """
 
     __slots__ = ("_columns",)
 
-    def __init__(self, places: Iterable[ChunkRow]) -> None:
-        columns = list(zip(*places, strict=True)) or [()] * len(_COLUMNS)
+    def __init__(self, rows: Iterable[ChunkRow]) -> None:
+        columns = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
         self._columns = [
             array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
         ]
 
     @classmethod
     def parse(cls, data: bytes, count: int) -> Rows:
-        """Read the columns of so many rows."""
+        """Read the columns of `count` rows."""
         rows, start = cls(()), 0
         for column in rows._columns:
             column.frombytes(data[start : start + count * column.itemsize])
@@ -110,7 +110,7 @@ class Rows(Sequence[ChunkRow]):
 
     @property
     def bases(self) -> Sequence[int]:
-        """The row that each is a delta against, or `NO_BASE`."""
+        """The row of each one's base, or `NO_BASE`."""
         return self._columns[-1]
 
     def __len__(self) -> int:
@@ -137,12 +137,12 @@ class Rows(Sequence[ChunkRow]):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the chunks of one manifest lie.
+    """Where the chunks of one manifest are stored.
 
     Attributes:
-        manifest: The checkpoint's id.
+        manifest: The state's id.
         packs: Packs with their keys and sizes.
-        rows: A place for each distinct chunk of the manifest, in order, then the extra rows.
+        rows: A row for each distinct chunk of the manifest, in order, then the extra rows.
         extra: Digests of the extra rows.
     """
 
@@ -153,7 +153,7 @@ class Placement:
 
     @cached_property
     def content(self) -> bytes:
-        """The content of the file; the placement is named by its digest."""
+        """The content of the file; its digest names the placement."""
         return self._content()
 
     def _content(self) -> bytes:
@@ -170,12 +170,12 @@ class Placement:
 
     @cached_property
     def digest(self) -> Digest:
-        """What the file is named by."""
+        """The digest that names the file."""
         return Digest.of(self.content)
 
     @cached_property
     def content_bytes(self) -> int:
-        """About the length of `content`, which takes as much memory if it is asked for."""
+        """About the length of `content`, without making it."""
         return len(self.rows) * _ROW_BYTES + len(self.extra) * _EXTRA_BYTES
 
     def encode(self) -> bytes:
@@ -188,14 +188,14 @@ class Placement:
         return wrap_frame(self.content)
 
     @cached_property
-    def links(self) -> Sequence[int]:
-        """How many deltas have to be added to what each row stands on.
+    def depths(self) -> Sequence[int]:
+        """The number of deltas in the chain of each row; 0 for a chunk that is no delta.
 
         Raises:
-            Malformed: More than `MAX_DEPTH`, or they go round in a circle.
+            Malformed: A chain has more than `MAX_DEPTH` deltas, or is a cycle.
         """
         bases = self.rows.bases
-        depths = bytearray(len(bases))  # 0: is none, or not known yet
+        depths = bytearray(len(bases))  # 0: no delta, or not known yet
         for start in range(len(bases)):
             chain: list[int] = []
             number = start
@@ -205,7 +205,7 @@ class Placement:
             depth = depths[number]
             if depth + len(chain) > MAX_DEPTH:
                 raise Malformed(
-                    "deltas on deltas without end",
+                    "a chain of deltas is too long",
                     where=f"placement {self.digest.short} of {self.manifest.short}, row {start}",
                     expected=f"at most {MAX_DEPTH}",
                     hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
@@ -216,10 +216,10 @@ class Placement:
         return depths
 
     def index(self, chunks: Mapping[Digest, int]) -> ChunkIndex:
-        """Return which chunk lies in which row, given the manifest's distinct chunks in order.
+        """Return the index of the rows, given the manifest's distinct chunks in order.
 
         Raises:
-            Malformed: There are fewer or more rows than chunks, or deltas without end.
+            Malformed: There are more or fewer rows than chunks, or a chain of deltas is too long.
         """
         count = len(chunks) + len(self.extra)
         if count != len(self.rows):
@@ -229,7 +229,7 @@ class Placement:
                 expected=f"{count} rows",
                 found=len(self.rows),
             )
-        _ = self.links  # checked before anything is read by it, or built on it
+        _ = self.depths  # checks the chains before anything is read
         return ChunkIndex(self, chunks)
 
     @classmethod
@@ -240,7 +240,7 @@ class Placement:
             Damaged: Its bytes do not match its closing digest.
             Malformed: A rule of the format is broken, or it is another placement.
             BeyondLimit: It would take too much memory.
-            UnsupportedFormat: It was written in a format that this version does not know.
+            UnsupportedFormat: This version does not know its format.
         """
         with taking_turns(content_bytes(data)), collector_paused():
             return cls._decode(unwrap_frame(data, where=where), expected, where)
@@ -261,17 +261,17 @@ class Placement:
             placement = _parse(header, columns, where)
         except (KeyError, TypeError, ValueError) as error:
             raise Malformed("breaks the placement format", where=where, found=error) from error
-        del header, line, columns  # long where there are many extra rows
+        del header, line, columns  # they are long if there are many extra rows
         canonical.check(content, placement._content(), where=where)
         return placement
 
 
 class ChunkIndex:
-    """Which chunk lies in which row of a placement, both ways.
+    """The index of a placement: from a chunk to its row number, and back.
 
     Args:
         placement: The placement.
-        chunks: The chunks of its first rows, in order; those of its extra rows it knows itself.
+        chunks: The chunks of its first rows, in order; it names the chunks of extra rows itself.
     """
 
     __slots__ = ("_chunks", "_placement", "_rows")
@@ -289,7 +289,7 @@ class ChunkIndex:
         """Return the chunk of any row.
 
         Raises:
-            Malformed: It is a row that nothing should stand on: its chunk is not known.
+            Malformed: Its chunk is not known, so it cannot be a base.
         """
         if row < len(self._chunks):
             return self._chunks[row]
@@ -297,7 +297,7 @@ class ChunkIndex:
         number = row - len(self._placement.rows) + len(extra)
         if number < 0:
             raise Malformed(
-                "a delta to a chunk that is not known",
+                "the base of a delta is not known",
                 where=f"placement {self._placement.digest.short}, row {row}",
                 expected=f"one of the first {len(self._chunks)} rows, or an extra one",
                 hint="Run `holdfast verify`; a mirror can restore the checkpoint.",
@@ -306,7 +306,7 @@ class ChunkIndex:
 
 
 def _check_memory(content: bytes, where: str, kind: type[RegistryError]) -> None:
-    """Check that a content may be read: its line as JSON, its columns by their rows."""
+    """Check the memory for reading a content: its line of JSON and its rows."""
     line = content.find(b"\n") + 1
     check_json(content[:line], where=where, kind=kind)
     rows = (len(content) - line) // _ROW_BYTES

@@ -1,6 +1,6 @@
-"""What one ranged read is for, and the memory that it takes besides that of what is wanted.
+"""One ranged read: the chunks that it fetches, and the scratch memory that it needs.
 
-Owns no reading: `holdfast.registry.storage.fetching` puts jobs together and does them.
+This module reads nothing: `holdfast.registry.storage.fetching` plans the jobs and runs them.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from holdfast.registry.values.digest import Digest
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A chunk, and the memory that its raw bytes go to.
+    """A chunk to read, and the memory for its raw bytes.
 
     Attributes:
-        row: Its row of the placement.
+        row_number: The number of its row in the placement.
         digest: The chunk.
-        place: Where it lies.
+        row: Its row in the placement.
         raw_bytes: Its raw length.
         view: The memory; `None` for the base of a delta, which is only joined to others.
-        is_raw: Whether its stored bytes are its raw ones.
+        is_raw: Whether it is stored as its raw bytes.
     """
 
-    row: int
+    row_number: int
     digest: Digest
-    place: ChunkRow
+    row: ChunkRow
     raw_bytes: int
     view: memoryview | None
     is_raw: bool
 
     @property
     def held_bytes(self) -> int:
-        """What it takes of memory besides: what is stored, unless it goes where it is wanted."""
-        return 0 if self.is_raw and self.view is not None else self.place.stored_bytes
+        """Bytes of scratch memory: its stored length, or 0 if it is read into its own memory."""
+        return 0 if self.is_raw and self.view is not None else self.row.stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One ranged read: chunks that lie one after another in one pack."""
+    """One ranged read: adjacent chunks of one pack."""
 
     pack: PackRef
     chunks: list[Wanted] = field(default_factory=list)
 
     @property
     def byte_range(self) -> ByteRange:
-        """Where they lie in the pack."""
-        last = self.chunks[-1].place
-        return ByteRange(self.chunks[0].place.offset, last.offset + last.stored_bytes)
+        """The range of the pack that holds them."""
+        last = self.chunks[-1].row
+        return ByteRange(self.chunks[0].row.offset, last.offset + last.stored_bytes)
 
     def stored(self, scratch: Scratch) -> list[memoryview]:
-        """Return memory for what is stored of each chunk: its own where it is raw and has some."""
+        """Return memory for the stored bytes of each chunk: its own if it is raw and has some."""
         aside = scratch.take("stored", sum(chunk.held_bytes for chunk in self.chunks))
         found, start = [], 0
         for chunk in self.chunks:
@@ -67,17 +67,17 @@ class Job:
 
 
 class Scratch:
-    """Memory for a job and all that its deltas stand on, the same for each use.
+    """Reusable memory for a job and the bases of its deltas, one block for each use.
 
-    It goes back to the system with the job. What was freed to the heap would stay with the process,
-    in pieces, for every thread.
+    It is returned to the system after the job. Memory that is freed to the heap would stay with the
+    process, in pieces, for every thread.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, memoryview] = {}
 
     def take(self, use: Literal["stored", "raw", "base"], nbytes: int) -> memoryview:
-        """Return so many bytes; what was taken for this use before is written over."""
+        """Return `nbytes` of memory; it overwrites what this use had before."""
         kept = self._kept.get(use, memoryview(b""))
         if len(kept) < nbytes:
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

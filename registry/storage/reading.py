@@ -1,7 +1,7 @@
-"""The read path: which chunks of a state go to which memory.
+"""Read tensors and digest lists of a stored state into the caller's memory.
 
-How they come there, verified, is the business of `fetching`; where the memory comes from that of
-`holdfast.registry.loading.stored`.
+This module decides which chunk goes to which memory; `fetching` reads and verifies the chunks, and
+`holdfast.registry.loading.stored` allocates the memory.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import LISTED_BYTES, check_bytes
 
-#: A tensor and the memory that its bytes go to.
+#: A tensor and the memory for its bytes.
 Target = tuple[TensorEntry, memoryview]
 
 
 def read_tensors(
     store: Store, manifest: Manifest, placement: Placement, targets: Sequence[Target]
 ) -> None:
-    """Fill memory with tensors of a checkpoint, every byte verified.
+    """Fill memory with tensors of a state, every byte verified.
 
     Args:
-        store: Where from.
-        manifest: The checkpoint.
-        placement: Where its chunks lie.
+        store: The store to read.
+        manifest: The state.
+        placement: Its placement.
         targets: Tensors of the manifest, each with a writable flat byte view of its size.
 
     Raises:
-        Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+        Damaged: A chunk's bytes do not hash to its digest; do not use the memory then.
         MissingObject: A pack is gone.
     """
     lists = read_lists(store, manifest, placement)
-    places = index_chunks(manifest, placement, lists)
+    index = index_chunks(manifest, placement, lists)
     first: dict[Digest, memoryview] = {}
     copies: list[tuple[memoryview, memoryview]] = []
     for digest, view in _chunks(targets, lists):
@@ -44,7 +44,7 @@ def read_tensors(
             copies.append((view, first[digest]))
         else:
             first[digest] = view
-    read_chunks(store, placement, places, first)
+    read_chunks(store, placement, index, first)
     for view, source in copies:
         view[:] = source
 
@@ -52,31 +52,31 @@ def read_tensors(
 def read_chunks(
     store: Store,
     placement: Placement,
-    places: ChunkIndex,
+    index: ChunkIndex,
     wanted: Mapping[Digest, memoryview],
 ) -> None:
     """Fill memory with single chunks, every byte verified.
 
     Args:
-        store: Where from.
-        placement: Where the chunks lie.
-        places: Which chunk lies in which row, as `index_chunks` gives it.
+        store: The store to read.
+        placement: The placement that names the chunks.
+        index: Its index, from `index_chunks`.
         wanted: Chunks, each with a writable flat byte view of its raw length.
 
     Raises:
-        Damaged: A chunk's bytes do not hash to its digest; the memory is then not to be used.
+        Damaged: A chunk's bytes do not hash to its digest; do not use the memory then.
         MissingObject: A pack is gone.
     """
-    Fetch(store, placement, places).read(wanted)
+    Fetch(store, placement, index).read(wanted)
 
 
 def index_chunks(
     manifest: Manifest, placement: Placement, lists: Mapping[Digest, bytes]
 ) -> ChunkIndex:
-    """Return which chunk lies in which row of a placement.
+    """Return the index of a placement: the row of each chunk.
 
     Raises:
-        Malformed: The placement is another manifest's, or has fewer or more rows than chunks.
+        Malformed: The placement belongs to another manifest, or has more or fewer rows than chunks.
     """
     if placement.manifest != manifest.digest:
         raise Malformed(
@@ -92,26 +92,26 @@ def read_lists(store: Store, manifest: Manifest, placement: Placement) -> dict[D
     """Return the stored digest lists of a manifest's largest tensors, verified."""
     if not manifest.chunk_lists:
         return {}
-    places = check_lists(manifest, placement)
+    index = check_lists(manifest, placement)
     buffers = {digest: bytearray(manifest.direct_chunks[digest]) for digest in manifest.chunk_lists}
     views = {digest: memoryview(data) for digest, data in buffers.items()}
-    Fetch(store, placement, places).read(views)
+    Fetch(store, placement, index).read(views)
     return {digest: bytes(data) for digest, data in buffers.items()}
 
 
 def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
-    """Check the lengths of digest lists against the packs, before memory is taken.
+    """Check the lengths of digest lists against the placement, before memory is allocated.
 
     A manifest can claim any shape.
 
     Returns:
-        The row of each chunk that the manifest itself names.
+        The index of the chunks that the manifest itself names.
 
     Raises:
         Malformed: A list is longer or shorter than the tensor needs.
         BeyondLimit: Reading the lists would take more memory than allowed.
     """
-    # Rows follow the manifest's own chunks first, so lists can be found before they are read.
+    # The first rows are those of the manifest's own chunks, so lists are found before any is read.
     if len(placement.rows) < len(manifest.direct_chunks):
         raise Malformed(
             "placement does not cover its manifest",
@@ -119,18 +119,18 @@ def check_lists(manifest: Manifest, placement: Placement) -> ChunkIndex:
             expected=f"at least {len(manifest.direct_chunks)} rows",
             found=len(placement.rows),
         )
-    places = ChunkIndex(placement, manifest.direct_chunks)
+    index = ChunkIndex(placement, manifest.direct_chunks)
     counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
     check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     for digest in manifest.chunk_lists:
-        check_length(digest, placement.rows[places.row(digest)], manifest.direct_chunks[digest])
-    return places
+        check_length(digest, placement.rows[index.row(digest)], manifest.direct_chunks[digest])
+    return index
 
 
 def _chunks(
     targets: Iterable[Target], lists: Mapping[Digest, bytes]
 ) -> Iterator[tuple[Digest, memoryview]]:
-    """Yield every chunk of the targets with its part of their memory; fill inline tensors."""
+    """Yield every chunk of the targets with its part of the memory; fill inline tensors."""
     for tensor, view in targets:
         if tensor.inline is not None:
             view[:] = tensor.inline

@@ -1,8 +1,8 @@
-"""The immutable objects of a registry, read and parsed by their typed keys.
+"""Read and parse the immutable objects of a registry by their typed keys.
 
-Owns reading of manifests, placements and the configuration, and the thread pools of a handle. Which
-key a new object gets is the business of `holdfast.registry.writing.object_writer`, the logs that of
-`holdfast.registry.history.log`.
+Owns the reading of manifests, placements and the configuration, and the thread pools of a handle.
+`holdfast.registry.writing.object_writer` chooses the keys of new objects, and
+`holdfast.registry.history.log` owns the logs.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from holdfast.registry.storage.threads import Pools
 from holdfast.registry.values.records import Record
 
 REGISTRY_FORMAT: Literal["holdfast.registry/1"] = "holdfast.registry/1"
-#: What this Holdfast writes; an entry of `epochs/` may demand a higher one.
+#: The version of this writer; an entry of `epochs/` may demand a higher one.
 WRITER_VERSION = 1
-#: Manifests and placements kept parsed in a handle, each.
+#: The most parsed manifests that a handle keeps, and the most placements.
 _KEPT = 32
-#: Bytes of content that are kept besides the newest; as objects they take more memory.
+#: The most bytes of their content, apart from the newest; as objects they take more memory.
 _KEPT_BYTES = 32 * 2**20
-#: Tables of packs, of which one state with deltas can need many.
+#: The most tables of packs; one state with deltas can need many.
 _KEPT_TABLES = 256
 
-#: Files of the reserve that are freed first: for a slot, and folders for it.
+#: Files of the reserve that are freed first: enough for a slot and its folders.
 _LEAST_GIVEN = 4
 
 _T = TypeVar("_T")
@@ -60,13 +60,13 @@ class RegistryConfig(Record):
     """`registry.json`: written once, by put-if-absent.
 
     Attributes:
-        id: Random; the same registry wherever it is mounted.
+        id: Random; it identifies the registry wherever it is mounted.
         created_ms: Milliseconds since the epoch by the creator's clock.
-        race_probe: Whether `init` raced the store's put-if-absent, or was told to skip that.
-        min_writer: Least writer version.
-        compression: How chunks are stored unless a save says otherwise; raw without it.
-        keyframe_every: How often a chunk that goes on changing is stored whole, unless a save says
-            otherwise; always without it.
+        race_probe: Whether `init` raced the store's put-if-absent, or was asked to skip that.
+        min_writer: Lowest writer version that may write.
+        compression: The default compression of a save; `None` for raw chunks.
+        keyframe_every: The default of a save: how often a chunk that changes each time is stored
+            whole; `None` for always.
     """
 
     format: Literal["holdfast.registry/1"] = REGISTRY_FORMAT
@@ -82,11 +82,11 @@ class Store:
     """The objects of one registry behind a backend.
 
     Attributes:
-        backend: Where the bytes live.
-        config: What `registry.json` says.
+        backend: The store of the bytes.
+        config: The content of `registry.json`.
         pools: The handle's threads.
         blocks: The memory for the copies of saves.
-        cache: Chunks on a local disk, if they are kept.
+        cache: The cache of chunks on a local disk, if there is one.
         heads: The heads of its logs that were seen before, if they are remembered.
     """
 
@@ -112,8 +112,8 @@ class Store:
     def prepare_writing(self) -> None:
         """Prepare the first write of a handle, once.
 
-        Check the folders that all runs share for symbolic links, only the names directly in them;
-        a write checks its own path. Then fill the reserve.
+        Check that the folders that all runs share have no symbolic links directly in them; each
+        write checks its own path. Then fill the reserve.
 
         Raises:
             StoreUnsuitable: There is a link; nothing was written.
@@ -125,9 +125,10 @@ class Store:
             self._is_prepared = True
 
     def with_reserve(self, write: Callable[[], _T]) -> _T:
-        """Run a write that helps to free space; on a full store free the reserve for it.
+        """Run a write that helps to free space; if the store is full, free the reserve for it.
 
-        First a little, then more each time: a collection after an eviction needs the rest.
+        It frees a little at first and more each time: a collection after an eviction needs the
+        rest.
         """
         most = _LEAST_GIVEN
         while True:
@@ -142,7 +143,7 @@ class Store:
         """Return a verified manifest.
 
         Raises:
-            MissingObject: It is gone.
+            MissingObject: It does not exist.
             IntegrityError: It is damaged.
         """
         kept = self._recall(self._manifests, key)
@@ -155,7 +156,7 @@ class Store:
         """Return a verified placement.
 
         Raises:
-            MissingObject: It is gone.
+            MissingObject: It does not exist.
             IntegrityError: It is damaged.
         """
         kept = self._recall(self._placements, key)
@@ -165,14 +166,14 @@ class Store:
         return kept
 
     def table(self, pack: PackRef, after: int = 0) -> PackTable:
-        """Return a pack's verified table of contents; kept, since chunks come by many.
+        """Return a pack's verified table of contents, and keep it for its other chunks.
 
         Args:
             pack: The pack.
-            after: Where the last of its chunks that is known of ends.
+            after: End of its last known chunk.
 
         Raises:
-            MissingObject: The pack is gone.
+            MissingObject: The pack does not exist.
             IntegrityError: The table is damaged.
         """
         kept = self._recall(self._tables, pack.key)
@@ -182,14 +183,14 @@ class Store:
         return kept
 
     def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
-        """Read and verify a pack's table of contents, from its end alone.
+        """Read only the end of a pack and verify its table of contents.
 
         Args:
             pack: The pack.
-            after: Where the last of its chunks that is known of ends.
+            after: End of its last known chunk.
 
         Raises:
-            MissingObject: The pack is gone.
+            MissingObject: The pack does not exist.
             IntegrityError: The table is damaged.
         """
         where = str(pack.key)
@@ -210,7 +211,7 @@ class Store:
             ) from error
 
     def remember(self, key: ObjectKey, value: Manifest | Placement) -> None:
-        """Keep an object that was just read or written, so that it need not be read again."""
+        """Keep an object that was just read or written, so that it is not read again."""
         if isinstance(value, Manifest):
             self._keep(self._manifests, key, value)
             self._lighten(self._manifests)
@@ -219,10 +220,10 @@ class Store:
             self._lighten(self._placements)
 
     def read(self, key: ObjectKey) -> bytes:
-        """Return the bytes of an object that something live names.
+        """Return the bytes of an object that must exist, since a run needs it.
 
         Raises:
-            MissingObject: It is gone.
+            MissingObject: It does not exist.
         """
         try:
             return self.backend.get(str(key))
@@ -253,7 +254,7 @@ class Store:
     def _lighten(
         self, kept: OrderedDict[ObjectKey, Manifest] | OrderedDict[ObjectKey, Placement]
     ) -> None:
-        """Drop the oldest until the others are short enough; the newest stays."""
+        """Drop the oldest values until the others are within the bound; always keep the newest."""
         with self._lock:
             held = sum(value.content_bytes for value in kept.values())
             while held > _KEPT_BYTES and len(kept) > 1:
@@ -265,7 +266,7 @@ def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
 
     Raises:
         IntegrityError: It is damaged, or another one, or a skeleton does not fit.
-        UnsupportedFormat: It was written in a format that this version does not know.
+        UnsupportedFormat: This version does not know its format.
     """
     manifest = Manifest.decode(data, key.digest, where=str(key))
     for name, part in manifest.components.items():
@@ -285,16 +286,16 @@ def decode_manifest(data: bytes, key: ObjectKey) -> Manifest:
 def gaps(
     backend: Backend, listed: Iterable[int], key_of: Callable[[int], str], start: int = 0
 ) -> Iterator[int]:
-    """Yield the numbers of a dense series that are not there.
+    """Yield the numbers that are missing from a dense series.
 
-    A listing that others overtake may show what they put last and leave out what they put just
-    before. So what it leaves out is looked for by its name.
+    A listing may show the last write of another process and not the one just before. So a number
+    that is not listed is looked up by its key.
 
     Args:
-        backend: Where the series lies.
-        listed: Its numbers as they were listed, ascending.
-        key_of: The key of a number.
-        start: The number that the series begins with.
+        backend: The store of the series.
+        listed: The numbers that were listed, ascending.
+        key_of: Returns the key of a number.
+        start: The first number of the series.
     """
     expected = start
     for number in listed:
@@ -307,7 +308,7 @@ def gaps(
 
 
 def missing(key: ObjectKey) -> MissingObject:
-    """Say that an object which something live needs is not there."""
+    """Return the error for an object that a checkpoint needs and that does not exist."""
     return MissingObject(
         "an object that a checkpoint needs is gone",
         where=key,
@@ -321,10 +322,10 @@ def create_config(
     compression: Literal["zstd", "lz4"] | None = None,
     keyframe_every: int | None = None,
 ) -> RegistryConfig:
-    """Write `registry.json`; return the one that stands there afterwards.
+    """Write `registry.json` and return its content.
 
     Raises:
-        Conflict: The place holds a registry already.
+        Conflict: There is a registry already.
     """
     config = RegistryConfig(
         id=secrets.token_hex(16),
@@ -349,7 +350,7 @@ def read_config(backend: Backend) -> RegistryConfig:
     Raises:
         NotFound: There is no registry.
         IntegrityError: The file is damaged.
-        UnsupportedFormat: The registry is of another format or demands a newer writer.
+        UnsupportedFormat: The registry has another format or demands a newer writer.
     """
     where = f"{backend.url}/{CONFIG}"
     try:
@@ -376,10 +377,10 @@ def read_config(backend: Backend) -> RegistryConfig:
 
 
 def check_writer_version(min_writer: int, *, where: str) -> None:
-    """Refuse to work on a registry that demands a newer writer.
+    """Refuse a registry that demands a newer writer.
 
     Raises:
-        UnsupportedFormat: It does.
+        UnsupportedFormat: It demands one.
     """
     if min_writer > WRITER_VERSION:
         raise UnsupportedFormat(

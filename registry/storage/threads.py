@@ -1,9 +1,9 @@
-"""The threads of a handle: started at first use, started anew in a forked child.
+"""The thread pools of a handle, started at their first use, also in a forked child.
 
-A thread of a pool never waits for one of the same pool or of one above it: what it hands there
-runs in itself. Bulk threads may wait for small ones, and small and hashing ones for nobody, so
-pools that are full of waiting threads cannot lock each other out. For the same reason nothing that
-runs in the small pool may take a log's lock, whose holder waits for that pool.
+A thread of a pool may wait only for pools of a lower rank. Work that it gives to its own pool or to
+a higher one runs in the thread itself. So bulk threads may wait for small ones, small and hashing
+threads wait for nobody, and pools full of waiting threads cannot block each other. For the same
+reason no work in the small pool may take the lock of a log: its holder waits for that pool.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from threading import Lock, local
 from typing import Any, ParamSpec, TypeVar
 
-#: Small objects are fetched by so many threads, so that the tail of a log is one round trip.
+#: Threads that fetch small objects: enough to read the tail of a log in one round trip.
 _SMALL_FETCHES = 64
 
-#: Who may wait for whom: only for pools of a lower rank.
+#: A thread may wait only for pools of a lower rank.
 _RANKS = {"hash": 0, "small": 0, "bulk": 1}
 
 _P = ParamSpec("_P")
@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 _thread = local()
 
 
-class _Here(Executor):
-    """Runs what it is given in the calling thread."""
+class _Caller(Executor):
+    """Runs work in the calling thread."""
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         done: Future[_T] = Future()
@@ -41,28 +41,29 @@ class _Here(Executor):
         return map(fn, *iterables)
 
 
-_HERE = _Here()
+_CALLER = _Caller()
 
 
 class Threads(ThreadPoolExecutor):
-    """A thread pool that goes on working in the calling thread when the program is ending.
+    """A thread pool that runs work in the calling thread when the program is ending.
 
-    Python refuses new work for pools after the main thread has ended; other threads may still save.
+    Python refuses new work for pools after the main thread has ended, but other threads may still
+    be saving.
     """
 
     _closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Hand work over."""
+        """Give work to the pool."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
             if self._closed or not str(error).startswith("cannot schedule new futures"):
                 raise
-            return _HERE.submit(fn, *args, **kwargs)
+            return _CALLER.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work."""
+        """Accept no more work."""
         self._closed = True
         super().shutdown(wait, cancel_futures=cancel_futures)
 
@@ -72,7 +73,7 @@ def _join(rank: int) -> None:
 
 
 def results(futures: Sequence[Future[_T]]) -> list[_T]:
-    """Return what all of them return; after an error none of them runs on."""
+    """Return the results of all of them; after an error, none of them is still running."""
     try:
         return [future.result() for future in futures]
     finally:
@@ -80,16 +81,16 @@ def results(futures: Sequence[Future[_T]]) -> list[_T]:
 
 
 def abandon(futures: Iterable[Future[Any]]) -> None:
-    """Cancel what has not begun and wait for the rest: it uses memory that is not ours to keep."""
+    """Cancel work that has not begun and wait for the rest: it uses the caller's memory."""
     begun = [future for future in futures if not future.cancel()]
     wait(begun)
 
 
 class Pools:
-    """Thread pools by what they are for.
+    """One thread pool for each kind of work.
 
     Args:
-        concurrency: How many bulk calls at once the store gains from.
+        concurrency: How many simultaneous bulk calls make the store faster.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -119,16 +120,16 @@ class Pools:
         return self._pool("small")
 
     def close(self) -> None:
-        """Let what is running finish, drop what is waiting, stop the threads."""
+        """Wait for running work, cancel waiting work, and stop the threads."""
         for pool in self._started.values():
             pool.shutdown(wait=self._pid == os.getpid(), cancel_futures=True)
         self._started.clear()
 
     def _pool(self, name: str) -> Executor:
         if _RANKS[name] >= getattr(_thread, "rank", len(_RANKS)):
-            return _HERE
+            return _CALLER
         if self._pid != os.getpid():
-            # A fork copies the pools without their threads; work given to them would never start.
+            # A fork copies the pools without their threads; their work would never start.
             self._pid, self._lock, self._started = os.getpid(), Lock(), {}
         with self._lock:
             if name not in self._started:

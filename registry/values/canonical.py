@@ -3,8 +3,8 @@
 Rules (docs/spec.md, Canonical JSON): UTF-8; keys are strings, sorted by code point, none twice; no
 white space; no floats (a float is stored as 16 hexadecimal digits of its bits, see `float_to_hex`);
 integers within 2^53; no lone surrogates. `decode` refuses any other spelling, so that equal values
-have equal digests. Keeping floats and other keys out of what is encoded is the work of the record
-types above this module; walking every value here once more would cost a save several per cent.
+have equal digests. `encode` does not check for floats and other keys: the record types above this
+module keep them out, and one more walk over every value would slow a save by several per cent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.registry.values.parse_limits import check_json
 
 Json = None | bool | int | str | list[Any] | dict[str, Any]
 
-#: Beyond this, other readers' doubles round an integer.
+#: A reader that parses numbers as doubles would round a larger integer.
 MAX_INTEGER = 2**53
-#: Text without 16 digits in a row has no integer beyond 2^53; Python's own parser is enough then.
+#: A text without 16 consecutive digits has no integer beyond 2^53, so Python's own parser will do.
 _LONG = re.compile(rb"[0-9]{16}")
 _DOUBLE = re.compile(r"[0-9a-f]{16}")
 
@@ -47,7 +47,7 @@ def decode(data: bytes, *, where: str) -> Any:
 
     Args:
         data: The bytes.
-        where: Key or file that they come from, for messages.
+        where: The key or file that they come from, for messages.
 
     Raises:
         Malformed: They are not the canonical bytes of any value.
@@ -62,7 +62,7 @@ def decode(data: bytes, *, where: str) -> Any:
 
 
 def parse(data: bytes, *, where: str) -> Any:
-    """Parse bytes that are held against their canonical form later, by `check`.
+    """Parse bytes; the caller compares them with their canonical form later, by `check`.
 
     Raises:
         Malformed: They are not JSON, or hold a float or an integer beyond 2^53.
@@ -82,12 +82,12 @@ def parse(data: bytes, *, where: str) -> Any:
 
 
 def check(data: bytes, encoded: bytes, *, where: str) -> None:
-    """Hold bytes against what their value is encoded to.
+    """Compare bytes with the encoding of their value.
 
     Raises:
         Malformed: They differ.
     """
-    # One comparison covers duplicate keys, key order, white space and alternative escapes.
+    # This one comparison finds duplicate keys, a wrong order, white space and other escapes.
     if encoded != data:
         raise Malformed(
             "not canonical JSON", where=where, expected="sorted unique keys without white space"
@@ -103,7 +103,7 @@ def float_from_hex(text: str) -> float:
     """Undo `float_to_hex`.
 
     Raises:
-        ValueError: Not 16 lower-case hexadecimal digits.
+        ValueError: The text is not 16 lower-case hexadecimal digits.
     """
     if not _DOUBLE.fullmatch(text):
         raise ValueError(f"not the 16 hexadecimal digits of a double: {text!r}")
@@ -116,7 +116,7 @@ def _no_float(text: str) -> NoReturn:
 
 
 def _integer(text: str) -> int:
-    # Long digit strings are refused by length first: int() of them is quadratic.
+    # int() takes quadratic time, so the length is checked first.
     if len(text) > 17 or abs(value := int(text)) > MAX_INTEGER:
         raise ValueError(f"{text[:20]} is beyond 2^53")
     return value

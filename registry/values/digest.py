@@ -18,7 +18,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 class Digest(bytes):
     """The 32 bytes of a SHA-256.
 
-    `str()` gives the full form `sha256:<64 hex>`, `.hex()` the plain one, `.short` 12 hex digits.
+    `str()` gives `sha256:<64 hex>`, `.hex()` the 64 digits alone, and `.short` the first 12.
     """
 
     __slots__ = ()
@@ -39,7 +39,8 @@ class Digest(bytes):
         """Read `sha256:<64 hex>` or `<64 hex>`.
 
         Raises:
-            InvalidInput: Wrong length, upper case, not hexadecimal, or another algorithm.
+            InvalidInput: The text has another length, upper case, other characters, or the name of
+                another algorithm.
         """
         algorithm, colon, plain = text.rpartition(":")
         if colon and algorithm != "sha256":
@@ -57,7 +58,7 @@ class Digest(bytes):
 
     @classmethod
     def from_hex(cls, text: object) -> Self:
-        """Read the one spelling that stands on the store: 64 lower-case hexadecimal digits.
+        """Read the one spelling that the store uses: 64 lower-case hexadecimal digits.
 
         Raises:
             ValueError: It is anything else.
@@ -68,7 +69,7 @@ class Digest(bytes):
 
     @property
     def short(self) -> str:
-        """The first 12 hexadecimal digits, as tables and messages show it."""
+        """The first 12 hexadecimal digits, for tables and messages."""
         return self[:6].hex()
 
     def __str__(self) -> str:
@@ -79,9 +80,9 @@ class Digest(bytes):
 
 
 class Digests(Sequence[Digest]):
-    """Digests in one block of memory, 32 bytes each; one is made when it is asked for.
+    """Digests packed into one block of memory; an object is made for each that is asked for.
 
-    As objects in a tuple they take 96.
+    A digest takes 32 bytes here, and 96 as an object in a tuple.
     """
 
     __slots__ = ("_packed",)

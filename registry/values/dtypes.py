@@ -1,6 +1,6 @@
-"""The closed list of element types, under their torch names, with their sizes.
+"""The closed list of element types: their torch names and their sizes.
 
-Everything is little-endian on the store. A type that is not here cannot be stored.
+The store is little-endian. A type that is not in this list cannot be stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where and with what a run was begun: git commit, versions, device, host. Information only."""
+"""Describe where a run begins: git commit, versions, device, host. Information only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.registry.errors import Conflict
 
 
 def describe_environment() -> dict[str, str]:
-    """Return what can be told of this process without importing anything heavy."""
+    """Describe this process, without importing anything heavy."""
     found = {
         "host": host_name(),
         "python": platform.python_version(),
@@ -27,12 +27,12 @@ def describe_environment() -> dict[str, str]:
     }
     if found["git_commit"] and _git("status", "--porcelain"):
         found["git_commit"] += "+dirty"
-    # Names from the system may hold bytes that are no characters.
+    # Names from the system may hold bytes that are not valid text.
     return {key: value.encode(errors="replace").decode() for key, value in found.items() if value}
 
 
 def host_name() -> str:
-    """Return this machine's name; one that holds bytes that are no characters loses those."""
+    """Return this machine's name; bytes that are not valid text become question marks."""
     return socket.gethostname().encode(errors="replace").decode()
 
 
@@ -61,7 +61,7 @@ def _version(package: str) -> str:
 
 def _device() -> str:
     torch = sys.modules.get("torch")
-    # Asking for the device's name would start CUDA; only say what runs already.
+    # Asking for the device's name starts CUDA, so only ask where it runs already.
     if torch is not None and torch.cuda.is_initialized():
         return str(torch.cuda.get_device_name())
     return platform.machine()

@@ -1,8 +1,8 @@
-"""Bursts of allocation: Python's cycle collector kept from running in the middle of one.
+"""Pause Python's cycle collector while many objects are allocated.
 
-Taking a state of thousands of tensors apart makes tens of thousands of objects, none of them in a
-cycle. They bring on a full collection, which in a process with torch loaded walks everything and
-takes longer than the rest of the bookkeeping of a save (docs/design/speed.md).
+Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
+cycle. They trigger a full collection. In a process with torch that takes longer than the rest of
+the bookkeeping of a save (docs/design/speed.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the cycle collector; leave it as it was found."""
+    """Pause the cycle collector; afterwards it is on only if it was on before."""
     if not gc.isenabled():
         yield
         return

@@ -2,8 +2,8 @@
 
 A few kilobytes on a store can expand to gigabytes of values. The compression ratio proves nothing,
 since honest values can be as regular as hostile ones. So the bound is on the memory that parsing
-would take. A record is also checked before it is written, so that every saved record can be read.
-An environment variable raises the bound, for writers and readers.
+would take. A record is also checked before it is written, so every saved record can be read. An
+environment variable raises the bound, for writers and readers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = [
     "taking_turns",
 ]
 
-#: Bytes that Python takes for a value, by characters of JSON that each value of its kind has: an
-#: object, a list, an item behind a comma, half a string; less for a key, of which one is kept, and
-#: as much more for a quote that ends no string, so that none can be had for nothing.
+#: Bytes of memory that Python needs for each of these pieces of JSON: an object, a list, an item
+#: after a comma, half a string. A key costs less, since Python keeps one copy of equal keys. An
+#: escaped quote costs more, so that `\":` within a string does not lower the sum.
 _WEIGHTS = {b"{": 200, b"[": 100, b",": 32, b'"': 32, b'":': -56, b'\\"': 24}
-#: The bytes, their text, and the bytes that it is encoded to again.
+#: Copies of the JSON in memory: the bytes, their text, and the bytes that check the encoding.
 _COPIES = 3
-#: The most memory for a byte of JSON: a text within the bound by this needs no further check.
+#: The most memory that one byte of JSON can need. If this rate is within the bound, so is the text.
 HEAVIEST = max(_WEIGHTS.values()) + _COPIES
-#: Bytes that are counted before the sum is compared with the bound.
+#: Bytes that are counted at once before the sum is compared with the bound.
 _PART_BYTES = 2**23
-#: A row of a placement, with the chunk in it by its digest.
+#: Bytes of memory for a row of a placement and the digest of its chunk.
 ROW_BYTES = 160
-#: A chunk that a digest list names.
+#: Bytes of memory for a chunk that a digest list names.
 LISTED_BYTES = 160
-#: Records that unpack to more are read one after another, whatever threads there are.
+#: Records that unpack to more bytes are read one at a time, however many threads there are.
 _LARGE_BYTES = 2**22
 _turn = Lock()
 
@@ -51,29 +51,29 @@ _turn = Lock()
 def check_json(
     data: bytes | bytearray, *, where: object, kind: type[RegistryError] = BeyondLimit
 ) -> None:
-    """Check that some JSON may be parsed.
+    """Check that parsing some JSON stays within the bound.
 
     Args:
-        data: The text. Characters of JSON within its strings count as well.
-        where: What it is, for the message.
-        kind: What is raised.
+        data: The text. Brackets and commas within its strings count as well.
+        where: The name of the record, for the message.
+        kind: The error class to raise.
 
     Raises:
         BeyondLimit: It would take more memory than the bound.
     """
     if len(data) * HEAVIEST <= max_record_bytes():
-        return  # as nearly always
+        return  # nearly always
     for wanted in _sums(data):
         check_bytes(wanted, "parsing it", where=where, kind=kind)
 
 
 def json_bytes(data: bytes) -> int:
-    """Return about how much memory parsing some JSON takes."""
+    """Return about how many bytes of memory parsing some JSON takes."""
     return max(_sums(data), default=0)
 
 
 def _sums(data: bytes | bytearray) -> Iterator[int]:
-    """Yield how much the first parts take, one part more each time."""
+    """Yield the bytes of memory for the first part, for the first two, and so on."""
     wanted = len(data) * _COPIES
     for start in range(0, len(data), _PART_BYTES):
         part = start, start + _PART_BYTES
@@ -84,16 +84,16 @@ def _sums(data: bytes | bytearray) -> Iterator[int]:
 def check_bytes(
     wanted: int, what: str, *, where: object, kind: type[RegistryError] = BeyondLimit
 ) -> None:
-    """Check an amount of memory against the bound before it is taken.
+    """Check an amount of memory against the bound before it is allocated.
 
     Args:
-        wanted: How many bytes it is.
-        what: What would take it, for the message.
-        where: What is to be read or written.
-        kind: What is raised.
+        wanted: The amount, in bytes.
+        what: The action that needs it, for the message.
+        where: The record that is read or written, for the message.
+        kind: The error class to raise.
 
     Raises:
-        BeyondLimit: It is more than the bound.
+        BeyondLimit: The amount is above the bound.
     """
     most = max_record_bytes()
     if wanted > most:
@@ -112,7 +112,7 @@ def taking_turns(size_bytes: int) -> Iterator[None]:
     """Unpack and parse large records one at a time; small ones never wait.
 
     Args:
-        size_bytes: How long it is once it is unpacked.
+        size_bytes: Length of the record once it is unpacked.
     """
     if size_bytes <= _LARGE_BYTES:
         yield
@@ -123,7 +123,7 @@ def taking_turns(size_bytes: int) -> Iterator[None]:
 
 def _renew_turn() -> None:
     global _turn
-    _turn = Lock()  # the thread that holds the other one was not copied
+    _turn = Lock()  # a fork does not copy the thread that holds the old one
 
 
 os.register_at_fork(after_in_child=_renew_turn)

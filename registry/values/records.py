@@ -1,6 +1,6 @@
-"""What every record on the store shares: frozen, closed, canonical.
+"""The base class of every record on the store: frozen, closed, canonical.
 
-Owns the base class and the field types that JSON lacks: digests and floats with all their bits.
+Also the field types that JSON lacks: digests, and floats with all their bits.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def _number(value: object) -> object:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else _float(value)
 
 
-#: The same; a whole number is taken as well, as people write it in a preset.
+#: A `FloatField` that also accepts a whole number, since people write those in a preset.
 NumberField = Annotated[
     float, BeforeValidator(_number), PlainSerializer(canonical.float_to_hex, when_used="json")
 ]
-#: A number of a training step, PPO update or epoch; any counter that a run saves by.
+#: The counter that a run saves by: a training step, a PPO update or an epoch.
 Step = Annotated[int, Field(ge=0, le=2**53)]
-#: What may stand as a segment of a ref.
+#: A segment of a ref.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 PhaseName = Name
 Metrics = dict[str, FloatField]
@@ -83,7 +83,7 @@ class Record(BaseModel):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON value that stands on the store; absent optional fields are left out."""
+        """Return the JSON value as stored; absent optional fields are left out."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def encode(self) -> bytes:
@@ -91,7 +91,7 @@ class Record(BaseModel):
         return canonical.encode(self.to_json())
 
     def shared(self, of: type[Record]) -> dict[str, Any]:
-        """Return the fields that it has from a class that it extends, to make another record."""
+        """Return the fields of the base class `of`, to make another record from them."""
         return {name: getattr(self, name) for name in of.model_fields}
 
     @classmethod
@@ -120,10 +120,10 @@ class Record(BaseModel):
 
 
 class NamedFields(Record):
-    """A record that users make by hand, whose `__init__` names every field.
+    """A record that users make by hand: its `__init__` names every field.
 
-    Pydantic passes parsed fields to that `__init__`, so they are checked before: foreign bytes must
-    not raise Python's TypeError.
+    Pydantic passes parsed fields to that `__init__`. They are checked first, because foreign bytes
+    must raise our errors and not Python's TypeError.
     """
 
     @model_validator(mode="wrap")
@@ -148,13 +148,13 @@ class NamedFields(Record):
 
 @dataclass(frozen=True)
 class AtFirstUse:
-    """Annotates a record, or a union of them, whose validators are built when one is met.
+    """Annotate a field so that the validators of its records are built at their first use.
 
-    Those of a record are otherwise built with the record in which it stands: a log that holds three
-    kinds of actions would wait for twenty. The rules are the same.
+    Pydantic builds them with the record that has the field: reading a log of three kinds of actions
+    would build the validators of all twenty. The rules do not change.
 
     Attributes:
-        tag: Name of the field that tells the kinds of a union apart.
+        tag: Name of the field that distinguishes the records of a union.
     """
 
     tag: str = ""
@@ -162,7 +162,7 @@ class AtFirstUse:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return a schema that does not yet hold those of the records."""
+        """Return a schema without the schemas of the records."""
         kinds: tuple[type[Record], ...] = get_args(source) or (source,)
         by_tag = {kind.model_fields[self.tag].default: kind for kind in kinds if self.tag}
 
@@ -171,7 +171,7 @@ class AtFirstUse:
                 return value
             kind = _tagged(by_tag, self.tag, value) if self.tag else kinds[0]
             if info.mode == "json":
-                # Back into JSON: a strict record takes a list for a tuple from there alone.
+                # Encoded again: a strict record accepts a list for a tuple only from JSON.
                 return kind.model_validate_json(to_json(value))
             return kind.model_validate(value)
 

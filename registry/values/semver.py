@@ -1,4 +1,4 @@
-"""Semantic versions (semver.org, 2.0.0): how released models are named and ordered."""
+"""Semantic versions (semver.org, 2.0.0): they name and order released models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import total_ordering
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
-#: Longer text is no version, in characters; a release stands in a ref, whose names are shorter.
+#: Limits in characters. The version of a release is a name in a ref, so its limit is lower.
 MAX_LENGTH = 256
 MAX_RELEASE_LENGTH = 64
 _NUMBER = r"(0|[1-9][0-9]*)"
@@ -24,19 +24,20 @@ _EXPECTED = "MAJOR.MINOR.PATCH, such as 1.4.0 or 2.0.0-rc.1"
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class SemVer:
-    """A semantic version. Ordered by precedence (semver.org, rule 11); `str` gives its text back.
+    """A semantic version, ordered by precedence (semver.org, rule 11); `str` returns its text.
 
-    Build metadata is kept and not compared: `1.0.0+a` equals `1.0.0+b`.
+    Comparison ignores build metadata: `1.0.0+a` equals `1.0.0+b`.
 
     Attributes:
         major: Rises with incompatible changes; from 0.
         minor: Rises with compatible additions; from 0.
         patch: Rises with compatible corrections; from 0.
-        prerelease: What stands behind `-`, or empty: `rc.1`. Comes before the release itself.
-        build: What stands behind `+`, or empty.
+        prerelease: The part after `-`, such as `rc.1`, or empty. A prerelease is ordered before
+            its release.
+        build: The part after `+`, or empty.
 
     Raises:
-        InvalidInput: The parts are not those of a version.
+        InvalidInput: The parts do not form a version.
     """
 
     major: int
@@ -48,7 +49,7 @@ class SemVer:
     def __post_init__(self) -> None:
         text = str(self)
         match = _VERSION.fullmatch(text) if len(text) <= MAX_LENGTH else None
-        # Of the parts, too: a `+` within `prerelease` would read as another version.
+        # The parts must be the same again: a `+` within `prerelease` would give another version.
         if match is None or _parts(match) != (
             *(self.major, self.minor, self.patch),
             *(self.prerelease, self.build),
@@ -57,7 +58,7 @@ class SemVer:
 
     @classmethod
     def parse(cls, text: str) -> SemVer:
-        """Return the version that a text spells.
+        """Parse a version.
 
         Raises:
             InvalidInput: It is not a semantic version of at most 256 characters.
@@ -80,7 +81,7 @@ class SemVer:
         return self._precedence() < other._precedence()
 
     def _precedence(self) -> tuple[object, ...]:
-        # Numbers come before words, a shorter list before a longer one that begins with it.
+        # Numbers are lower than words, and a list is lower than a longer one that begins with it.
         identifiers = tuple(
             (0, int(part), "") if part.isdigit() else (1, 0, part)
             for part in self.prerelease.split(".")
@@ -89,11 +90,11 @@ class SemVer:
 
 
 def release_version(text: str) -> SemVer:
-    """Return the version that names a release.
+    """Parse the version of a release.
 
     Raises:
         InvalidInput: It is not a semantic version, has more than 64 characters, or has build
-            metadata: releases that differ in nothing else would have one precedence.
+            metadata: two releases that differ in that alone would have the same precedence.
     """
     version = SemVer.parse(text)
     if version.build:

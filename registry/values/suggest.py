@@ -1,4 +1,4 @@
-"""Near names for a mistyped one."""
+"""Suggest known names for a mistyped one."""
 
 from __future__ import annotations
 

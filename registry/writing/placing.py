@@ -174,7 +174,7 @@ def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
         digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
         rows = base.placement.rows
         # A base before what stands on it.
-        for number in sorted(range(len(rows)), key=base.placement.links.__getitem__):
+        for number in sorted(range(len(rows)), key=base.placement.depths.__getitem__):
             row, digest = rows[number], digests[number]
             below = None if row.base == NO_BASE else digests[row.base]
             count = 0 if below is None else links[below] + 1

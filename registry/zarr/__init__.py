@@ -24,11 +24,11 @@ __all__ = ["open_zarr", "read_zarr_array"]
 
 
 def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> Any:
-    """Return a state as a `zarr.Group` that can only be read.
+    """Return a state as a read-only `zarr.Group`.
 
     Args:
-        source: Where its chunks come from.
-        ref: A name that finds the state again.
+        source: The source of its chunks.
+        ref: The ref of the state.
         digest: Its id.
         tensors: Its tensors by path.
 
@@ -53,15 +53,15 @@ def read_zarr_array(
 
     Args:
         node: Its metadata, checked.
-        read: Returns a part of one of its chunks by key, or None where there is no such chunk.
-        there: Positions in the grid of the chunks that are there.
+        read: Returns a part of a chunk by its key, or None if the chunk is absent.
+        there: Grid positions of the chunks that exist.
         into: Flat writable bytes of its size; C order, little-endian.
 
     Raises:
         InvalidInput: zarr is not installed, or cannot decode a chunk.
     """
     try:
-        from holdfast.registry.zarr.group import read_array
+        from holdfast.registry.zarr.foreign_arrays import read_array
     except ImportError as error:
         raise _not_installed(error) from error
     read_array(node, read, there, into)

@@ -1,10 +1,10 @@
 """Check how long a compressed chunk of a foreign Zarr array is, before zarr decodes it.
 
-A few bytes can expand to gigabytes, and codecs take memory for the whole chunk before anybody
-compares it with the shape. So each chunk file is decompressed here first, in parts that are dropped
-at once, until it is whole or longer than its array allows. In a shard this is done for each chunk
-in the index, as often as the index names it, with a bound for each chunk and one for all of them.
-Nothing here needs zarr.
+A few bytes can expand to gigabytes, and codecs allocate memory for the whole chunk before anybody
+compares it with the shape. So this module first decompresses each chunk file in small parts, and
+drops each part at once, until the chunk ends or is longer than its array allows. In a shard it does
+this for each chunk in the index, as often as the index names it, with a bound for each chunk and
+one for all of them. It does not need zarr.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import zstandard
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.zarr.nodes import ArrayNode, Chunks, Shard
 
-#: Bytes that an element may have on its way through filters, at most: complex128 has.
+#: The most bytes of an element within filters: those of complex128.
 _WIDEST = 16
-#: Checksums, and the headers of codecs within.
+#: Bytes for checksums, and for headers of inner codecs.
 _SLACK_BYTES = 2**16
 #: The same for each chunk within a shard.
 _INNER_SLACK_BYTES = 2**8
@@ -32,24 +32,24 @@ _ABSENT = 2**64 - 1
 #: Bytes that are decompressed at once, and given to a decompressor at once.
 _PART_BYTES = 2**20
 _FED_BYTES = 2**14
-#: Streams of bzip2 in a chunk, at most.
+#: The most streams of bzip2 in a chunk.
 _MOST_STREAMS = 1024
 #: More than any chunk may expand to.
 _TOO_MUCH = 2**80
 
 
 def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
-    """Check that a chunk expands to no more than its array can make use of.
+    """Check that a chunk expands to no more bytes than its array can hold.
 
-    What is broken is left to the codec itself, which says so better.
+    A broken chunk passes: the codec itself reports it better.
 
     Args:
-        node: The array; its `compressor` is what decodes the file first.
+        node: The array; its `compressor` decodes the file first.
         key: The chunk.
         data: Its file.
 
     Raises:
-        InvalidInput: It expands to more.
+        InvalidInput: It expands to more bytes.
     """
     limit = _limit(node.chunks)
     size = 0
@@ -61,7 +61,8 @@ def check_expansion(node: ArrayNode, key: str, data: bytes) -> None:
                 where=f"{node.where}/{key}",
                 expected=f"{node.chunk_bytes} bytes of {node.dtype}",
                 found=f"more than {limit} bytes, out of {len(data)}",
-                hint="Nothing was stored. The file is damaged, or was made to fill the memory.",
+                hint="Nothing was stored. The file is damaged, or somebody made it to use up "
+                "memory.",
             )
 
 
@@ -71,7 +72,7 @@ def can_expand(chunks: Chunks) -> bool:
 
 
 def _limit(chunks: Chunks) -> int:
-    """Return what one of the chunks may expand to."""
+    """Return the most bytes that one of the chunks may expand to."""
     limit = math.prod(chunks.shape) * _WIDEST + _SLACK_BYTES
     count = 1
     while chunks.shard is not None:
@@ -108,11 +109,11 @@ def _expanded_shard(shard: Shard, data: bytes) -> Iterator[int]:
             yield part if rest >= 0 else _TOO_MUCH
 
 
-def _declared(place: int) -> Callable[[bytes], Iterator[int]]:
-    """Return how to read a length out of a header, which the codec takes for granted too."""
+def _declared(offset: int) -> Callable[[bytes], Iterator[int]]:
+    """Return a function that reads the length in a header; the codec trusts it too."""
 
     def lengths(data: bytes) -> Iterator[int]:
-        yield struct.unpack_from("<I", data, place)[0]
+        yield struct.unpack_from("<I", data, offset)[0]
 
     return lengths
 
@@ -138,7 +139,7 @@ def _deflated(data: bytes) -> Iterator[int]:
         rest = part
         while rest:
             if stream.eof:
-                rest = rest.lstrip(b"\0")  # padding, which gzip passes over
+                rest = rest.lstrip(b"\0")  # padding, which gzip skips
                 if not rest:
                     break
                 stream = _inflating()
@@ -159,14 +160,14 @@ def _fed(data: bytes) -> Iterator[bytes]:
 def _zstd(data: bytes) -> Iterator[int]:
     declared = zstandard.frame_content_size(data)
     if declared > 0:
-        yield declared  # taken for granted by the codec
+        yield declared  # the codec trusts it
         return
     with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
         while part := reader.read(_PART_BYTES):
             yield len(part)
 
 
-#: Compressor -> how to tell, part by part, what a file expands to.
+#: Compressor -> function that yields the lengths of the expanded parts of a file.
 _LENGTHS: dict[str, Callable[[bytes], Iterator[int]]] = {
     "blosc": _declared(4),
     "lz4": _declared(0),

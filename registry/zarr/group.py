@@ -1,20 +1,18 @@
-"""A stored state as a Zarr v3 group: the same chunks, read through a store of ours.
+"""A stored state as a Zarr v3 group: the same chunks, read through a store of our own.
 
-Owns what zarr asks of a store. A chunk is fetched and verified as a whole before a byte of it is
-handed out, whatever part of it was asked for; nothing can be written. How a state is laid out as a
-hierarchy is the business of `holdfast.registry.zarr.layout`. Foreign arrays are decoded by zarr
-through another store, which shows it nothing but one array's checked metadata and its chunks.
+Owns the methods that zarr calls on a store. A chunk is fetched and verified as a whole before any
+byte of it is returned, even if zarr asks for a part; nothing can be written.
+`holdfast.registry.zarr.layout` decides how a state looks as a hierarchy.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from threading import Lock
-from typing import Any
 
-import numpy as np
 import zarr
 from zarr.abc.store import (
     ByteRequest,
@@ -23,42 +21,26 @@ from zarr.abc.store import (
     Store,
     SuffixByteRequest,
 )
-from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype
 
-from holdfast.registry.errors import (
-    IncompatibleState,
-    InvalidInput,
-    RegistryError,
-    UnsupportedValue,
-)
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.storage.lazy import Source
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.zarr.expansion import can_expand, check_expansion
-from holdfast.registry.zarr.kept_chunks import Kept
 from holdfast.registry.zarr.layout import ArrayLayout, Layout
-from holdfast.registry.zarr.nodes import ArrayNode, shorten
 
-#: Chunks kept decoded in a store, at most.
-_KEPT_BYTES = 64 * 2**20
-#: The most chunks of a foreign array that zarr is asked for at once.
-_CHUNKS_AT_ONCE = 4096
-#: The same for each present chunk, since absent chunks cost as much.
-_ABSENT_AT_ONCE = 64
-#: The first chunk and the one after the last, along each axis of a grid.
-_Ranges = list[tuple[int, int]]
-#: Names of metadata, of either version.
-_DOCUMENTS = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+#: The most bytes of decoded chunks that a store keeps.
+_RECENT_BYTES = 64 * 2**20
 
 
 def open_group(
     source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]
 ) -> zarr.Group:
-    """Return a state as a group that can only be read.
+    """Return a state as a read-only group.
 
     Args:
-        source: Where its chunks come from.
-        ref: A name that finds the state again.
+        source: The source of its chunks.
+        ref: The ref of the state.
         digest: Its id.
         tensors: Its tensors by path.
 
@@ -69,171 +51,11 @@ def open_group(
     return zarr.open_group(store, mode="r", zarr_format=3)
 
 
-def read_array(
-    node: ArrayNode,
-    read: Callable[[str, slice], bytes | None],
-    there: Sequence[tuple[int, ...]],
-    into: memoryview,
-) -> None:
-    """Fill memory with a foreign array; a chunk that is not there is the fill value.
-
-    Args:
-        node: Its metadata, checked.
-        read: Returns a part of one of its chunks by key, or None where there is no such chunk.
-        there: Positions in the grid of the chunks that are there.
-        into: Flat writable bytes of its size; C order, little-endian.
-
-    Raises:
-        InvalidInput: zarr refuses the metadata, or cannot decode a chunk.
-        IncompatibleState: Memory ran out.
-    """
-    target = np.frombuffer(into, node.shown).reshape(node.shape)
-    try:
-        array = zarr.open_array(_ArrayStore(node, read), mode="r", zarr_format=node.version)
-        if array.shape != node.shape or array.dtype.newbyteorder("=") != target.dtype:
-            raise ValueError(f"zarr reads it as {array.dtype}{list(array.shape)}")
-    except Exception as error:  # Foreign metadata: whatever zarr dislikes is a bad array.
-        raise InvalidInput(
-            "zarr cannot read the array by its metadata",
-            where=node.where,
-            expected=f"metadata as the specification of Zarr {node.version} has it",
-            found=shorten(error),
-            hint="Nothing was stored. Mend its metadata, or write the array anew with zarr.",
-        ) from error
-    grid = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
-    wrong = _fill_parts(array, target, grid, there, node.chunk_shape)
-    if wrong is not None:
-        key = node.chunk_key(_narrowed(array, target, node))
-        raise InvalidInput(
-            "a chunk of an array cannot be decoded",
-            where=f"{node.where}/{key}",
-            expected=f"{node.chunk_bytes} bytes of {node.dtype}, encoded as the metadata says",
-            found=f"{len(read(key, slice(None)) or b'')} bytes of file: {shorten(wrong)}",
-            hint="Nothing was stored. The file may be cut short or damaged: copy it anew.",
-        ) from wrong
-
-
-def _fill_parts(
-    array: Any,
-    target: Any,
-    ranges: _Ranges,
-    there: Sequence[tuple[int, ...]],
-    chunk_shape: Sequence[int],
-) -> Exception | None:
-    """Read chunks within ranges of the grid; return the error, if there was one.
-
-    zarr takes time and memory for each chunk, also for absent ones. So large ranges are read by
-    halves, and in a half without any chunk only one chunk is requested.
-    """
-    count = math.prod(stop - start for start, stop in ranges)
-    part = _slices(ranges, chunk_shape)
-    if count <= min(_CHUNKS_AT_ONCE, _ABSENT_AT_ONCE * max(1, len(there))):
-        return _fill(array, target, part)
-    if not there:
-        first = _slices([(start, start + 1) for start, _ in ranges], chunk_shape)
-        wrong = _fill(array, target, first)
-        if wrong is None:
-            element = tuple(slice(one.start, one.start + 1) for one in first)
-            target[part] = target[element].copy()
-        return wrong
-    for half in _halves(ranges):
-        inside = [at for at in there if _is_within(at, half)]
-        wrong = _fill_parts(array, target, half, inside, chunk_shape)
-        if wrong is not None:
-            return wrong
-    return None
-
-
-def _slices(ranges: _Ranges, chunk_shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the part of an array that ranges of its grid make up."""
-    return tuple(
-        slice(a * size, b * size) for (a, b), size in zip(ranges, chunk_shape, strict=True)
-    )
-
-
-def _halves(ranges: _Ranges) -> tuple[_Ranges, _Ranges]:
-    """Cut ranges of a grid across the longest of them."""
-    axis = max(range(len(ranges)), key=lambda axis: ranges[axis][1] - ranges[axis][0])
-    start, stop = ranges[axis]
-    middle = (start + stop) // 2
-    before, after = ranges[:axis], ranges[axis + 1 :]
-    return [*before, (start, middle), *after], [*before, (middle, stop), *after]
-
-
-def _is_within(position: tuple[int, ...], ranges: _Ranges) -> bool:
-    return all(start <= at < stop for at, (start, stop) in zip(position, ranges, strict=True))
-
-
-def _fill(array: Any, target: Any, part: tuple[slice, ...]) -> Exception | None:
-    """Read a part of an array; return what was wrong with its chunks, if anything was."""
-    chosen: Any = part or ...  # () would copy the one element
-    out = default_buffer_prototype().nd_buffer.from_numpy_array(target[chosen])
-    try:
-        array.get_basic_selection(chosen, out=out)
-    except RegistryError:
-        raise
-    except MemoryError as error:
-        raise IncompatibleState(
-            "the array does not fit into memory", where=str(array.store), found=error
-        ) from error
-    except Exception as error:  # Foreign bytes: whatever a codec dislikes is a bad chunk.
-        return error
-    return None
-
-
-def _narrowed(array: Any, target: Any, node: ArrayNode) -> tuple[int, ...]:
-    """Return the position of a chunk that cannot be read, by halves of the array that cannot."""
-    ranges: _Ranges = [(0, -(-n // m)) for n, m in zip(node.shape, node.chunk_shape, strict=True)]
-    while any(stop - start > 1 for start, stop in ranges):
-        first, second = _halves(ranges)
-        is_sound = _fill(array, target, _slices(first, node.chunk_shape)) is None
-        ranges = second if is_sound else first
-    return tuple(start for start, _ in ranges)
-
-
-class _ArrayStore(Store):
-    """The metadata and the chunks of one foreign array, to read only, as zarr asks for them."""
+class ReadOnlyStore(Store):
+    """The part of a store of Zarr that is the same for every read-only one."""
 
     supports_writes: bool = False
     supports_deletes: bool = False
-    supports_listing: bool = False
-
-    def __init__(self, node: ArrayNode, read: Callable[[str, slice], bytes | None]) -> None:
-        super().__init__(read_only=True)
-        self._node = node
-        self._read = read
-        self._checked: set[str] = set()
-
-    def __str__(self) -> str:
-        return self._node.where
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        """Return a value or a part of it; None if there is none."""
-        part = _slice(byte_range)
-        if key in self._node.documents:
-            return prototype.buffer.from_bytes(self._node.documents[key][part])
-        if key.rpartition("/")[2] in _DOCUMENTS:
-            return None  # zarr looks for what it might be besides
-        data = await asyncio.to_thread(self._bounded, key, part)
-        return None if data is None else prototype.buffer.from_bytes(data)
-
-    def _bounded(self, key: str, part: slice) -> bytes | None:
-        if key in self._checked or not can_expand(self._node.chunks):
-            return self._read(key, part)
-        data = self._read(key, slice(None))
-        if data is None:
-            return None
-        check_expansion(self._node, key, data)
-        self._checked.add(key)  # zarr reads a shard by parts
-        return data[part]
 
     async def get_partial_values(
         self,
@@ -243,26 +65,6 @@ class _ArrayStore(Store):
         """Return several parts, each as `get` does."""
         parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
         return list(await asyncio.gather(*parts))
-
-    async def exists(self, key: str) -> bool:
-        """Return whether there is such a value."""
-        return key in self._node.documents or self._read(key, slice(0, 0)) is not None
-
-    async def list(self) -> AsyncIterator[str]:
-        """Yield the metadata."""
-        for key in self._node.documents:
-            yield key
-
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the metadata that begins with a prefix."""
-        for key in self._node.documents:
-            if key.startswith(prefix):
-                yield key
-
-    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the metadata: an array has nothing below it."""
-        async for key in self.list_prefix(prefix):
-            yield key
 
     async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
         """Refuse.
@@ -281,23 +83,21 @@ class _ArrayStore(Store):
         self._check_writable()
 
 
-class CheckpointStore(Store):
+class CheckpointStore(ReadOnlyStore):
     """A state's metadata and chunks under the keys of a Zarr v3 hierarchy.
 
     Args:
-        source: Where its chunks come from.
-        ref: A name that finds the state again.
+        source: The source of its chunks.
+        ref: The ref of the state.
         digest: Its id.
         tensors: Its tensors by path.
-        read_only: Always true; zarr says so.
+        read_only: Must be true; zarr passes it.
 
     Raises:
         IncompatibleState: A tensor has a path that Zarr cannot name.
         InvalidInput: `read_only` is false.
     """
 
-    supports_writes: bool = False
-    supports_deletes: bool = False
     supports_listing: bool = True
 
     def __init__(
@@ -316,7 +116,7 @@ class CheckpointStore(Store):
         self.digest = digest
         self._source = source
         self._layout = Layout(ref, digest, tensors)
-        self._kept = Kept(_KEPT_BYTES)
+        self._recent = RecentChunks(_RECENT_BYTES)
         self._digests: dict[str, Sequence[Digest]] = {}
         self._lock = Lock()
 
@@ -349,10 +149,10 @@ class CheckpointStore(Store):
         """Return a value or a part of it; None if there is none.
 
         Raises:
-            IntegrityError: A chunk is damaged or gone.
-            ValueError: `byte_range` is none of zarr's.
+            IntegrityError: A chunk is damaged or missing.
+            ValueError: `byte_range` is not a request of zarr.
         """
-        part = _slice(byte_range)
+        part = part_of(byte_range)
         data: bytes | memoryview
         if key in self._layout.documents:
             data = self._layout.documents[key]
@@ -362,15 +162,6 @@ class CheckpointStore(Store):
                 return None
             data = await asyncio.to_thread(self._chunk, *found)
         return prototype.buffer.from_bytes(data[part])
-
-    async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
-    ) -> list[Buffer | None]:
-        """Return several parts, each as `get` does."""
-        parts = [self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
-        return list(await asyncio.gather(*parts))
 
     async def exists(self, key: str) -> bool:
         """Return whether there is such a value; fetches nothing."""
@@ -404,24 +195,6 @@ class CheckpointStore(Store):
         for name in self._layout.names(prefix.rstrip("/")):
             yield name
 
-    # Writing, which is refused
-
-    async def set(self, key: str, value: Buffer) -> None:  # noqa: ARG002
-        """Refuse.
-
-        Raises:
-            ValueError: Always.
-        """
-        self._check_writable()
-
-    async def delete(self, key: str) -> None:  # noqa: ARG002
-        """Refuse.
-
-        Raises:
-            ValueError: Always.
-        """
-        self._check_writable()
-
     # Chunks
 
     def _chunk(self, array: ArrayLayout, number: int) -> memoryview:
@@ -436,23 +209,69 @@ class CheckpointStore(Store):
             self._source.read_chunks({digest: chunk[:raw_bytes]})
             return chunk.toreadonly()
 
-        # The last chunk of one tensor can be a full one of another.
-        return self._kept.get((digest, array.chunk_bytes), read)
+        # The key has the size too: the last chunk of one tensor can be a full chunk of another.
+        return self._recent.get((digest, array.chunk_bytes), read)
 
     def _digests_of(self, array: ArrayLayout) -> Sequence[Digest]:
         with self._lock:
             if array.path not in self._digests:
-                # Finds out where the chunks lie, once and before many threads want to know.
+                # Reads the placement once, before many threads need it.
                 self._source.read_chunks({})
                 self._digests[array.path] = self._source.chunk_digests(array.entry)
             return self._digests[array.path]
 
 
-def _slice(byte_range: ByteRequest | None) -> slice:
-    """Return what a request takes of a value; a range beyond its end takes what there is.
+class RecentChunks:
+    """The most recently used chunks; a chunk that several threads want is read once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._chunks: OrderedDict[tuple[Digest, int], memoryview] = OrderedDict()
+        self._coming: dict[tuple[Digest, int], Future[memoryview]] = {}
+        self._lock = Lock()
+
+    def get(self, key: tuple[Digest, int], read: Callable[[], memoryview]) -> memoryview:
+        """Return a chunk; read it if it is not kept.
+
+        Raises:
+            Exception: The error of `read`, in each thread that waits for it; nothing is kept.
+        """
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+                return self._chunks[key]
+            coming = self._coming.get(key)
+            if coming is None:
+                mine = self._coming[key] = Future()
+        if coming is not None:
+            return coming.result()
+        try:
+            chunk = read()
+        except BaseException as error:
+            with self._lock:
+                del self._coming[key]
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            del self._coming[key]
+            self._keep(key, chunk)
+        mine.set_result(chunk)
+        return chunk
+
+    def _keep(self, key: tuple[Digest, int], chunk: memoryview) -> None:
+        self._chunks[key] = chunk
+        self._size_bytes += len(chunk)
+        while self._size_bytes > self._limit_bytes:
+            _, oldest = self._chunks.popitem(last=False)
+            self._size_bytes -= len(oldest)
+
+
+def part_of(byte_range: ByteRequest | None) -> slice:
+    """Return the part of a value that a request asks for; it may reach beyond the end.
 
     Raises:
-        ValueError: It is none of zarr's requests.
+        ValueError: It is not a request of zarr.
     """
     match byte_range:
         case None:

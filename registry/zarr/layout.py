@@ -1,9 +1,10 @@
-"""What a state looks like as a Zarr v3 hierarchy: nodes, their metadata, the keys of chunks.
+"""The layout of a state as a Zarr v3 hierarchy: nodes, their metadata, the keys of chunks.
 
-A pure function of the tensors' entries; nothing here reads a store or needs zarr. The grid `rows/1`
-(section 5 of the specification) is a regular grid of Zarr: 1 along the axes before the cut one, the
-rows of a chunk along it, everything after it. Only the last chunk of a run is shorter than Zarr has
-it, and since the cut axis is the slowest of a chunk, what is missing stands at its end.
+A pure function of the tensors' entries: it reads no store and does not need zarr. The grid `rows/1`
+(section 5 of the specification) is a regular grid of Zarr: a chunk has length 1 along the axes
+before the cut axis, its rows along that axis, and the full length along the axes after it. Only the
+last chunk along the cut axis is shorter than in Zarr. That axis is the slowest of a chunk, so the
+missing bytes are at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.registry.values.digest import Digest
 
 #: The metadata of a node.
 DOCUMENT = "zarr.json"
-#: Element types that Zarr has no name for, as unsigned integers of the same size: bits, not values.
+#: Element types without a name in Zarr are shown as unsigned integers of the same bits.
 BITS = {
     "bfloat16": "uint16",
     "float8_e4m3fn": "uint8",
@@ -33,11 +34,11 @@ BITS = {
 }
 #: The attribute of an array that names its true element type.
 DTYPE_ATTRIBUTE = "holdfast_dtype"
-#: The attribute of an array that names the wider type that it was saved from, if it was.
+#: The attribute of an array that names the wider type that it had before it lost precision.
 ORIGINAL_ATTRIBUTE = "holdfast_original"
-#: The attribute of the root that says how a written state is put together again.
+#: The attribute of the root that describes how to rebuild a written state.
 STATE_ATTRIBUTE = "holdfast_state"
-#: Longest decimal number that can be a position.
+#: The most digits of a position.
 _DIGITS = 19
 
 
@@ -46,11 +47,11 @@ class ArrayLayout:
     """A tensor as an array of Zarr.
 
     Attributes:
-        path: Its node, which is the tensor's path.
+        path: The path of its node and of the tensor.
         entry: The tensor.
         chunk_shape: Axis lengths of a chunk, every one at least 1.
         counts: Chunks along each axis; empty for a tensor without axes.
-        chunk_bytes: Size of a chunk as Zarr wants it, the last of a run too.
+        chunk_bytes: Size of a chunk in Zarr; the last chunks count as full.
     """
 
     path: str
@@ -61,22 +62,22 @@ class ArrayLayout:
 
     @classmethod
     def of(cls, path: str, entry: TensorEntry) -> ArrayLayout:
-        """Lay out a tensor."""
+        """Return the layout of a tensor."""
         grid, shape = entry.grid, entry.shape
         rows = (*(1,) * grid.axis, grid.rows, *shape[grid.axis + 1 :])
-        # An empty tensor has no chunk, but Zarr wants the shape of one.
+        # An empty tensor has no chunk, but Zarr requires the shape of one.
         chunk = tuple(max(1, n) for n in (rows if grid.count else shape)) if shape else ()
         counts = tuple(-(-n // m) for n, m in zip(shape, chunk, strict=True))
         return cls(path, entry, chunk, counts, grid.chunk_bytes)
 
     def raw_bytes(self, number: int) -> int:
-        """Return the length of a chunk as it is stored, without what fills it up."""
+        """Return the stored length of a chunk, without padding."""
         grid = self.entry.grid
         last = number % grid.chunks_per_run == grid.chunks_per_run - 1
         return grid.tail_bytes if last else grid.chunk_bytes
 
     def number(self, position: tuple[int, ...]) -> int | None:
-        """Return which chunk of the tensor stands at a position of the grid."""
+        """Return the number of the chunk at a position of the grid."""
         if len(position) != len(self.counts) or not self.entry.grid.count:
             return None
         number = 0
@@ -96,7 +97,7 @@ class ArrayLayout:
         """Return the metadata of the array."""
         dtype = self.entry.dtype
         shown = BITS.get(dtype, dtype)
-        # Equal names are equal lengths, as xarray wants it throughout a group.
+        # xarray requires that axes of equal names have equal lengths throughout a group.
         names = [f"axis{axis}_{length}" for axis, length in enumerate(self.entry.shape)]
         attributes = {DTYPE_ATTRIBUTE: dtype}
         if self.entry.original is not None:
@@ -123,10 +124,10 @@ class Layout:
     """A state as a Zarr hierarchy.
 
     Args:
-        ref: A name that finds the state again.
+        ref: The ref of the state.
         digest: Its id.
         tensors: Its tensors by path.
-        attributes: What the root says besides `ref` and `id`.
+        attributes: Attributes of the root besides `ref` and `id`.
 
     Attributes:
         documents: The metadata of every node by its key, encoded once.
@@ -134,7 +135,7 @@ class Layout:
 
     Raises:
         IncompatibleState: A tensor has a path that Zarr cannot name.
-        Malformed: A tensor stands within another.
+        Malformed: The path of a tensor is within another tensor.
     """
 
     def __init__(
@@ -150,12 +151,12 @@ class Layout:
         self._add(DOCUMENT, _group({"ref": ref, "id": str(digest), **(attributes or {})}))
         for path, entry in tensors.items():
             _check_path(ref, path)
-            self._hang(path)
+            self._add_parents(path)
             self.arrays[path] = ArrayLayout.of(path, entry)
             self._add(f"{path}/{DOCUMENT}", self.arrays[path].document())
         for path in self._children:
             if path in self.arrays:
-                raise Malformed("a tensor stands within another", where=f"{ref}: {path}")
+                raise Malformed("a tensor is within another tensor", where=f"{ref}: {path}")
 
     def find(self, key: str) -> tuple[ArrayLayout, int] | None:
         """Return the array and the number of the chunk that a key names."""
@@ -170,7 +171,7 @@ class Layout:
         return None if array is None or number is None else (array, number)
 
     def size_of(self, key: str) -> int | None:
-        """Return the length of what a key names, without reading it."""
+        """Return the length of the value of a key, without reading it."""
         if key in self.documents:
             return len(self.documents[key])
         found = self.find(key)
@@ -192,7 +193,7 @@ class Layout:
         below = f"{path}/"
         yield from dict.fromkeys(key[len(below) :].split("/")[0] for key in self.all_keys(below))
 
-    def _hang(self, path: str) -> None:
+    def _add_parents(self, path: str) -> None:
         """Add the groups above a node, and the node to the last of them."""
         above = ""
         for step in path.split("/"):
@@ -217,7 +218,7 @@ def _zero(dtype: str) -> object:
 
 
 def _check_path(ref: str, path: str) -> None:
-    """Refuse what Zarr would normalise into another path, or take for metadata."""
+    """Refuse a path that Zarr would normalise into another one, or read as metadata."""
     for step in path.split("/"):
         if step in ("", ".", "..", DOCUMENT) or "\\" in step:
             raise IncompatibleState(
@@ -230,7 +231,7 @@ def _check_path(ref: str, path: str) -> None:
 
 
 def is_position(step: str) -> bool:
-    """Return whether a step of a key is a decimal number as Zarr writes it."""
+    """Return whether a step of a key is a decimal number in Zarr's spelling."""
     return (
         step.isascii()
         and step.isdecimal()

@@ -1,9 +1,9 @@
-"""Metadata of foreign Zarr arrays, checked before zarr sees it: element types, shapes, codecs.
+"""Check the metadata of foreign Zarr arrays before zarr sees it: element types, shapes, codecs.
 
-Owns which arrays can become tensors, and what zarr may be asked to decode. Codecs are a closed
-list: those of zarr and numcodecs that turn numbers into numbers. Without it, metadata could name a
-codec that unpickles (`pickle` of version 2), or any that an installed package announces. Nothing
-here reads a file or needs zarr; section 31 of the specification has the rules.
+Decides which arrays can become tensors, and which codecs zarr may use. Codecs are a closed list:
+those of zarr and numcodecs that turn numbers into numbers. Without it, metadata could name a codec
+that unpickles (`pickle` of version 2), or any codec of an installed package. This module reads no
+file and does not need zarr; section 31 of the specification has the rules.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.registry.zarr.layout import (
     is_position,
 )
 
-#: Chunks of an array, those within shards counted too, at most: zarr lists them all at once.
+#: The most chunks of an array, including those within shards: zarr lists them all at once.
 MAX_CHUNKS = 2**20
-#: Axes of an array, at most: what NumPy has.
+#: The most axes of an array, as in NumPy.
 _MAX_AXES = 64
 _SHARDING = "sharding_indexed"
-#: Shards within shards, at most.
+#: The most levels of shards within shards.
 _MAX_SHARDS = 4
 #: Codecs of version 3 itself.
 _CODECS = frozenset({"bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", _SHARDING})
@@ -43,8 +43,8 @@ _NUMCODECS = frozenset(
         *("adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"),
     }
 )
-#: Those that can make much of little: no more than one for a chunk, and nothing but checksums
-#: around it, so that `zarr_expansion` can look at it first.
+#: Codecs whose output can be much longer than their input. A chunk may have one of them, and
+#: nothing but checksums around it, so that `expansion` can check it first.
 _COMPRESSORS = frozenset({"blosc", "bz2", "gzip", "lz4", "zlib", "zstd"})
 _CRC_BYTES = 4
 #: Fields of codecs that name an element type; none may be one of objects.
@@ -83,7 +83,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A chunk that is divided into smaller ones, with an index of their places.
+    """A chunk that is divided into smaller ones, with an index of their offsets.
 
     Attributes:
         count: The number of inner chunks.
@@ -106,14 +106,14 @@ class ArrayNode:
 
     Attributes:
         where: The folder and the path in it, for messages.
-        version: Of the format: 2 or 3.
-        documents: Its metadata by the name of the file, as zarr is to see it.
-        dtype: What its elements are.
-        shown: What zarr takes them for: unsigned integers where it has no name for them.
+        version: The version of the format: 2 or 3.
+        documents: The metadata that zarr gets to see, by the name of the file.
+        dtype: The element type.
+        shown: The element type for zarr: an unsigned integer if zarr has no name for `dtype`.
         shape: Axis lengths.
-        chunks: How its chunks are encoded, and their shape.
-        naming: What keys of chunks begin with, `c` or nothing, and what stands between positions.
-        original: The wider element type that it was saved from with less precision, or None.
+        chunks: The shape and the encoding of its chunks.
+        naming: The first step of the keys of chunks, `c` or none, and the separator of positions.
+        original: The wider element type that it had before it lost precision, or None.
     """
 
     where: str
@@ -138,7 +138,7 @@ class ArrayNode:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of a whole chunk in bytes, those at the edges too."""
+        """Size of a chunk in bytes; chunks at the edges count as whole."""
         return math.prod(self.chunk_shape) * ITEM_SIZES[self.dtype]
 
     def chunk_key(self, position: tuple[int, ...]) -> str:
@@ -147,7 +147,7 @@ class ArrayNode:
         return separator.join([first] * bool(first) + [str(n) for n in position]) or "0"
 
     def position(self, key: str) -> tuple[int, ...] | None:
-        """Return the position of a chunk in the grid by its key; None if it is no chunk's key."""
+        """Return the grid position of the chunk with a key; None if it is no key of a chunk."""
         first, separator = self.naming
         steps = key.split(separator)
         if first and steps.pop(0) != first:
@@ -169,7 +169,7 @@ def array_v3(where: str, document: Mapping[str, Any]) -> ArrayNode:
         document: Its `zarr.json`.
 
     Raises:
-        InvalidInput: It has no place in a state, or zarr is not to decode it.
+        InvalidInput: It cannot become a tensor, or zarr must not decode it.
     """
     shape = _lengths(where, "shape", document.get("shape"), least=0)
     chunk = _lengths(where, "chunk_shape", _chunk_shape(where, document), least=1)
@@ -202,7 +202,7 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
         attributes: Its `.zattrs`, or None.
 
     Raises:
-        InvalidInput: It has no place in a state, or zarr is not to decode it.
+        InvalidInput: It cannot become a tensor, or zarr must not decode it.
     """
     shape = _lengths(where, "shape", document.get("shape"), least=0)
     naming = "", _separator(where, document.get("dimension_separator"), ".")
@@ -216,7 +216,7 @@ def array_v2(where: str, document: Mapping[str, Any], attributes: object) -> Arr
         _broken(where, "another order of the elements", "C or F", document.get("order"))
     filters = document.get("filters") or []
     if not isinstance(filters, list):
-        _broken(where, "filters are no list", "a list or null", filters)
+        _broken(where, "filters are not a list", "a list or null", filters)
     codecs = [codec for codec in (*filters, document.get("compressor")) if codec is not None]
     for codec in codecs:
         _check_codec(where, codec, "id", _NUMCODECS)
@@ -239,14 +239,14 @@ def _chunk_shape(where: str, document: Mapping[str, Any]) -> object:
 
 
 def check_version(where: str, document: Mapping[str, Any], version: int) -> None:
-    """Check that a document is of the version that its name says.
+    """Check that a document has the version that its file name implies.
 
     Raises:
-        InvalidInput: It is of another one.
+        InvalidInput: It has another version.
     """
     if document.get("zarr_format") != version:
         raise InvalidInput(
-            "metadata of another version of Zarr than its file's name says",
+            "the metadata has another version of Zarr than its file name implies",
             where=where,
             expected=f"zarr_format {version}",
             found=shorten(document.get("zarr_format")),
@@ -255,7 +255,7 @@ def check_version(where: str, document: Mapping[str, Any], version: int) -> None
 
 
 def _naming(where: str, encoding: object) -> tuple[str, str]:
-    """Return what keys of chunks begin with, and what stands between positions."""
+    """Return the first step of the keys of chunks, and the separator of positions."""
     match encoding:
         case {"name": "default" | "v2" as name, **rest}:
             configuration = rest.get("configuration") or {}
@@ -290,7 +290,7 @@ def _lengths(where: str, what: str, value: object, *, least: int) -> tuple[int, 
 def _chunks(where: str, codecs: object, shape: tuple[int, ...], depth: int = 0) -> Chunks:
     """Check a chain of codecs; return how it encodes chunks of a shape."""
     if not isinstance(codecs, list) or depth > _MAX_SHARDS:
-        _broken(where, "codecs are no list, or nest too deeply", "a list", codecs)
+        _broken(where, "codecs are not a list, or nest too deeply", "a list", codecs)
     checked = [_check_codec(where, codec, "name", _CODECS) for codec in codecs]
     names = [name for name, _ in checked]
     shards = [_shard(where, found, shape, depth) for name, found in checked if name == _SHARDING]
@@ -312,7 +312,7 @@ def _shard(
     _chunks(where, index, (), depth + 1)
     inner = _chunks(where, configuration.get("codecs"), part, depth + 1)
     if any(whole % size for whole, size in zip(shape, part, strict=True)):
-        _broken(where, "a shard that is no whole number of chunks", list(shape), list(part))
+        _broken(where, "a shard that is not a whole number of chunks", list(shape), list(part))
     names = [codec["name"] for codec in index]
     if names.count("bytes") > 1 or not {*names} <= {"bytes", "crc32c"}:
         # Other codecs could expand a few bytes to many, or make no sense for an index.
@@ -328,7 +328,7 @@ def _shard(
 
 
 def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
-    """Return the compressor of a chain of codecs, if any, and the bytes of checksums behind it."""
+    """Return the compressor of a chain of codecs, if any, and the bytes of checksums after it."""
     plain = [name.removeprefix("numcodecs.") for name in names]
     found = [number for number, name in enumerate(plain) if name in _COMPRESSORS]
     if not found:
@@ -342,7 +342,7 @@ def _compressor(where: str, names: Sequence[str]) -> tuple[str | None, int]:
 def _check_codec(
     where: str, codec: object, key: str, known: frozenset[str]
 ) -> tuple[str, Mapping[str, Any]]:
-    """Check that a codec is of the closed list; return its name and configuration."""
+    """Check that a codec is in the closed list; return its name and configuration."""
     if not isinstance(codec, dict) or not isinstance(codec.get(key), str):
         _broken(where, "a codec without a name", f"an object with {key!r}", codec)
     name = codec[key]
@@ -350,7 +350,7 @@ def _check_codec(
     is_known = name in known or (key == "name" and name.removeprefix("numcodecs.") in _NUMCODECS)
     if not is_known or not isinstance(configuration, dict):
         raise InvalidInput(
-            "an array is encoded in a way that is not decoded here",
+            "an array has a codec that is not supported",
             where=where,
             expected=", ".join(sorted(known)),
             found=shorten(codec),
@@ -359,7 +359,7 @@ def _check_codec(
     for field in _DTYPE_FIELDS:
         value = configuration.get(field)
         if value is not None and not (isinstance(value, str) and _PLAIN_DTYPE.fullmatch(value)):
-            _broken(where, f"codec {name!r} works on other things than numbers", "numbers", value)
+            _broken(where, f"codec {name!r} is not for numbers", "numbers", value)
     return name, configuration
 
 
@@ -376,7 +376,7 @@ def _check_count(where: str, shape: tuple[int, ...], chunks: Chunks) -> None:
 
 
 def _true_dtype(where: str, name: str, shown: str, attributes: object) -> str:
-    """Return what the attribute names, which must be as zarr shows the array, or what it is."""
+    """Return the element type that the attribute names, or `name` without the attribute."""
     named = attributes.get(DTYPE_ATTRIBUTE) if isinstance(attributes, dict) else None
     if named is None:
         return name
@@ -386,7 +386,7 @@ def _true_dtype(where: str, name: str, shown: str, attributes: object) -> str:
 
 
 def _original(where: str, dtype: str, attributes: object) -> str | None:
-    """Return the wider type that an array was saved from, as its attribute says."""
+    """Return the original element type of an array, from its attribute."""
     named = attributes.get(ORIGINAL_ATTRIBUTE) if isinstance(attributes, dict) else None
     if named is None:
         return None
@@ -408,7 +408,7 @@ def _fill_bits(where: str, name: str, fill: object) -> int:
         bits = int(fill, 16)
         if bits < 256 ** ITEM_SIZES[name]:
             return bits
-    return _broken(where, f"a fill value of {name} that is not read here", "0 or 0x...", fill)
+    return _broken(where, f"an unsupported fill value of {name}", "0 or 0x...", fill)
 
 
 def _refuse_dtype(where: str, found: object) -> NoReturn:
@@ -432,6 +432,6 @@ def _broken(where: str, what: str, expected: object, found: object) -> NoReturn:
 
 
 def shorten(found: object) -> str:
-    """Return foreign text as a message may hold it."""
+    """Return foreign text, short enough for a message."""
     text = str(found) or type(found).__name__
     return text if len(text) <= 200 else f"{text[:200]}..."

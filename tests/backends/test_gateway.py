@@ -165,7 +165,7 @@ def test_page_is_told_in_plain_words(gateway: Gateway, backend: S3Backend, name:
     with pytest.raises(StoreUnavailable) as caught:
         call(backend)
     told = str(caught.value)
-    assert "something between here and the store answered in its place" in told
+    assert "something between here and the store answered the request" in told
     assert "text/html" in told
     # The body of a get is not read unless it is the object's.
     assert name == "get" or "Please log in" in told

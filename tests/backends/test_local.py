@@ -484,7 +484,7 @@ def test_linked_folder_is_followed_and_a_loop_is_refused(
 def test_pipe_is_no_object_and_does_not_block(backend: LocalBackend, root: Path) -> None:
     backend.put("a", b"x")
     os.mkfifo(root / "pipe")
-    with pytest.raises(ObjectNotFound, match="something else"):
+    with pytest.raises(ObjectNotFound, match="not a regular file"):
         backend.get("pipe")
 
 
@@ -656,7 +656,7 @@ def test_key_below_an_object_is_refused(
     backend: LocalBackend, write: Callable[[LocalBackend], object]
 ) -> None:
     backend.put("a", b"x")
-    with pytest.raises(InvalidLocation, match="a file stands where"):
+    with pytest.raises(InvalidLocation, match="a file is where"):
         write(backend)
 
 

@@ -172,7 +172,7 @@ def test_slow_server_is_given_up(
     told = str(caught.value)
     assert "s3://bucket/x/" in told
     # A socket's own timeout may come first where nothing comes at all.
-    assert "does not answer, or too slowly" in told or (how is silent and "imeout" in told)
+    assert "does not answer, or answers too slowly" in told or (how is silent and "imeout" in told)
     assert ("write was done" in told) == ("put" in name or name == "delete")
     server.stopped.set()
     assert server.ended.acquire(timeout=60), "the server sees the end of the connection"
@@ -188,7 +188,7 @@ def test_slow_server_behind_tls_is_given_up(
     backend = S3Backend(parse("s3://bucket/x"), PATIENCE)
     try:
         for name in ("get", "get into", "list"):
-            with pytest.raises(StoreUnavailable, match="does not answer, or too slowly"):
+            with pytest.raises(StoreUnavailable, match="does not answer, or answers too slowly"):
                 CALLS[name](backend)
             assert server.ended.acquire(timeout=60)
     finally:
@@ -282,7 +282,7 @@ def test_bytes_that_flow_are_waited_for() -> None:
             assert wait.check(now_s + 0.01) == (pytest.approx(now_s, abs=11), "")
         assert line.cuts == 0, "twenty times the deadline, and enough bytes in each third of it"
         due_s, told = wait.check(now_s + 11)
-        assert "this request is given up after 1030 s (X)" in told
+        assert "this request is stopped after 1030 s (X)" in told
         assert (line.cuts, due_s < now_s + 12) == (1, True)
         assert wait.check(now_s + 12)[1] == "", "told once"
         assert line.cuts == 2, "cut again until it has ended"

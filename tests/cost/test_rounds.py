@@ -19,7 +19,7 @@ from holdfast.registry.history.actions import (
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
 from holdfast.registry.history.replay import Slot
 from holdfast.registry.registry import Registry
-from holdfast.registry.storage.heads import Heads, recall
+from holdfast.registry.storage.heads import Heads, open_heads
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.values.digest import Digest
 from tests.cost.rounds import Clock, Timed, timed
@@ -93,7 +93,7 @@ def test_a_head_that_was_seen_before_is_proved_within_these_rounds(seen: int) ->
     store = long_run(1000)
     key = slot_key("long", seen - 1)
     ((line, _),) = Slot.decode(seen - 1, store.get(key), where=key).commits
-    heads = recall(parse("s3://bucket/long"))
+    heads = open_heads(parse("s3://bucket/long"))
     heads.note("long", seen, seen, line_digest(line), seen - 1)
     assert _rounds(store, lambda registry: registry.run("long"), heads) <= 3
     assert heads.all()["long"].commits == 1000

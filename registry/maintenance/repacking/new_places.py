@@ -127,7 +127,7 @@ class Layout:
         entry = self._table_of(pack).at(offset) if table is None else table.get(offset)
         if entry is None:
             raise Malformed(
-                "a placement names a chunk where its pack has another",
+                "a placement and its pack name different chunks at one offset",
                 where=pack.key,
                 hint="Run `holdfast verify --deep`; nothing was changed.",
             )

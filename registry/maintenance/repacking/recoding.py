@@ -174,7 +174,7 @@ class _Forest:
                 break  # a base that is nowhere: whoever needs it will be told
             if levels > MAX_DEPTH:  # each costs a look at all that wait
                 raise Malformed(
-                    "deltas on deltas without end",
+                    "a chain of deltas is too long",
                     where=self._lying[chunk_of(next(iter(level.values())))][0].key,
                     expected=f"at most {MAX_DEPTH}",
                     found=f"{levels} or more",

@@ -144,7 +144,7 @@ class Survey:
             table = {entry.offset: entry for entry in self._read_table(pack)}
             if not self.ranks[pack.key].keys() <= table.keys():
                 raise Malformed(
-                    "a placement names a chunk where its pack has another",
+                    "a placement and its pack name different chunks at one offset",
                     where=pack.key,
                     hint="Run `holdfast verify --deep`; nothing was changed.",
                 )

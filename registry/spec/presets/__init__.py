@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.spec.presets.preset_errors import told
+from holdfast.registry.spec.presets.preset_errors import describe
 from holdfast.registry.values.suggest import near
 
 _MAX_BYTES = 2**20
@@ -24,7 +24,7 @@ _HINT = "docs/presets.md explains every field."
 
 
 def preset_names() -> list[str]:
-    """Return the names of the presets that are shipped, sorted."""
+    """Return the names of the shipped presets, sorted."""
     shipped = files(__name__).iterdir()
     return sorted(one.name.removesuffix(".toml") for one in shipped if one.name.endswith(".toml"))
 
@@ -36,9 +36,9 @@ def load_preset(preset: str | os.PathLike[str]) -> RunSpec:
         preset: Name of a shipped preset, or path of a TOML file; `docs/presets.md` explains it.
 
     Raises:
-        NotFound: There is neither; near names are suggested.
-        InvalidInput: The file is no TOML, or says what a specification cannot say; or this is
-            neither a name nor a path.
+        NotFound: There is no such preset or file; near names are suggested.
+        InvalidInput: The file is not TOML or not a valid specification, or `preset` is neither a
+            name nor a path.
     """
     if not isinstance(preset, str | os.PathLike):
         raise InvalidInput(
@@ -78,10 +78,10 @@ def _parse(text: str, where: str) -> RunSpec:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInput("not a preset", where=where, expected="TOML", found=error) from error
     try:
-        # By way of JSON, in which arrays may stand for tuples.
+        # Through JSON, since a strict record accepts a list for a tuple only from there.
         return RunSpec.model_validate_json(json.dumps(table))
     except ValidationError as error:
-        raise _wrong(where, told(error, table)) from error
+        raise _wrong(where, describe(error, table)) from error
     except TypeError as error:
         raise _wrong(where, "a date or a time: write it as a text, in quotes") from error
     except RegistryError as error:

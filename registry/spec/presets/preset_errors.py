@@ -1,6 +1,6 @@
-"""What is wrong with a preset, in words: where by name, what was meant, and no library's terms.
+"""Describe the errors of a preset for people: by names, with suggestions, without pydantic's terms.
 
-Owns the words alone; which rules there are is the business of `holdfast.registry.spec`.
+`holdfast.registry.spec` has the rules; this module only words their errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.registry.spec import RunSpec
 from holdfast.registry.values.records import Record
 from holdfast.registry.values.suggest import near
 
-#: What one entry of a list is called, and the fields that name it.
+#: Name of a list -> the noun for its entries, and the fields that name an entry.
 _ENTRIES = {
     "phases": ("phase", ("name",)),
     "gates": ("gate", ("name",)),
@@ -40,60 +40,60 @@ _PLAIN = {
 _SOURCE = "must be gates/NAME, latest or best"
 _NAME = "must be letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
 
-_Place = tuple[int | str, ...]
+_Path = tuple[int | str, ...]
 
 
-def told(error: ValidationError, table: Mapping[str, Any]) -> str:
-    """Return everything that is wrong with a preset.
+def describe(error: ValidationError, table: Mapping[str, Any]) -> str:
+    """Return all errors of a preset as one text.
 
     Args:
-        error: What its specification said of it.
+        error: The error from parsing its specification.
         table: The preset as it was read.
     """
     found = []
-    for place, what in _wrongs(error, ()):
-        where = _where(place, table)
+    for path, what in _errors(error, ()):
+        where = _where(path, table)
         found.append(what if not where or what.startswith(where) else f"{where}: {what}")
     return "; ".join(dict.fromkeys(found))
 
 
-def _wrongs(error: ValidationError, within: _Place) -> Iterator[tuple[_Place, str]]:
-    """Yield the place and the words of each thing that is wrong."""
+def _errors(error: ValidationError, within: _Path) -> Iterator[tuple[_Path, str]]:
+    """Yield the path and the description of each error."""
     errors = error.errors(include_url=False)
-    places = [one["loc"] for one in errors]
+    paths = [one["loc"] for one in errors]
     for one in errors:
-        place = (*within, *one["loc"])
+        path = (*within, *one["loc"])
         depth = len(one["loc"])
-        if one["type"] == "too_short" and any(p[:depth] == one["loc"] != p for p in places):
-            continue  # its entries are there, and wrong
+        if one["type"] == "too_short" and any(p[:depth] == one["loc"] != p for p in paths):
+            continue  # the list has entries, but with errors of their own
         cause = one.get("ctx", {}).get("error")
         inner = getattr(cause, "__cause__", None)
         if isinstance(inner, ValidationError):
-            # A value that users make by hand as well: its own error wraps the one that says where.
-            yield from _wrongs(inner, place)
+            # Users make such values by hand too, so their error wraps pydantic's.
+            yield from _errors(inner, path)
         elif one["type"] == "extra_forbidden":
-            yield place[:-1], _unknown(place)
+            yield path[:-1], _unknown(path)
         elif one["type"] == "missing":
-            yield place[:-1], f"{place[-1]!r} is missing"
+            yield path[:-1], f"{path[-1]!r} is missing"
         elif one["type"] == "string_pattern_mismatch":
-            form = _SOURCE if place[-1] == "source" else _NAME
-            yield place, f"{form}, not {one['input']!r}"
+            form = _SOURCE if path[-1] == "source" else _NAME
+            yield path, f"{form}, not {one['input']!r}"
         else:
-            yield place, str(cause) if cause is not None else _plainly(one["msg"], one["input"])
+            yield path, str(cause) if cause is not None else _plainly(one["msg"], one["input"])
 
 
-def _unknown(place: _Place) -> str:
-    name, model = str(place[-1]), _model(place[:-1])
+def _unknown(path: _Path) -> str:
+    name, model = str(path[-1]), _model(path[:-1])
     known = list(model.model_fields) if model else []
     meant = near(name, known)
     more = meant[0].lower() + meant[1:] if meant else f"known are {', '.join(known)}"
     return f"no field {name!r} ({more})"
 
 
-def _model(place: _Place) -> type[Record] | None:
-    """Return the record that stands at a place of a specification."""
+def _model(path: _Path) -> type[Record] | None:
+    """Return the record at a path of a specification."""
     model: type[Record] | None = RunSpec
-    for part in place:
+    for part in path:
         if model is not None and isinstance(part, str):
             field = model.model_fields.get(part)
             model = None if field is None else _record(field.annotation)
@@ -109,22 +109,22 @@ def _record(annotation: Any) -> type[Record] | None:
 def _plainly(text: str, value: object) -> str:
     for theirs, plain in _PLAIN.items():
         text = text.replace(theirs, plain)
-    said = _SUBJECT.sub("must ", text)
-    return f"{said}, not {value!r}" if isinstance(value, str | int | float) else said
+    text = _SUBJECT.sub("must ", text)
+    return f"{text}, not {value!r}" if isinstance(value, str | int | float) else text
 
 
-def _where(place: _Place, table: Any) -> str:
-    """Return a place in words, entries of lists by their names."""
+def _where(path: _Path, table: Any) -> str:
+    """Return a path in words, with the names of entries of lists."""
     words: list[str] = []
-    for before, part in zip(("", *place), place, strict=False):
+    for before, part in zip(("", *path), path, strict=False):
         table = _below(table, part)
         if isinstance(part, str):
             words.append(part)
             continue
-        noun, names = _ENTRIES.get(str(before), (f"{before}, entry", ()))
-        said = [table.get(name) for name in names] if isinstance(table, dict) else [None]
-        named = bool(said) and all(isinstance(name, str) for name in said)
-        words[-1:] = [f"{noun} {' to '.join(map(str, said)) if named else part + 1}"]
+        noun, fields = _ENTRIES.get(str(before), (f"{before}, entry", ()))
+        names = [table.get(name) for name in fields] if isinstance(table, dict) else [None]
+        is_named = bool(names) and all(isinstance(name, str) for name in names)
+        words[-1:] = [f"{noun} {' to '.join(map(str, names)) if is_named else part + 1}"]
     return ", ".join(words)
 
 

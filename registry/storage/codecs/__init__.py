@@ -15,7 +15,7 @@ from holdfast.registry.errors import InvalidInput, Malformed
 from holdfast.registry.values.suggest import near
 
 RAW = "raw"
-#: Blosc frames, bytes shuffled by the size of an element: zstd, and lz4 for speed.
+#: Blosc frames with shuffled bytes: zstd, and lz4 for speed.
 ZSTD = "blosc-zstd"
 LZ4 = "blosc-lz4"
 
@@ -23,12 +23,12 @@ LZ4 = "blosc-lz4"
 CODECS: tuple[str, ...] = (RAW, ZSTD, LZ4)
 
 Compression = Literal["none", "zstd", "lz4"]
-#: What users say.
+#: The names that users write.
 COMPRESSIONS: dict[Compression, str] = {"none": RAW, "zstd": ZSTD, "lz4": LZ4}
 
 
 def check_compression(wanted: Compression | None) -> Compression | None:
-    """Return what was asked for.
+    """Check the name of a compression and return it.
 
     Raises:
         InvalidInput: There is no such compression.
@@ -58,18 +58,18 @@ def decode(stored: Buffer, codec: str, into: memoryview, *, where: str) -> None:
     """Decode stored bytes into memory of exactly their raw length.
 
     Raises:
-        IntegrityError: They are not what the codec makes, or of another length.
+        IntegrityError: The codec cannot decode them, or they have another length.
     """
     _blosc().decode(stored, codec, into, where=where)
 
 
 def join(delta: memoryview, base: Buffer) -> None:
-    """Turn a difference into what it is the difference of, or back, in place: XOR."""
+    """Turn a delta into its chunk, or a chunk into its delta, in place: XOR with the base."""
     _blosc().join(delta, base)
 
 
 def _blosc() -> Any:
-    # numcodecs takes a tenth of a second, and a registry of raw chunks never needs it.
+    # Importing numcodecs takes a tenth of a second, and raw chunks never need it.
     from holdfast.registry.storage.codecs import blosc
 
     return blosc
@@ -87,7 +87,7 @@ def codec_number(name: str, *, where: str) -> int:
 
 
 def codec_name(number: int, *, where: str) -> str:
-    """Return the name behind a number.
+    """Return the codec of a number.
 
     Raises:
         Malformed: The number is not in the list.

@@ -1,8 +1,8 @@
 """Blosc frames: bytes shuffled by the size of an element, then zstd or lz4.
 
-The compressor is numcodecs'. Its decoder trusts the lengths in a frame's header, so they are held
-against what is known before it sees the frame: the length that was stored, and the length that the
-manifest gives the chunk. No more memory is taken than the caller has provided.
+numcodecs does the work. Its decoder trusts the lengths in a frame's header, so these are first
+compared with the stored length and with the length that the manifest gives the chunk. No memory is
+used but the caller's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from holdfast.registry.errors import Damaged, Malformed
 from holdfast.registry.storage.codecs import LZ4, ZSTD
 
 _COMPRESSORS = {ZSTD: b"zstd", LZ4: b"lz4"}
-#: What a frame says in its flags of the compressor inside.
+#: The number of the compressor in the flags of a frame.
 _FORMATS = {ZSTD: 4, LZ4: 1}
 _LEVEL = 1
-#: Bytes that are compressed together. Of its own accord Blosc takes so few at this level that the
-#: planes of bytes are cut into pieces that gain little: moments in fp32 keep .93 instead of .86.
+#: Bytes that are compressed together. Blosc's own choice at this level is so small that compression
+#: gains little: fp32 moments keep .93 of their size instead of .86.
 _BLOCK_BYTES = 512 * 1024
 _HEADER = struct.Struct("<BBBBIII")
 
@@ -54,28 +54,28 @@ def decode(frame: Buffer, codec: str, into: memoryview, *, where: str) -> None:
 
 
 def join(delta: memoryview, base: Buffer) -> None:
-    """Turn a difference into what it is the difference of, or back, in place."""
+    """Turn a delta into its chunk, or a chunk into its delta, in place."""
     target = np.frombuffer(delta, np.uint8)
     np.bitwise_xor(target, np.frombuffer(base, np.uint8), out=target)
 
 
 def check(frame: Buffer, codec: str, raw_bytes: int, *, where: str) -> None:
-    """Hold a frame's header against what is known of it.
+    """Compare a frame's header with the known codec and lengths.
 
     Raises:
-        Malformed: It says another thing.
+        Malformed: They differ.
     """
     if len(frame) < _HEADER.size:
         raise Malformed("not a Blosc frame", where=where, found=f"{len(frame)} bytes")
     version, _, flags, item, decoded, block, encoded = _HEADER.unpack_from(frame)
-    told = (version, decoded, encoded)
+    found = (version, decoded, encoded)
     expected = (2, raw_bytes, len(frame))
-    if told != expected or not item or not 0 < block <= max(decoded, 1):
+    if found != expected or not item or not 0 < block <= max(decoded, 1):
         raise Malformed(
             "a Blosc frame of other lengths",
             where=where,
             expected="version {}, {} bytes out of {}".format(*expected),
-            found="version {}, {} bytes out of {}".format(*told),
+            found="version {}, {} bytes out of {}".format(*found),
         )
     memcpyed = flags & 2
     if not memcpyed and flags >> 5 != _FORMATS[codec]:

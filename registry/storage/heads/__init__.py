@@ -8,7 +8,16 @@ heads of an open registry. Specified in docs/spec.md, section 35.
 
 from __future__ import annotations
 
-from holdfast.registry.storage.heads.memory import MEMORY, Heads, recall, trust
+from holdfast.registry.storage.heads.memory import MEMORY, Heads, open_heads, trust
 from holdfast.registry.storage.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 
-__all__ = ["MAX_FILE_BYTES", "MEMORY", "Head", "HeadLines", "Heads", "HeadsFile", "recall", "trust"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "MEMORY",
+    "Head",
+    "HeadLines",
+    "Heads",
+    "HeadsFile",
+    "open_heads",
+    "trust",
+]

@@ -4,7 +4,7 @@ Nothing depends on it: a file that cannot be read is ignored. Links are not foll
 files are left alone. Any number of processes can share the folder.
 """
 
-# Names in an open folder, which pathlib cannot express.
+# pathlib cannot use names in an open folder.
 # ruff: noqa: PTH111, PTH117, PTH118
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ABANDONED_S = 3600.0
 
 
 def state_folder() -> str | None:
-    """Return the folder: `holdfast/heads` where the platform keeps what programs remember.
+    """Return the folder: `holdfast/heads` in the user's state folder.
 
     Returns:
-        The folder, which need not be there; `None` where the user has no home folder.
+        The folder, which need not exist; `None` if the user has no home folder.
     """
     said = os.environ.get("XDG_STATE_HOME", "")
     base = said if os.path.isabs(said) else os.path.expanduser("~/.local/state")
@@ -58,7 +58,7 @@ def read(path: str, name: str) -> bytes | None:
     """Return the bytes of a file in the folder at `path`; `None` if there is none.
 
     Raises:
-        OSError: It cannot be read, or is no file of this user's.
+        OSError: It cannot be read, or is no regular file of this user.
     """
     try:
         folder = open_folder(path)
@@ -71,7 +71,7 @@ def read(path: str, name: str) -> bytes | None:
 
 
 def read_in(folder: int, name: str) -> bytes | None:
-    """Return the bytes of a file in an open folder; otherwise as `read`."""
+    """Return the bytes of a file in an open folder, as `read` does."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | OPEN, dir_fd=folder)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def read_in(folder: int, name: str) -> bytes | None:
 
 @contextmanager
 def locked(path: str) -> Iterator[int]:
-    """Open the folder at `path`, made if it is not there, and hold its lock.
+    """Open the folder at `path` and hold its lock; make the folder if there is none.
 
     Raises:
         OSError: It cannot be made, belongs to another user, or others held the lock too long.

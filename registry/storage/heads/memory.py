@@ -1,8 +1,8 @@
 """The heads that an open registry remembers: a log is checked against them, then they are updated.
 
 Heads are written to the user's state folder when the registry is closed, at the end of the
-program, and while it is open at most every half minute. Processes that share the folder add the
-heads that they saw themselves; for each run the head with more commits is kept.
+program, and while it is open at most every half minute. Processes that share the folder add their
+own heads; for each run the head with more commits is kept.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ class Heads:
         self._written_s = time.monotonic()
         self._pid, self._lock = os.getpid(), RLock()
 
-    def meet(self, registry_id: str, *, replace: bool = False) -> None:
-        """Check that the registry is the one that was here before.
+    def check_registry(self, registry_id: str, *, replace: bool = False) -> None:
+        """Check that this is the registry that was seen here before.
 
         Args:
             registry_id: Its id.
-            replace: Forget another one that was here.
+            replace: Whether to forget the registry that was here before.
 
         Raises:
-            Conflict: It is another one.
+            Conflict: Another registry was here before.
         """
         self._registry = registry_id
         if self._kept is None or self._kept.registry == registry_id:
             return
         if not replace:
             raise Conflict(
-                "another registry is here than this machine has seen before",
+                "this is not the registry that this machine has seen here before",
                 where=self.url,
                 expected=self._kept.registry,
                 found=registry_id,
@@ -88,14 +88,14 @@ class Heads:
             return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
 
     def check_runs(self, listed: Iterable[str], seen: Mapping[str, Head]) -> None:
-        """Raise if a run is gone that was seen before.
+        """Raise if a run that was seen before is missing.
 
         Args:
-            listed: The runs that are there.
-            seen: What `all` returned before they were listed: a run may have begun since.
+            listed: The runs that exist.
+            seen: The result of `all` before they were listed: a run may have begun since.
 
         Raises:
-            RolledBack: One is.
+            RolledBack: A run is missing.
         """
         for run_id in sorted(seen.keys() - set(listed)):
             seen[run_id].require(self.url, 0, 0, None)
@@ -109,11 +109,11 @@ class Heads:
         """Raise if the log of epochs is shorter than before; otherwise remember its length.
 
         Args:
-            epoch: The highest epoch that is there.
-            seen: The highest that had been seen before the log was listed.
+            epoch: The highest epoch that exists.
+            seen: The highest epoch that had been seen before the log was listed.
 
         Raises:
-            RolledBack: It is.
+            RolledBack: The log is shorter.
         """
         if epoch < seen:
             raise RolledBack(
@@ -149,7 +149,7 @@ class Heads:
                 self._remember()
 
     def write(self) -> None:
-        """Add the noted heads to the file; a failure is ignored, and the heads are forgotten."""
+        """Add the noted heads to the file; after a failure they are dropped without an error."""
         with self._held():
             if self not in _pending:
                 return
@@ -182,7 +182,7 @@ class Heads:
 
     def _held(self) -> AbstractContextManager[object]:
         if self._pid != os.getpid():
-            # A fork copies the lock as it was, and nobody would ever release it here.
+            # A fork copies a lock that is held, and nobody would release it here.
             self._pid, self._lock = os.getpid(), RLock()
         return self._lock
 
@@ -192,7 +192,7 @@ class Heads:
             self.write()
 
 
-#: Memories with unwritten heads; they are written at the end if their registry is never closed.
+#: Heads that are not written yet; the end of the program writes those of open registries.
 _pending: set[Heads] = set()
 
 
@@ -202,8 +202,8 @@ def _write_all() -> None:
         heads.write()
 
 
-def recall(location: Location, *, wanted: bool = True) -> Heads | None:
-    """Return the heads of the registry at a place; `None` if none are to be remembered.
+def open_heads(location: Location, *, wanted: bool = True) -> Heads | None:
+    """Return the heads of the registry at a location; `None` if heads are not remembered.
 
     Raises:
         InvalidInput: The environment variable is neither 0 nor 1.

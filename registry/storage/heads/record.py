@@ -32,7 +32,7 @@ class Head(Record):
         head: Link to the last one, in which all before it are chained.
         slots: Number of its slots; these belong to one registry, while commits are the same in
             all.
-        slot: The slot that holds the last commit, where it is known.
+        slot: The slot that holds the last commit, if it is known.
     """
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -42,18 +42,18 @@ class Head(Record):
     slot: Annotated[int, Field(ge=0)] | None = None
 
     def is_further(self, other: Head | None) -> bool:
-        """Return whether this was seen later than another one of the same history."""
+        """Return whether this head is later than another one of the same history."""
         return other is None or (self.commits, self.slots) > (other.commits, other.slots)
 
     def skipped(self, snapshot: int) -> range:
-        """Return the slots that prove this head and that are before the slots read anyway.
+        """Return the slots before a snapshot that prove this head.
 
         Args:
-            snapshot: The slot of the snapshot; slots are read from there on.
+            snapshot: The slot of the snapshot; all later slots are read anyway.
         """
         if self.slot is not None:
             return range(self.slot, min(self.slot + 1, snapshot))
-        # The next commit names the last one; it is somewhere after the slots that were seen.
+        # The next commit names the last one; it is in one of the slots after those that were seen.
         return range(self.slots, snapshot)
 
     def require(self, url: str, slots: int, commits: int, link: Digest | None) -> None:
@@ -63,10 +63,10 @@ class Head(Record):
             url: Where the log is.
             slots: Its length.
             commits: Number of its commits.
-            link: Its link after as many commits as were seen.
+            link: Its link after as many commits as this head has.
 
         Raises:
-            RolledBack: It is shorter, or another one.
+            RolledBack: The log is shorter, or has another history.
         """
         if slots < self.slots or commits < self.commits:
             raise RolledBack(
@@ -78,10 +78,10 @@ class Head(Record):
             )
         if link != self.head:
             raise RolledBack(
-                "the log is another one than this machine has seen",
+                "this is not the log that this machine has seen",
                 where=f"{url}: {self.run}, commit {self.commits - 1}",
                 expected=self.head.hex(),
-                found=link.hex() if link is not None else "no such commit where it stood",
+                found=link.hex() if link is not None else "no such commit in that slot",
                 hint=advice(url),
             )
 
@@ -102,7 +102,7 @@ _LINE = re.compile(
 
 
 class HeadLines(Mapping[str, Head]):
-    """Heads by run, as lines of a file. Those that were added last come last."""
+    """Heads by run, as lines of a file, in the order in which they were added."""
 
     def __init__(self, lines: Mapping[str, bytes] | None = None) -> None:
         self.lines = dict(lines or {})
@@ -117,12 +117,12 @@ class HeadLines(Mapping[str, Head]):
         return len(self.lines)
 
     def add(self, head: Head) -> None:
-        """Put a head last, in place of what was there of its run."""
+        """Add a head at the end, and drop the earlier one of its run."""
         self.lines.pop(head.run, None)
         self.lines[head.run] = head.encode()
 
     def newest(self, most: int) -> HeadLines:
-        """Return those that were added last."""
+        """Return the `most` heads that were added last."""
         return HeadLines(dict(list(self.lines.items())[-most:]))
 
 
@@ -132,7 +132,7 @@ class HeadsFile:
 
     Attributes:
         registry: Its id.
-        url: Where it was seen, for people.
+        url: Its URL, for people.
         epoch: The highest epoch that was seen; 0 before any.
         heads: The heads by run.
     """
@@ -161,14 +161,14 @@ class HeadsFile:
             match = _LINE.fullmatch(line)
             run_id = match[1].decode() if match else ""
             if match is None or run_id in lines:
-                what = "not a line of a run, or one of a run that has another"
+                what = "not a line of a run, or a second line of a run"
                 raise Malformed(what, where=where, found=repr(line[:200]))
             lines[run_id] = line
         return cls(header.registry, header.url, header.epoch, HeadLines(lines))
 
 
 def advice(url: str) -> str:
-    """Return what to do about a log that went back."""
+    """Return advice about a log that was rolled back."""
     return (
         "Somebody replaced it by an older or different copy, or deleted its newest slots: find out "
         "who, and restore the log from a backup. If the change was intended, run "

@@ -56,12 +56,12 @@ REFUSED = {
     "best without a monitor": (
         {"retention": Retention(best=1)},
         InvalidInput,
-        "the best are kept, and there is no monitor",
+        "retention keeps the best, but there is no monitor",
     ),
     "best of a preset without a monitor": (
         {"preset": RunSpec(name="x"), "retention": Retention(best=1)},
         InvalidInput,
-        "preset x.*the best are kept, and there is no monitor",
+        "preset x.*retention keeps the best, but there is no monitor",
     ),
     "two monitors of a name": (
         {"monitor": [LOSS, LOSS]},

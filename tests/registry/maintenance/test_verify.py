@@ -356,11 +356,11 @@ def test_each_column_of_a_row_is_held_against_the_table(run, reg, backend, check
     second = ChunkRow(0, at, len(entries[1][1]), row.codec, 2)
     third = ChunkRow(0, at + len(entries[1][1]), len(entries[2][1]), row.codec)
     _forged(checkpoint, reg, entries, rows=[row._replace(**changed), second, third])
-    with pytest.raises(IntegrityError, match="another"):
+    with pytest.raises(IntegrityError, match=r"different chunks|another"):
         _load(backend, checkpoint)
     (found,) = [f for f in check().findings if f.severity == "error"]
     assert found.kind == "placement"
-    assert "its pack has another" in found.message
+    assert "name different chunks" in found.message
     assert found.affects == (f"run/{checkpoint.digest.short}",)
 
 
@@ -392,10 +392,10 @@ def test_deltas_without_end_are_found(run, reg, backend, check, end):
     if end == "circle":
         entries[-1] = (*entries[-1][:4], entries[0][0])
     _forged(checkpoint, reg, entries)
-    with pytest.raises(IntegrityError, match="without end"):
+    with pytest.raises(IntegrityError, match="too long"):
         _load(backend, checkpoint)
     (found,) = [f for f in check().findings if f.severity == "error"]
-    assert (found.kind, "without end" in found.message) == ("placement", True)
+    assert (found.kind, "too long" in found.message) == ("placement", True)
 
 
 def test_verify_changes_nothing(two, check, backend):

@@ -137,8 +137,8 @@ def test_what_is_no_policy_is_refused(given, message):
     [
         ({"modle/w": "bf16"}, r"precision 'modle/w': a pattern matches no tensor.*'model/w'"),
         ({"nothing/*": "bf16", "*": "auto"}, r"'nothing/\*'.*matches no tensor"),
-        ({"*": "auto", "model/*": "bf16"}, r"'model/\*': patterns before.*narrower one first"),
-        ({"model/*": "auto", "model/w": "keep"}, "'model/w': patterns before"),
+        ({"*": "auto", "model/*": "bf16"}, r"'model/\*': earlier patterns.*narrower one first"),
+        ({"model/*": "auto", "model/w": "keep"}, "'model/w': earlier patterns"),
     ],
 )
 def test_a_pattern_that_decides_about_nothing_is_refused(given, message):

@@ -126,7 +126,7 @@ def test_no_way_leads_across_a_major_version(found, wanted):
     steps = Migrations()
     with pytest.raises(IncompatibleState, match="would cross a major version"):
         steps.apply({"version": found}, "version", wanted)
-    with pytest.raises(InvalidInput, match="stays within a major version"):
+    with pytest.raises(InvalidInput, match="must stay within a major version"):
         steps.register(found, wanted, step(wanted))
 
 
@@ -201,7 +201,7 @@ def test_registering_again_replaces_the_same_function_only():
 
 
 def test_registrations_that_make_no_sense():
-    with pytest.raises(InvalidInput, match="leads to another version"):
+    with pytest.raises(InvalidInput, match="must lead to another version"):
         Migrations().register("1.0", "1.0.0", step("1.0"))
     with pytest.raises(InvalidInput, match="needs a function"):
         Migrations().register(1, 2, "os.system")

@@ -87,7 +87,7 @@ WRONG = {
         'monitors = [{ metric = "loss" }]',
         "found monitor loss: 'mode' is missing",
     ),
-    "best without a monitor": ("retention = { best = 1 }", "the best are kept"),
+    "best without a monitor": ("retention = { best = 1 }", "retention keeps the best"),
     "a phase twice": (
         "[[phases]]\nname = '1'\n[[phases]]\nname = '1'",
         "found phase 1 is declared twice",
@@ -119,7 +119,7 @@ WRONG = {
     ),
     "what a phase says of itself": (
         "phases = [{ name = 'a', retention = { best = 1 } }]",
-        "found phase a keeps its best, and has no monitor",
+        "found phase a keeps its best, but has no monitor",
     ),
     "a wrong phase": (
         "[[phases]]\nname = '1'\nsave_every = 0",

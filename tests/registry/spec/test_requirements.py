@@ -85,7 +85,7 @@ def test_a_phase_that_is_not_declared_is_refused_with_near_names():
     requirements.check_phase_is_declared(RunSpec(), "anything")
     with pytest.raises(InvalidInput, match=r"expected one of warmup, main.*'warmup'"):
         requirements.check_phase_is_declared(spec, "warm-up")
-    with pytest.raises(InvalidInput, match="Phases are declared by the run's preset"):
+    with pytest.raises(InvalidInput, match="The run's preset declares its phases"):
         requirements.check_phase_is_declared(spec, "zzz")
 
 

@@ -32,7 +32,7 @@ ONE, TWO = Phase(name="1", monitors=(LOSS,)), Phase(name="2")
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({}, "empty: it would keep nothing; say all=True to keep everything"),
+        ({}, "empty: it would keep nothing; use all=True to keep everything"),
         ({"wait": 3}, "empty: it would keep nothing"),
         ({"all": True, "last": 3}, "contradictory: `all` keeps everything"),
         ({"all": True, "for_days": 3}, "contradictory: `all` keeps everything"),
@@ -93,7 +93,7 @@ BROKEN_PHASES = {
     ),
     "tiers beside a retention": (
         lambda: Phase(name="1", tiers=(tier("a"),), retention=Retention(last=1)),
-        "phase 1: its tiers have the retention, not the phase",
+        "phase 1: with tiers, retention belongs in each tier",
     ),
     "a tier of an unknown monitor": (
         lambda: Phase(name="1", monitors=(LOSS,), tiers=(tier("a", improves=("los",)),)),
@@ -101,11 +101,11 @@ BROKEN_PHASES = {
     ),
     "best without a monitor": (
         lambda: Phase(name="1", retention=Retention(best=1)),
-        "phase 1 keeps its best, and has no monitor",
+        "phase 1 keeps its best, but has no monitor",
     ),
     "best of a tier without a monitor": (
         lambda: Phase(name="1", tiers=(Tier(name="a", retention=Retention(best=1)),)),
-        "phase 1 keeps its best, and has no monitor",
+        "phase 1 keeps its best, but has no monitor",
     ),
     "no cadence": (lambda: Phase(name="1", save_every=0), "greater than or equal to 1"),
     "a name with a slash": (lambda: Phase(name="a/b"), "pattern"),
@@ -155,15 +155,15 @@ BROKEN = {
     ),
     "monitors beside phases": (
         lambda: change(monitors=(LOSS,)),
-        "with declared phases, monitors and retention stand in each phase",
+        "with declared phases, monitors and retention belong in each phase",
     ),
     "retention beside phases": (
         lambda: change(retention=Retention(last=1)),
-        "with declared phases, monitors and retention stand in each phase",
+        "with declared phases, monitors and retention belong in each phase",
     ),
     "best without a monitor": (
         lambda: RunSpec(retention=Retention(best=1)),
-        "the best are kept, and there is no monitor",
+        "retention keeps the best, but there is no monitor",
     ),
     "version without its key": (lambda: change(version=3), "version_key and version belong"),
     "version key alone": (lambda: change(version_key="v"), "version_key and version belong"),
@@ -200,9 +200,9 @@ BROKEN = {
     "unknown dtype": (lambda: DtypeRule(path="*", dtype="float31"), "unknown dtype 'float31'"),
     "a named draw that is not frozen": (
         lambda: Draw(kind="roster", weight=1, name="done"),
-        "`name` belongs to `frozen`, and to it alone",
+        "`frozen` needs a `name`, and no other kind has one",
     ),
-    "a frozen draw of nothing": (lambda: Draw(kind="frozen", weight=1), "`name` belongs to"),
+    "a frozen draw of nothing": (lambda: Draw(kind="frozen", weight=1), "`frozen` needs a `name`"),
     "a frozen copy without a place": (
         lambda: Row(part="model", change="freeze"),
         "a frozen copy needs either `to` or `companion`",

@@ -273,7 +273,7 @@ def test_a_placement_and_a_table_that_differ(zipped, reg, backend, open_registry
     pack = zipped._reader.placement.packs[place.pack]
     frame = backend.get(str(pack.key))[place.offset : place.offset + place.stored_bytes]
     forged(reg, zipped, frame, digest=Digest.of(b"another"))
-    refused(backend, open_registry, "another")
+    refused(backend, open_registry, "different chunks")
 
 
 @examples(80)

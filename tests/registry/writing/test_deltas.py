@@ -416,14 +416,14 @@ def test_a_circle_of_differences_ends(chain, reg, backend, open_registry):
     backend.put(str(pack.key), frame + body + trailer(body))
     rows[1] = ChunkRow(3, 0, len(frame), link.codec, 1)
     placed(reg, chain, [rows[0], rows[1], last], (*chain._reader.placement.packs, pack))
-    refused(backend, open_registry, "without end", Malformed)
+    refused(backend, open_registry, "too long", Malformed)
 
 
 def test_bases_that_are_swapped(chain, reg, backend, open_registry):
     rows = list(chain._reader.placement.rows)
     swapped = ChunkRow(*[*(getattr(rows[0], n) for n in ("pack", "offset", "stored_bytes", "codec")), 2])  # noqa: E501  # fmt: skip
     placed(reg, chain, [swapped, *rows[1:]])
-    refused(backend, open_registry, "another", Malformed)
+    refused(backend, open_registry, "different chunks", Malformed)
 
 
 def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registry):
@@ -475,7 +475,7 @@ def test_a_placement_without_end_does_not_stop_the_run(chain, reg, backend, open
     rows = list(chain._reader.placement.rows)
     circle = ChunkRow(rows[1].pack, rows[1].offset, rows[1].stored_bytes, rows[1].codec, 1)
     placed(reg, chain, [rows[0], circle, rows[2]])
-    refused(backend, open_registry, "without end", Malformed)
+    refused(backend, open_registry, "too long", Malformed)
     saved_now = open_registry(backend).run("run").push(history(4)[3], step=3, keyframe_every=8)
     assert same(open_registry(backend).checkpoint(saved_now.ref).load(), history(4)[3])
 

@@ -29,7 +29,7 @@ from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.zarr import group as view
-from holdfast.registry.zarr.kept_chunks import Kept
+from holdfast.registry.zarr.group import RecentChunks
 from holdfast.registry.zarr.layout import Layout
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
@@ -164,7 +164,7 @@ def test_what_zarr_cannot_name_is_refused(key, run):
 
 def test_a_tensor_within_a_tensor_is_refused():
     entry = TensorEntry("uint8", (1,), inline=b"x")
-    with pytest.raises(Malformed, match="within another"):
+    with pytest.raises(Malformed, match="within another tensor"):
         Layout("ref", Digest(bytes(32)), {"a/b/c": entry, "a/b": entry})
 
 
@@ -266,18 +266,18 @@ def test_equal_chunks_are_read_once_by_many_threads(grid, run, backend):
 
 
 def test_what_is_kept_is_bounded(saved, backend, monkeypatch):
-    monkeypatch.setattr(view, "_KEPT_BYTES", 400)
+    monkeypatch.setattr(view, "_RECENT_BYTES", 400)
     calls: list = []
     with open_on(Metered(backend, calls)) as reg:
         group = reg.checkpoint("run").zarr()
         assert (group["m/w"][...] == saved[1]["m"]["w"].numpy()).all()
-        kept = group.store._kept
+        kept = group.store._recent
         assert kept._size_bytes == sum(map(len, kept._chunks.values())) == 400
         assert not kept._coming
 
 
 def test_what_was_used_last_is_kept():
-    kept, read = Kept(2), []
+    kept, read = RecentChunks(2), []
     for name in "abacab":
         key = Digest(name.encode() * 32), 1
         kept.get(key, lambda: read.append(name) or memoryview(b"x"))  # noqa: B023
@@ -350,7 +350,7 @@ def test_a_pack_that_is_gone(saved, backend, open_registry):
 
 
 def test_every_thread_that_waits_gets_the_error():
-    kept, key, coming = Kept(100), (Digest(bytes(32)), 1), Future()
+    kept, key, coming = RecentChunks(100), (Digest(bytes(32)), 1), Future()
 
     def fail():
         raise Damaged("damaged")

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast.backends import parse
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, recall
+from holdfast.registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, open_heads
 from holdfast.registry.values.digest import Digest
 from tests.support.states import small_state
 
@@ -29,8 +29,8 @@ def kept() -> Path:
 
 
 def heads() -> Heads:
-    found = recall(PLACE)
-    found.meet(ID)
+    found = open_heads(PLACE)
+    found.check_registry(ID)
     return found
 
 
@@ -80,8 +80,8 @@ def test_their_number_is_bounded(kept, monkeypatch):
     os.utime(kept / ".new-left", (0, 0))
     os.utime(only_of(kept), (0, 0))
     for number in range(2):
-        other = recall(parse(f"s3://bucket/{number}"))
-        other.meet(ID)
+        other = open_heads(parse(f"s3://bucket/{number}"))
+        other.check_registry(ID)
         note(other, "night")
     assert len(list(kept.iterdir())) == 2
     assert heads().all() == {}
@@ -154,7 +154,7 @@ def test_without_a_home_nothing_is_remembered(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.chdir(tmp_path)
-    assert recall(PLACE) is None
+    assert open_heads(PLACE) is None
     assert not holdfast.trust("s3://bucket/registry")
     assert list(tmp_path.iterdir()) == []
 
@@ -162,12 +162,12 @@ def test_without_a_home_nothing_is_remembered(tmp_path, monkeypatch):
 def test_it_can_be_turned_off(kept, tmp_path, monkeypatch):
     with monkeypatch.context() as off:
         off.setenv(MEMORY, "0")
-        assert recall(PLACE) is None
+        assert open_heads(PLACE) is None
         holdfast.init(tmp_path / "reg", skip_race_probe=True).close()
     with holdfast.open(tmp_path / "reg", remember=False) as reg:
         reg.create_run("night", seed=1)
-    assert recall(PLACE, wanted=False) is None
-    assert recall(parse("memory://x")) is None
+    assert open_heads(PLACE, wanted=False) is None
+    assert open_heads(parse("memory://x")) is None
     assert not kept.exists()
     monkeypatch.setenv(MEMORY, "maybe")
     with pytest.raises(InvalidInput, match=MEMORY):

@@ -17,7 +17,7 @@ from holdfast.registry.factory import open_on
 from holdfast.registry.history import log as log_module
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.registry import Registry
-from holdfast.registry.storage.heads import recall
+from holdfast.registry.storage.heads import open_heads
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import small_state
 from tests.support.stores import new_backend
@@ -184,7 +184,7 @@ def test_another_registry_at_the_same_place_is_refused(place, monkeypatch):
         elsewhere.setenv("HOLDFAST_HEADS", "0")
         made = holdfast.init(place, skip_race_probe=True)
         made.close()
-    with pytest.raises(Conflict, match="another registry is here") as caught:
+    with pytest.raises(Conflict, match="not the registry that this machine") as caught:
         holdfast.open(place)
     assert caught.value.found == made.id
     holdfast.open(place, expect_id=made.id).close()
@@ -216,7 +216,7 @@ def test_an_epoch_that_is_lost_stops_whoever_writes(place):
 
 def remembering(backend) -> Registry:
     """Open a registry in memory with a memory of its own."""
-    return open_on(backend, heads=recall(parse("s3://bucket/registry")))
+    return open_on(backend, heads=open_heads(parse("s3://bucket/registry")))
 
 
 def filled(commits: int):
@@ -273,14 +273,14 @@ def test_a_head_that_was_seen_by_a_snapshot_alone_is_proved_by_what_came_after()
 
     backend = filled(3)
     mark(backend, 13)
-    with open_on(backend, heads=(heads := recall(parse("s3://bucket/other")))) as reg:
+    with open_on(backend, heads=(heads := open_heads(parse("s3://bucket/other")))) as reg:
         reg.run("run")
     assert heads.seen("run").slot is None
     mark(backend, 3)
     with open_on(backend) as reg:
         for n in range(8):
             reg.run("run").tag(f"more{n}", reg.run("run").latest())
-    with open_on(backend, heads=recall(parse("s3://bucket/other"))) as reg:
+    with open_on(backend, heads=open_heads(parse("s3://bucket/other"))) as reg:
         assert reg.run("run").manifest.commits == 11
 
 
