@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.registry.history import log
-from holdfast.registry.history.actions.union import Action
+from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.maintenance import gc, live
 from holdfast.registry.values.digest import Digest

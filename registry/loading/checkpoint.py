@@ -14,7 +14,7 @@ from holdfast.registry.history.actions import CommitKeys, ReportMetrics
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import check_metrics, decode_plain, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.history.state_reader import told_eviction
+from holdfast.registry.history.state_reader import describe_eviction
 from holdfast.registry.history.tiers import tier_after_report
 from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.fit import LoadReport
@@ -115,7 +115,7 @@ class Checkpoint(Stored):
 
         This reads the log.
         """
-        return told_eviction(self._log, self.record)
+        return describe_eviction(self._log, self.record)
 
     @property
     def tier(self) -> str | None:

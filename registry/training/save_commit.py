@@ -16,9 +16,9 @@ from holdfast.registry.history.actions import (
     ReportMetrics,
 )
 from holdfast.registry.history.log_values import format_time
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.tiers import choose_tier
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.pool.promotion import (

@@ -19,8 +19,8 @@ from typing import ClassVar
 
 from holdfast.registry.history.actions import Action, Line
 from holdfast.registry.history.log import commit_line
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest, foresee
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.writing.object_writer import ChosenKeys
 from holdfast.registry.writing.placing import Written

@@ -20,9 +20,8 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.codecs import COMPRESSIONS, Compression
 from holdfast.registry.storage.reading import read_lists

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IntegrityError, InvalidInput
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.fetching import Fetch
 from holdfast.registry.storage.manifest import TensorEntry, parse_list

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.codecs import RAW

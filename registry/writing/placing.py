@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows

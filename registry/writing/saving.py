@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid

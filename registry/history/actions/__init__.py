@@ -8,8 +8,11 @@ skipped: a reader that skipped an eviction or a pin would hand out, or collect, 
 from __future__ import annotations
 
 from holdfast.registry.history.actions.checkpoints import (
+    Acknowledge,
     AddCheckpoint,
     CheckpointFields,
+    Claim,
+    ClaimFields,
     CommitKeys,
     Evict,
     Eviction,
@@ -21,6 +24,7 @@ from holdfast.registry.history.actions.checkpoints import (
     SetTag,
 )
 from holdfast.registry.history.actions.lines import (
+    Action,
     Commit,
     Line,
     Mark,
@@ -36,20 +40,22 @@ from holdfast.registry.history.actions.pool import (
     RateMatch,
 )
 from holdfast.registry.history.actions.run import (
+    AppendStream,
     AppliedRow,
+    ArchiveStream,
     CreateRun,
     DropRun,
     EnterPhase,
+    Lifetime,
     Parent,
     PhaseFields,
     Rewind,
     RunStatus,
+    SegmentFields,
     SetStatus,
     TakeOver,
+    WriterFields,
 )
-from holdfast.registry.history.actions.streams import AppendStream, ArchiveStream, Lifetime
-from holdfast.registry.history.actions.union import Action
-from holdfast.registry.history.actions.watching import Acknowledge, Claim
 
 __all__ = [
     "Acknowledge",
@@ -60,6 +66,7 @@ __all__ = [
     "ArchiveStream",
     "CheckpointFields",
     "Claim",
+    "ClaimFields",
     "Commit",
     "CommitKeys",
     "CreateRun",
@@ -84,10 +91,12 @@ __all__ = [
     "ReportMetrics",
     "Rewind",
     "RunStatus",
+    "SegmentFields",
     "SetPin",
     "SetStatus",
     "SetTag",
     "TakeOver",
+    "WriterFields",
     "decode_line",
     "line_digest",
 ]
