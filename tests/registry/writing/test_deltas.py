@@ -151,9 +151,9 @@ def test_deltas_alone_mean_zstd(run):
 @pytest.mark.parametrize("wanted", [0, -1, 33, True, 2.0, "8"])
 def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
     before = contents(backend)
-    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+    with pytest.raises(InvalidInput, match="not a whole number in range"):
         run.save({}, step=1, keyframe_every=wanted)
-    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+    with pytest.raises(InvalidInput, match="not a whole number in range"):
         holdfast.init(tmp_path / "r", keyframe_every=wanted)
     assert contents(backend) == before
     assert not (tmp_path / "r").exists()
