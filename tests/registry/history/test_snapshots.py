@@ -95,7 +95,7 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
             reg.checkpoint(f"run/{name}")
     with pytest.raises(Conflict, match="this checkpoint is not kept any more"):
         reopened.tag("late", reopened.find(gone.n))
-    with pytest.raises(Conflict, match="this checkpoint is not kept any more") as refused:
+    with pytest.raises(Conflict, match="this checkpoint was evicted") as refused:
         reopened.restore(at=reopened.find(gone.n))
     assert gone.evicted in str(refused.value)
     sources = {one.version: one.source for one in reopened.releases.list()}

@@ -252,5 +252,5 @@ def test_a_damaged_slot_refuses_the_run(run, backend, open_registry):
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99", 5.5])
 def test_a_device_that_is_none_is_refused_before_anything_is_read(run, device):
     checkpoint = run.save({"m": {"w": np.zeros(1000)}}, step=1)
-    with pytest.raises(InvalidInput, match="no device to load to"):
+    with pytest.raises(InvalidInput, match="no such device to load to"):
         checkpoint.load(map_location=device)
