@@ -208,7 +208,7 @@ def test_an_archive_may_be_repeated_until_something_new_is_there(run, backend):
     assert samples.archive("pivot") == 5
     assert slots(backend) == before
     samples.append(entries(5, 6))
-    with pytest.raises(Conflict, match="stands already"):
+    with pytest.raises(Conflict, match="exists already"):
         samples.archive("pivot")
     with pytest.raises(InvalidInput, match="legal name"):
         samples.archive("a b")
