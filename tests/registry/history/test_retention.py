@@ -1,4 +1,4 @@
-"""Retention: each policy alone, what no policy lets go, and both together over arbitrary runs."""
+"""Retention: each policy alone, protected checkpoints, and both over arbitrary runs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_each_verdict_says_why():
     )
 
 
-# What no policy lets go
+# Protected checkpoints
 
 
 def test_every_monitor_protects_its_best():
@@ -369,7 +369,7 @@ def lives(draw) -> Life:
 
 
 def _must_stay(manifest: RunManifest, now_ms: int) -> set[int]:
-    """Return what no policy may let go, told in another way than the code under test has it."""
+    """Return the checkpoints that every policy must keep, computed in a second way."""
     held = {p.checkpoint for p in manifest.pins} | {
         claim.checkpoint for g in manifest.groups for claim in g.claims if claim.until_ms > now_ms
     }

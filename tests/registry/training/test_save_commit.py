@@ -155,7 +155,7 @@ def test_a_state_that_does_not_fit_is_refused_at_load_too(reg, backend):
     add = AddCheckpoint(
         manifest=record.manifest, phase="main", step=1, size_bytes=record.size_bytes
     )
-    log.append(lambda state: [saved._reader.place, commit_line(state, [add])])
+    log.append(lambda run: [saved._reader.place, commit_line(run, [add])])
     stranger = strict.latest()
     with pytest.raises(IncompatibleState, match=r"strict/main/step0+1.*model/b is float64"):
         stranger.load()

@@ -387,7 +387,7 @@ def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
 
 
 def placed(reg, checkpoint, rows, packs=None) -> None:
-    """Say that a checkpoint lies elsewhere, as who can write to the store could."""
+    """Give a checkpoint another place, as anybody who can write to the store could."""
     before = checkpoint._reader.placement
     after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
     moved = checkpoint._reader.place.model_copy(update={"placement": after.digest})

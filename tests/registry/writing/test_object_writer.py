@@ -342,7 +342,7 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     backend.put(f"{str(placement_of(place))[:-1]}1", backend.get(str(placement_of(place))))
     log.refresh()
     writer.commit(_annotate, choice)  # still covered: the place stands
-    log.append(lambda state: [moved])
+    log.append(lambda run: [moved])
     before = log.run.next_slot
     with pytest.raises(Condemned) as caught:
         writer.commit(_annotate, choice)
