@@ -79,7 +79,7 @@ def _list_one(run: Run, *, evicted: bool) -> Iterator[Part]:
     rows = _rows(run, evicted=evicted)
     if rows:
         yield Table(_LS, rows)
-    yield from _note_gone([run], len(rows))
+    yield from _note_evicted([run], len(rows))
 
 
 def _list_all(listing: Listing, runs: Sequence[Run], *, evicted: bool) -> Iterator[Part]:
@@ -87,16 +87,16 @@ def _list_all(listing: Listing, runs: Sequence[Run], *, evicted: bool) -> Iterat
     shown = sum(map(len, rows.values()))
     damaged = {name: [(*_DAMAGED_ROW, mark(error))] for name, error in listing.damaged.items()}
     yield from _tables({**rows, **damaged})
-    yield from _note_gone([run for run in runs if run.id in rows], shown, none=not damaged)
+    yield from _note_evicted([run for run in runs if run.id in rows], shown, none=not damaged)
 
 
-def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
+def _note_evicted(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
     """Say that there are no checkpoints, and how many are not shown."""
-    gone = sum(run.manifest.count for run in runs) - shown
+    evicted = sum(run.manifest.count for run in runs) - shown
     if not shown and none:
-        yield Note("no checkpoints" if gone else "no checkpoints yet")
-    if gone:
-        count = output.counted(gone, "evicted checkpoint")
+        yield Note("no checkpoints" if evicted else "no checkpoints yet")
+    if evicted:
+        count = output.counted(evicted, "evicted checkpoint")
         yield Note(f"{count} not shown; --evicted shows them")
 
 
@@ -118,11 +118,11 @@ def _listed(
 ) -> tuple[RunManifest, list[tuple[CheckpointRecord, list[str]]]]:
     """Return the manifest of a run, and the records to list with their marks."""
     manifest = run.full_manifest() if evicted else run.manifest
-    marks, gone = describe.marks(manifest), manifest.dropped is not None
+    marks, is_dropped = describe.marks(manifest), manifest.dropped is not None
     return manifest, [
         (record, marks.get(record.n, []))
         for record in manifest.checkpoints
-        if evicted or not (gone or record.evicted is not None)
+        if evicted or not (is_dropped or record.evicted is not None)
     ]
 
 

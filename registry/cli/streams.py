@@ -99,11 +99,11 @@ def ls(opened: Registry, *, run: options.Run) -> Answer:
     Streams that its preset declares are listed too, whether or not they have entries.
     """
     of = opened.run(run)
-    begun = list(of.manifest.streams)
-    names = {stream.name for stream in begun}
+    streams = list(of.manifest.streams)
+    names = {stream.name for stream in streams}
     declared = [stream for stream in of.spec.streams if stream.name not in names]
-    begun += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
-    return listed(_LS, begun, _json, none="no streams yet")
+    streams += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
+    return listed(_LS, streams, _json, none="no streams yet")
 
 
 def _json(stream: StreamRecord) -> dict[str, Any]:

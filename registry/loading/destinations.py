@@ -137,17 +137,17 @@ def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
         other = first.setdefault(extent, path)
         if other != path and not extent.is_empty:
             yield other, path
-    begun: list[tuple[int, str]] = []
+    active: list[tuple[int, str]] = []
     last = ""
     order = sorted(
         ((one.device, *one.bounds, path) for one, path in first.items() if not one.is_empty)
     )
     for device, start, stop, path in order:
-        begun = [one for one in begun if one[0] > start] if device == last else []
-        for _, other in begun:
+        active = [one for one in active if one[0] > start] if device == last else []
+        for _, other in active:
             if extents[path].meets(extents[other]):
                 yield other, path
-        begun.append((stop, path))
+        active.append((stop, path))
         last = device
 
 

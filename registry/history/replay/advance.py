@@ -66,7 +66,7 @@ def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
     draft.require(commit.n == draft.commits, f"commit {commit.n} instead of {draft.commits}")
     draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
     begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
-    draft.require(begins == (commit.n == 0), "a run is begun by commit 0 and by no other")
+    draft.require(begins == (commit.n == 0), "a run is created by commit 0 and by no other")
     dropped = draft.fields.get("dropped", draft.base.dropped) is not None
     draft.require(not dropped, "a commit after the run was dropped")
     for action in commit.actions:

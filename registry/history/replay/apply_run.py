@@ -30,7 +30,7 @@ from holdfast.registry.history.replay.run_parts import (
 
 def create(draft: Draft, action: CreateRun) -> None:
     """Create the run."""
-    draft.require(draft.created is None, "the run is begun twice")
+    draft.require(draft.created is None, "the run is created twice")
     draft.created = action
     draft.fields["created_ms"] = draft.time_ms
 

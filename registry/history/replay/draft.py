@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.replay.evicted import Forgotten, GoneDraft
+from holdfast.registry.history.replay.evicted import EvictedDraft, Forgotten
 from holdfast.registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
@@ -78,7 +78,7 @@ class Draft:
         self.phases: list[PhaseRecord] = list(run.phases)
         self.streams: dict[str, StreamRecord] = {s.name: s for s in run.streams}
         self.epoch = run.epoch
-        self.gone = None if run.gone is None else GoneDraft(run.gone)
+        self.gone = None if run.gone is None else EvictedDraft(run.gone)
         self._tables: dict[str, dict[Any, Any]] = {}
         self._groups: dict[str, GroupDraft] = {}
         self._line: list[int] | None = None

@@ -62,7 +62,7 @@ def has_bit(bits: int, number: int) -> bool:
     return number >= 0 and bits >> number & 1 == 1
 
 
-class GoneClass(Record):
+class EvictedClass(Record):
     """The evicted checkpoints of a phase and tier.
 
     Attributes:
@@ -78,7 +78,7 @@ class GoneClass(Record):
     behind: Bits = 0
 
 
-class GoneRating(Record):
+class EvictedRating(Record):
     """The newest rated checkpoint among the evicted ones of the current line of training.
 
     Attributes:
@@ -90,7 +90,7 @@ class GoneRating(Record):
     metrics: Metrics
 
 
-class Gone(Record):
+class EvictedNumbers(Record):
     """The evicted checkpoints and pool entries of a run, by number.
 
     Attributes:
@@ -99,9 +99,9 @@ class Gone(Record):
         rating: The newest rating among evicted checkpoints of the current line of training.
     """
 
-    checkpoints: tuple[GoneClass, ...] = ()
+    checkpoints: tuple[EvictedClass, ...] = ()
     versions: Bits = 0
-    rating: GoneRating | None = None
+    rating: EvictedRating | None = None
 
     def has(self, n: int) -> bool:
         """Return whether the checkpoint of a commit was evicted."""
@@ -129,24 +129,24 @@ class Gone(Record):
         return sum(one.behind.bit_count() for one in self.checkpoints)
 
 
-class GoneDraft:
-    """A mutable `Gone`.
+class EvictedDraft:
+    """A mutable `EvictedNumbers`.
 
     Args:
-        gone: Its value so far.
+        evicted: Its value so far.
     """
 
-    def __init__(self, gone: Gone) -> None:
-        self._base = gone
+    def __init__(self, evicted: EvictedNumbers) -> None:
+        self._base = evicted
         self._changed = False
         self._lines: dict[Class, int] = {
-            (one.phase, one.tier): one.line for one in gone.checkpoints
+            (one.phase, one.tier): one.line for one in evicted.checkpoints
         }
         self._behind: dict[Class, int] = {
-            (one.phase, one.tier): one.behind for one in gone.checkpoints
+            (one.phase, one.tier): one.behind for one in evicted.checkpoints
         }
-        self._versions = gone.versions
-        self._rating = gone.rating
+        self._versions = evicted.versions
+        self._rating = evicted.rating
 
     def has(self, n: int) -> bool:
         """Return whether the checkpoint of a commit was evicted."""
@@ -172,7 +172,7 @@ class GoneDraft:
     def rate(self, n: int, metrics: Metrics) -> None:
         """Note the rating of an evicted checkpoint of the current line."""
         if self._rating is None or self._rating.n < n:
-            self._rating = GoneRating(n=n, metrics=metrics)
+            self._rating = EvictedRating(n=n, metrics=metrics)
             self._changed = True
 
     def report(self, n: int, tier: str | None, *, rates: bool) -> None:
@@ -208,14 +208,14 @@ class GoneDraft:
                 self._behind[of] |= later
                 self._changed = True
 
-    def freeze(self) -> Gone:
+    def freeze(self) -> EvictedNumbers:
         """Return the frozen value."""
         if not self._changed:
             return self._base
         order = sorted(self._lines, key=lambda of: (of[0], of[1] or ""))
-        return Gone.model_construct(
+        return EvictedNumbers.model_construct(
             checkpoints=tuple(
-                GoneClass.model_construct(
+                EvictedClass.model_construct(
                     phase=of[0], tier=of[1], line=self._lines[of], behind=self._behind[of]
                 )
                 for of in order
@@ -226,13 +226,13 @@ class GoneDraft:
         )
 
 
-def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[GoneClass]:
+def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[EvictedClass]:
     """Group evicted checkpoints by class, each given as number, class and superseded or not."""
     found: dict[Class, tuple[list[int], list[int]]] = {}
     for n, of, superseded in members:
         found.setdefault(of, ([], []))[superseded].append(n)
     for of in sorted(found, key=lambda of: (of[0], of[1] or "")):
         line, behind = found[of]
-        yield GoneClass.model_construct(
+        yield EvictedClass.model_construct(
             phase=of[0], tier=of[1], line=pack_bits(line), behind=pack_bits(behind)
         )

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
-from holdfast.registry.history.replay.evicted import Forgotten, Gone, GoneRating, classes, pack_bits
+from holdfast.registry.history.replay.evicted import (
+    EvictedNumbers,
+    EvictedRating,
+    Forgotten,
+    classes,
+    pack_bits,
+)
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     GroupRecord,
@@ -86,7 +92,7 @@ class RunManifest(Record):
     groups: tuple[GroupRecord, ...] = ()
     places: tuple[Place, ...] = ()
     epoch: int = 0
-    gone: Gone | None = None
+    gone: EvictedNumbers | None = None
 
     @classmethod
     def empty(cls, run_id: str) -> Self:
@@ -100,7 +106,7 @@ class RunManifest(Record):
         members = ((one.n, (one.phase, one.tier), one.superseded) for one in self.evicted)
         metrics = rating_metrics(self.created)
         ratings = (rating_of(one, metrics) for one in reversed(self.evicted))
-        gone = Gone.model_construct(
+        evicted = EvictedNumbers.model_construct(
             checkpoints=tuple(classes(members)),
             versions=pack_bits(one.version for one in self.pool if one.evicted is not None),
             rating=next(filter(None, ratings), None),
@@ -112,7 +118,7 @@ class RunManifest(Record):
         return RunManifest.model_construct(
             **fields
             | {
-                "gone": gone,
+                "gone": evicted,
                 "checkpoints": kept,
                 "pool": tuple(self.roster()),
                 "groups": tuple(group.restricted(numbers) for group in self.groups),
@@ -252,21 +258,21 @@ class RunManifest(Record):
         if self.gone is not None:
             return self.gone.on_line(phase, tier)
         of = phase, tier
-        gone = (one for one in self.evicted if not one.superseded and (one.phase, one.tier) == of)
-        return pack_bits(one.n for one in gone)
+        found = (one for one in self.evicted if not one.superseded and (one.phase, one.tier) == of)
+        return pack_bits(one.n for one in found)
 
     def saved_in(self, phase: str) -> bool:
         """Return whether the current line has a checkpoint in a phase, kept or evicted."""
-        gone = self.gone.checkpoints if self.gone is not None else ()
-        return any(one.phase == phase and one.line for one in gone) or any(
+        evicted = self.gone.checkpoints if self.gone is not None else ()
+        return any(one.phase == phase and one.line for one in evicted) or any(
             one.phase == phase and not one.superseded for one in self.checkpoints
         )
 
     @property
     def phases_saved(self) -> list[str]:
         """The phases in which a checkpoint was ever saved."""
-        gone = self.gone.checkpoints if self.gone is not None else ()
-        known = [*(one.phase for one in gone), *(one.phase for one in self.checkpoints)]
+        evicted = self.gone.checkpoints if self.gone is not None else ()
+        known = [*(one.phase for one in evicted), *(one.phase for one in self.checkpoints)]
         return list(dict.fromkeys(known))
 
     @cached_property
@@ -427,8 +433,8 @@ def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
     return rules.mu, rules.sigma
 
 
-def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> GoneRating | None:
+def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> EvictedRating | None:
     """Return the rating of a checkpoint, if it is on the current line and has one."""
     if record.superseded or any(name not in record.metrics for name in names):
         return None
-    return GoneRating(n=record.n, metrics={name: record.metrics[name] for name in names})
+    return EvictedRating(n=record.n, metrics={name: record.metrics[name] for name in names})

@@ -37,7 +37,7 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
-from holdfast.registry.history.replay.evicted import Gone, pack_bits
+from holdfast.registry.history.replay.evicted import EvictedNumbers, pack_bits
 from holdfast.registry.history.retention import RetentionPlan, plan_retention
 from holdfast.registry.pool.promotion import rating_of
 from holdfast.registry.spec import Retention, RunSpec
@@ -382,13 +382,13 @@ def test_a_compact_run_does_not_grow_with_what_was_evicted():
 def test_bits_have_one_spelling(text):
     body = b'{"versions":"%s"}' % text.encode()
     with pytest.raises(Malformed):
-        Gone.decode(body, where="x")
+        EvictedNumbers.decode(body, where="x")
 
 
 @given(st.sets(st.integers(0, 5000)))
 def test_bits_come_back(numbers):
-    gone = Gone(versions=pack_bits(numbers))
-    read = Gone.decode(gone.encode(), where="x")
+    gone = EvictedNumbers(versions=pack_bits(numbers))
+    read = EvictedNumbers.decode(gone.encode(), where="x")
     assert read == gone
     assert {n for n in range(5001) if read.versions >> n & 1} == numbers
 

@@ -308,16 +308,16 @@ def _illegal():
     yield (
         "no beginning",
         lambda: History().then(SetStatus(status="failed")).run,
-        "begun by commit 0",
+        "created by commit 0",
     )
-    yield "nothing at all", lambda: History().then().run, "begun by commit 0"
+    yield "nothing at all", lambda: History().then().run, "created by commit 0"
     yield "link in commit 0", lambda: _first(prev=_digest(1)), "does not chain"
-    yield "begun later", lambda: begun().then(CREATE).run, "begun by commit 0"
-    yield "begun twice", lambda: History().then(CREATE, CREATE).run, "begun twice"
+    yield "begun later", lambda: begun().then(CREATE).run, "created by commit 0"
+    yield "created twice", lambda: History().then(CREATE, CREATE).run, "created twice"
     yield (
         "begun again",
         lambda: begun().then(SetStatus(status="failed"), CREATE).run,
-        "begun twice",
+        "created twice",
     )
     yield (
         "checkpoint in commit 0",
