@@ -104,7 +104,7 @@ def test_every_hazard_has_an_answer_and_a_test() -> None:
         ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
         ("all but the two newest snapshots of each run", gc._SNAPSHOTS_KEPT, 2),
         ("died at least an hour and the grace ago", gc._LEFTOVER_S, 3600.0),
-        ("gives up after five sweeps in a row", committer._PLANS, 5),
+        ("gives up after five sweeps in a row", committer._ATTEMPTS, 5),
     ],
 )
 def test_numbers_are_the_codes(says: str, value: float, said: float) -> None:

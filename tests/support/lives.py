@@ -91,15 +91,15 @@ class Life:
         return self.then(Recover(checkpoints=checkpoints))
 
     def execute(self, plan: RetentionPlan) -> Life:
-        """Let go of what a plan lets go."""
+        """Evict the checkpoints that a plan evicts."""
         return self.evict(*evicted(plan)) if plan.evicted else self
 
     def __repr__(self) -> str:
-        """Return what happened, for whoever reads that a test failed."""
-        said = [f"{n}: {self._told(n)}" for n in range(self.manifest.commits)]
+        """Return the actions of all commits, for the message of a failed test."""
+        said = [f"{n}: {self._line(n)}" for n in range(self.manifest.commits)]
         return "\n".join(said)
 
-    def _told(self, n: int) -> str:
+    def _line(self, n: int) -> str:
         ((_, commit),) = self.slots[n].commits
         return ", ".join(repr(action) for action in commit.actions)
 
