@@ -18,8 +18,7 @@ from holdfast.registry.history.actions import RunStatus, SetStatus
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.load_to_train import load_to_train
-from holdfast.registry.loading.stored import Stored
+from holdfast.registry.loading.stored import Stored, load_to_train
 from holdfast.registry.merging.merge import merge
 from holdfast.registry.names import pins, pruning
 from holdfast.registry.precision.policy import PrecisionPolicy

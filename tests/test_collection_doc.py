@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 
 from holdfast.registry.history import log
-from holdfast.registry.history.actions.union import Action
+from holdfast.registry.history.actions import Action
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.maintenance import gc, live
 from holdfast.registry.values.digest import Digest
@@ -104,7 +104,7 @@ def test_every_hazard_has_an_answer_and_a_test() -> None:
         ("none of the last four epochs has condemned", gc._RECENT_EPOCHS, 4),
         ("all but the two newest snapshots of each run", gc._SNAPSHOTS_KEPT, 2),
         ("if they are older than an hour and than the grace", gc._LEFTOVER_S, 3600.0),
-        ("gives up after five sweeps in a row", committer._PLANS, 5),
+        ("gives up after five sweeps in a row", committer._ATTEMPTS, 5),
     ],
 )
 def test_numbers_are_the_codes(says: str, value: float, said: float) -> None:

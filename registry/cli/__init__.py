@@ -40,7 +40,7 @@ def main() -> None:
         _end(f"ended by signal {error.number}", 128 + error.number)
 
 
-def _end(told: str, status: int) -> NoReturn:
+def _end(message: str, status: int) -> NoReturn:
     """Exit while no command runs; `holdfast.registry.cli.failures` reports how a command ends."""
-    print(told, file=sys.stderr)
+    print(message, file=sys.stderr)
     sys.exit(status)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.registry.cli.failures import DEBUG, told
+from holdfast.registry.cli.failures import DEBUG, reported
 
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {
@@ -113,11 +113,11 @@ class _Later(TyperCommand):
 
     Args:
         name: Its name.
-        said: Its line in the tables above.
+        entry: Its line in the tables above.
     """
 
-    def __init__(self, name: str, said: str) -> None:
-        where, _, about = said.partition(": ")
+    def __init__(self, name: str, entry: str) -> None:
+        where, _, about = entry.partition(": ")
         super().__init__(name, help=about)
         self._module, _, self._function = where.partition(".")
 
@@ -130,7 +130,7 @@ class _Later(TyperCommand):
 
 
 def _later(commands: Mapping[str, str]) -> dict[str, Any]:
-    return {name: _Later(name, said) for name, said in commands.items()}
+    return {name: _Later(name, entry) for name, entry in commands.items()}
 
 
 class _Commands(TyperGroup):
@@ -152,7 +152,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error becomes a message on stderr and an exit status."""
-        with told(debug=bool(ctx.params.get("debug"))):
+        with reported(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
 

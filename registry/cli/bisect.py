@@ -16,7 +16,7 @@ from holdfast.registry.cli.command import Answer
 from holdfast.registry.cli.command import command as as_command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.diffs import SHOWN, tensor_diff_json
-from holdfast.registry.cli.executing import Command, told
+from holdfast.registry.cli.executing import Command, status_text
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
@@ -76,13 +76,13 @@ def bisect(
     """
     test = _test(command, metric, registry, nonfinite=nonfinite, json=json)
     searched = opened.run(run)
-    row = _row(searched, opened.checkpoint(good), opened.checkpoint(bad))
+    line = _line(searched, opened.checkpoint(good), opened.checkpoint(bad))
     if nonfinite and not searched.spec.finite:
         raise _unwatched(searched)
     if metric is not None:
-        _check_metric(row, _condition(metric)["metric"])
+        _check_metric(line, _condition(metric)["metric"])
     if not command:
-        _check_ends(row, test)
+        _check_ends(line, test)
     whys: dict[Checkpoint, str] = {}
 
     def is_bad(checkpoint: Checkpoint) -> bool | None:
@@ -93,10 +93,10 @@ def bisect(
         return answer
 
     if not json:
-        left = len(row) - 2
+        left = len(line) - 2
         about = output.counted(steps_left(left), "step")
         output.line(f"{output.counted(left, 'checkpoint')} between them, about {about}")
-    found = search(row, is_bad)
+    found = search(line, is_bad)
     changed = _changed(found)
     return Answer(lambda: _json(run, found, whys, changed), lambda: _text(found, changed))
 
@@ -130,9 +130,9 @@ def _by_command(
             "the command gave up, so the search ends",
             where=checkpoint.ref,
             expected="exit status 0 if it is good, 1 to 124 if bad, 125 if undecided",
-            found=told(status),
+            found=status_text(status),
         )
-    return None if status == _SKIP else status != 0, told(status)
+    return None if status == _SKIP else status != 0, status_text(status)
 
 
 def _condition(text: str) -> re.Match[str]:
@@ -166,14 +166,14 @@ def _by_weights(checkpoint: Checkpoint) -> _Answer:
 
 def _unwatched(run: Run) -> InvalidInput:
     return InvalidInput(
-        "this run does not look whether its weights are finite",
+        "this run does not check its weights for NaN and infinity",
         where=run.id,
         expected="a preset with `finite = [...]`, patterns of paths",
-        hint="Give a metric or a command instead.",
+        hint="Test by a metric or a command instead.",
     )
 
 
-def _row(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
+def _line(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
     """Return the checkpoints of the current line from the good one to the bad one.
 
     Raises:
@@ -197,21 +197,21 @@ def _row(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:
     return line[first : last + 1]
 
 
-def _check_metric(row: Sequence[Checkpoint], name: str) -> None:
+def _check_metric(line: Sequence[Checkpoint], name: str) -> None:
     """Refuse a metric that no checkpoint has: it is misspelt, and nothing would be found."""
-    known = {metric for checkpoint in row for metric in checkpoint.metrics}
+    known = {metric for checkpoint in line for metric in checkpoint.metrics}
     if name not in known:
         raise NotFound(
-            "no checkpoint of the row has this metric",
+            "no checkpoint between the two has this metric",
             where=f"--metric {name}",
             expected=", ".join(sorted(known)) or "metrics, of which there are none",
             hint=near(name, known),
         )
 
 
-def _check_ends(row: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]) -> None:
-    """Refuse a good one that is bad, and a bad one that is good."""
-    for one, expected in ((row[0], False), (row[-1], True)):
+def _check_ends(line: Sequence[Checkpoint], test: Callable[[Checkpoint], _Answer]) -> None:
+    """Refuse ends that the test contradicts: a bad --good, a good --bad."""
+    for one, expected in ((line[0], False), (line[-1], True)):
         answer, why = test(one)
         if answer is (not expected):
             raise InvalidInput(

@@ -67,8 +67,8 @@ def ls(
     runs = listing.runs()
 
     def document() -> list[dict[str, Any]]:
-        told = listing.told(runs, lambda run: _records(run, evicted=evicted))
-        return [shape for shapes in told.values() for shape in shapes]
+        described = listing.described(runs, lambda run: _records(run, evicted=evicted))
+        return [shape for shapes in described.values() for shape in shapes]
 
     return Answer(
         document, lambda: _list_all(listing, runs, evicted=evicted), damaged=listing.damaged
@@ -79,24 +79,24 @@ def _list_one(run: Run, *, evicted: bool) -> Iterator[Part]:
     rows = _rows(run, evicted=evicted)
     if rows:
         yield Table(_LS, rows)
-    yield from _note_gone([run], len(rows))
+    yield from _note_evicted([run], len(rows))
 
 
 def _list_all(listing: Listing, runs: Sequence[Run], *, evicted: bool) -> Iterator[Part]:
-    rows = listing.told(runs, lambda run: _rows(run, evicted=evicted))
+    rows = listing.described(runs, lambda run: _rows(run, evicted=evicted))
     shown = sum(map(len, rows.values()))
     damaged = {name: [(*_DAMAGED_ROW, mark(error))] for name, error in listing.damaged.items()}
     yield from _tables({**rows, **damaged})
-    yield from _note_gone([run for run in runs if run.id in rows], shown, none=not damaged)
+    yield from _note_evicted([run for run in runs if run.id in rows], shown, none=not damaged)
 
 
-def _note_gone(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
+def _note_evicted(runs: Sequence[Run], shown: int, *, none: bool = True) -> Iterator[Part]:
     """Say that there are no checkpoints, and how many are not shown."""
-    gone = sum(run.manifest.count for run in runs) - shown
+    evicted = sum(run.manifest.count for run in runs) - shown
     if not shown and none:
-        yield Note("no checkpoints" if gone else "no checkpoints yet")
-    if gone:
-        count = output.counted(gone, "evicted checkpoint")
+        yield Note("no checkpoints" if evicted else "no checkpoints yet")
+    if evicted:
+        count = output.counted(evicted, "evicted checkpoint")
         yield Note(f"{count} not shown; --evicted shows them")
 
 
@@ -118,11 +118,11 @@ def _listed(
 ) -> tuple[RunManifest, list[tuple[CheckpointRecord, list[str]]]]:
     """Return the manifest of a run, and the records to list with their marks."""
     manifest = run.full_manifest() if evicted else run.manifest
-    marks, gone = describe.marks(manifest), manifest.dropped is not None
+    marks, is_dropped = describe.marks(manifest), manifest.dropped is not None
     return manifest, [
         (record, marks.get(record.n, []))
         for record in manifest.checkpoints
-        if evicted or not (gone or record.evicted is not None)
+        if evicted or not (is_dropped or record.evicted is not None)
     ]
 
 
@@ -179,13 +179,13 @@ def _origin(run: Run, path: str) -> dict[str, Any]:
         case ["releases" | "artifacts" as kinds, name]:
             pin = manifest.pin(kinds[:-1], name)
             assert pin is not None  # it was found by that name
-            said = {"created": describe.iso(pin.time_ms), "metrics": pin.metrics}
-            return {"kind": pin.kind, **said, "source": describe.source(run, pin.checkpoint)}
+            origin = {"created": describe.iso(pin.time_ms), "metrics": pin.metrics}
+            return {"kind": pin.kind, **origin, "source": describe.source(run, pin.checkpoint)}
         case ["pool", version]:
             (entry,) = (one for one in manifest.pool if one.version == int(version[1:]))
             ratings = {"mu": entry.mu, "sigma": entry.sigma}
-            said = {"created": describe.iso(entry.time_ms), "metrics": ratings}
-            return {"kind": "pool", **said, "source": describe.source(run, entry.checkpoint)}
+            origin = {"created": describe.iso(entry.time_ms), "metrics": ratings}
+            return {"kind": "pool", **origin, "source": describe.source(run, entry.checkpoint)}
     # A companion's path begins with the id of its checkpoint.
     beside = f"{run.id}/{parts[0]}"
     return {"kind": "companion", "created": None, "metrics": {}, "source": beside}
@@ -222,15 +222,15 @@ def _meta(meta: object) -> dict[str, object]:
     return fields
 
 
-def _merged(said: Any) -> dict[str, object] | None:
+def _merged(merge: Any) -> dict[str, object] | None:
     """Return the sources of a merge; None if this is not the record of a merge."""
     try:
-        sources = [one["ref"] for one in said["sources"]]
-        if "weights" in said:
-            pairs = zip(sources, said["weights"], strict=True)
+        sources = [one["ref"] for one in merge["sources"]]
+        if "weights" in merge:
+            pairs = zip(sources, merge["weights"], strict=True)
             sources = [f"{ref} (weight {weight})" for ref, weight in pairs]
-        picks = [f"{name} from {one['ref']}" for name, one in said.get("pick", {}).items()]
-        fields = {"sources": sources, "average": said.get("average", []), "pick": picks}
+        picks = [f"{name} from {one['ref']}" for name, one in merge.get("pick", {}).items()]
+        fields = {"sources": sources, "average": merge.get("average", []), "pick": picks}
         return {f"meta.{MERGE}.{name}": ", ".join(some) for name, some in fields.items()}
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

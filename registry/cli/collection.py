@@ -66,9 +66,9 @@ def _text(report: GcReport) -> Iterator[Part]:
     sweep = "" if report.epoch is None else f", by sweep {report.epoch}"
     leftovers = report.stale.size_bytes + report.unfinished_bytes
     yield {
-        "looked at": f"{_told(report.objects)}, of {output.counted(report.runs, 'run')}",
-        "would go": _told(report.condemned) if report.dry_run else None,
-        "deleted": None if report.dry_run else f"{_told(report.deleted)}{sweep}",
+        "looked at": f"{_tally_text(report.objects)}, of {output.counted(report.runs, 'run')}",
+        "would go": _tally_text(report.condemned) if report.dry_run else None,
+        "deleted": None if report.dry_run else f"{_tally_text(report.deleted)}{sweep}",
         "spared": _some(report.spared, "a run uses them again"),
         "for now": _some(report.recent, "kept within the grace (--grace), so that undo works"),
         "leftovers": f"{output.size(leftovers)} of old snapshots and unfinished files"
@@ -84,9 +84,9 @@ def _text(report: GcReport) -> Iterator[Part]:
         yield "The bucket does not say whether it keeps deleted objects as versions."
 
 
-def _told(tally: Tally) -> str:
+def _tally_text(tally: Tally) -> str:
     return f"{output.counted(tally.objects, 'object')}, {output.size(tally.size_bytes)}"
 
 
 def _some(tally: Tally, why: str) -> str | None:
-    return f"{_told(tally)}: {why}" if tally.objects else None
+    return f"{_tally_text(tally)}: {why}" if tally.objects else None

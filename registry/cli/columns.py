@@ -1,4 +1,4 @@
-"""Columns, and tables of things: each column knows its heading and its cell of a thing."""
+"""Tables: each row shows a thing, and each column makes one cell of it."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class Answer:
     damaged: Mapping[str, RegistryError] = field(default_factory=dict)
 
 
-def said(document: object, *text: Part) -> Answer:
-    """Return an answer whose forms are there already."""
+def answer_of(document: object, *text: Part) -> Answer:
+    """Return an answer from a finished document and its text."""
     return Answer(lambda: document, lambda: text)
 
 
@@ -87,7 +87,7 @@ def command(
                 if bar:
                     given["advance"] = stack.enter_context(progress.bar(bar))
                 found = ask(**{name: given[name] for name in asked})
-                answer = said(None, found) if isinstance(found, str) else found
+                answer = answer_of(None, found) if isinstance(found, str) else found
                 made = answer.document() if json else list(answer.text())
             _print(answer, made, json=json)
 

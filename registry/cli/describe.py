@@ -29,9 +29,9 @@ def iso(time_ms: int) -> str | int:
     return moment(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def time_ms_of(said: str | int) -> int:
+def time_ms_of(time: str | int) -> int:
     """Return the time in milliseconds; the reverse of `iso`."""
-    return said if isinstance(said, int) else int(datetime.fromisoformat(said).timestamp() * 1000)
+    return time if isinstance(time, int) else int(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 def plain(encoded: Any) -> Any:
@@ -127,11 +127,11 @@ def lossy_json(stored: Stored) -> list[dict[str, Any]]:
             continue
         pair = {"original": entry.original, "dtype": entry.dtype}
         none = {"tensors": 0, "size_bytes": 0, "original_size_bytes": 0}
-        said = found.setdefault((entry.original, entry.dtype), {**pair, **none})
+        counts = found.setdefault((entry.original, entry.dtype), {**pair, **none})
         elements = entry.nbytes // ITEM_SIZES[entry.dtype]
-        said["tensors"] += 1
-        said["size_bytes"] += entry.nbytes
-        said["original_size_bytes"] += elements * ITEM_SIZES[entry.original]
+        counts["tensors"] += 1
+        counts["size_bytes"] += entry.nbytes
+        counts["original_size_bytes"] += elements * ITEM_SIZES[entry.original]
     return list(found.values())
 
 

@@ -66,13 +66,13 @@ def _print_diff(found: Diff) -> Iterator[Part]:
 
 def _tensor_line(tensor: TensorDiff) -> str:
     old, new = tensor.before, tensor.after
-    told = ""
+    detail = ""
     if tensor.kind == "reshaped" and old and new:
-        told = f": {_form(old)} -> {_form(new)}"
+        detail = f": {_form(old)} -> {_form(new)}"
     elif tensor.kind == "moved" and old:
-        told = f": was {old.path}"
+        detail = f": was {old.path}"
     moved = f"  {_distance(tensor.distance)}" if tensor.distance else ""
-    return f"{_SIGNS[tensor.kind]} {tensor.path}{told}  {output.size(tensor.nbytes)}{moved}"
+    return f"{_SIGNS[tensor.kind]} {tensor.path}{detail}  {output.size(tensor.nbytes)}{moved}"
 
 
 def _form(tensor: TensorInfo) -> str:
@@ -93,10 +93,10 @@ def _distance(found: Distance) -> str:
 
 
 def _value_line(value: ValueDiff) -> str:
-    told = quoted(value.after if value.kind == "added" else value.before)
+    detail = quoted(value.after if value.kind == "added" else value.before)
     if value.kind == "changed":
-        told = f"{quoted(value.before)} -> {quoted(value.after)}"
-    return f"{_SIGNS[value.kind]} {value.path}: {told}"
+        detail = f"{quoted(value.before)} -> {quoted(value.after)}"
+    return f"{_SIGNS[value.kind]} {value.path}: {detail}"
 
 
 def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:

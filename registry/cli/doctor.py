@@ -132,8 +132,10 @@ def _surroundings() -> Iterator[Check]:
     elif ranks["RANK"] in ("", "0"):
         yield Check("distributed", "ok", f"rank 0 of {ranks['WORLD_SIZE']}: it may save")
     else:
-        told = f"rank {ranks['RANK']} of {ranks['WORLD_SIZE']}: only rank 0 may save, all may load"
-        yield Check("distributed", "warn", told)
+        message = (
+            f"rank {ranks['RANK']} of {ranks['WORLD_SIZE']}: only rank 0 may save, all may load"
+        )
+        yield Check("distributed", "warn", message)
     named = [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
     yield Check("environment", "ok", ", ".join(named) or "none of its variables is set")
 
@@ -158,9 +160,9 @@ def _cache(*, is_used: bool) -> Iterator[Check]:
     try:
         _try_folder(cache.path)
     except OSError as error:
-        told = f"{FOLDER_VARIABLE}: no chunk can be kept in {cache.path}: {error.strerror}"
+        message = f"{FOLDER_VARIABLE}: no chunk can be kept in {cache.path}: {error.strerror}"
         advice = "loading goes on without it; name a folder that you may write to"
-        yield Check("cache", "warn", f"{told}; {advice}")
+        yield Check("cache", "warn", f"{message}; {advice}")
         return
     bound = f"{cache.path} may hold {output.size(cache.max_bytes)}"
     yield Check("cache", "ok", bound if is_used else f"{bound}, of registries in buckets")
@@ -190,8 +192,8 @@ def _folder(location: Location) -> Iterator[Check]:
         yield Check("file system", "fail", str(error))
     else:
         asked = os.environ.get(ALLOW) == "1"
-        told = f"{kind or 'unknown'}: may be used" + (f" ({ALLOW}=1)" if asked else "")
-        yield Check("file system", "ok", told)
+        message = f"{kind or 'unknown'}: may be used" + (f" ({ALLOW}=1)" if asked else "")
+        yield Check("file system", "ok", message)
     yield Check("file systems", "ok", _FILE_SYSTEMS)
 
 
@@ -268,17 +270,19 @@ def _scratch(backend: Backend) -> Iterator[Check]:
     except RegistryError as error:
         yield Check("race", "fail", str(error))
     else:
-        told = f"{report.writers} writers raced for {report.rounds} keys: one winner each"
-        yield Check("race", "ok", f"{told} (finds races, cannot prove that there are none)")
+        message = f"{report.writers} writers raced for {report.rounds} keys: one winner each"
+        yield Check("race", "ok", f"{message} (finds races, cannot prove that there are none)")
 
 
 def _clock(before_s: float, modified_s: float, after_s: float) -> Check:
-    # Stores tell whole seconds.
+    # Stores report whole seconds.
     off_s = max(before_s - 1 - modified_s, modified_s - after_s - 1, 0.0)
     side = "behind" if modified_s < before_s else "ahead"
-    told = f"the store's clock is {off_s:.0f} s {side}" if off_s >= 1 else "agrees with the store's"
+    message = (
+        f"the store's clock is {off_s:.0f} s {side}" if off_s >= 1 else "agrees with the store's"
+    )
     status: Status = "ok"
     if off_s >= _CLOCK_WARN_S:
         status = "fail" if off_s >= _CLOCK_FAIL_S else "warn"
-        told += "; set this machine's clock by NTP"
-    return Check("clock", status, told)
+        message += "; set this machine's clock by NTP"
+    return Check("clock", status, message)

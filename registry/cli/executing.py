@@ -81,7 +81,7 @@ class Command:
         )
 
 
-def told(status: int) -> str:
+def status_text(status: int) -> str:
     """Return in words how a command ended."""
     return f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
 

@@ -35,19 +35,19 @@ _VERIFY = "`holdfast verify` shows which checkpoints are affected, and how to he
 
 
 @contextmanager
-def told(*, debug: bool = False) -> Iterator[None]:
+def reported(*, debug: bool = False) -> Iterator[None]:
     """Turn every failure of the block into a message on stderr and an exit status."""
     try:
         yield
         sys.stdout.flush()
     except RegistryError as error:
-        _tell_error(error, debug=debug)
+        _report_error(error, debug=debug)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
-        _say("interrupted; everything committed before this stays")
+        _print("interrupted; everything committed before this stays")
         raise typer.Exit(INTERRUPTED) from error
     except Terminated as error:
-        _say(f"ended by signal {error.number}; everything committed before this stays")
+        _print(f"ended by signal {error.number}; everything committed before this stays")
         raise typer.Exit(128 + error.number) from error
     except BrokenPipeError as error:
         # The interpreter would try to flush, and complain, once more at its end.
@@ -56,7 +56,7 @@ def told(*, debug: bool = False) -> Iterator[None]:
     except Exception as error:
         if is_usage(error):
             raise
-        _tell_fault(error, debug=debug)
+        _report_fault(error, debug=debug)
         raise typer.Exit(1) from error
 
 
@@ -72,10 +72,10 @@ def end_damaged(damaged: Mapping[str, RegistryError]) -> None:
         Exit: There are some. The status is that of damage, or of the first error if none is damage.
     """
     for name, error in damaged.items():
-        _say(f"{mark(error)}: {name}: {error.summary}")
+        _print(f"{mark(error)}: {name}: {error.summary}")
     if damaged:
         for hint in dict.fromkeys(error.hint or _VERIFY for error in damaged.values()):
-            _say(f"hint: {hint}")
+            _print(f"hint: {hint}")
         codes = [error.exit_code for error in damaged.values()]
         damage = IntegrityError.exit_code
         raise typer.Exit(damage if damage in codes else codes[0])
@@ -86,25 +86,25 @@ def is_usage(error: BaseException) -> bool:
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
 
 
-def _tell_error(error: RegistryError, *, debug: bool) -> None:
+def _report_error(error: RegistryError, *, debug: bool) -> None:
     text = str(error)
     if error.hint is not None:
         text = text.removesuffix(error.hint).removesuffix(". ")
-    _say(f"error: {text}")
+    _print(f"error: {text}")
     for more in getattr(error, "__notes__", ()):
-        _say(f"note: {more}")
+        _print(f"note: {more}")
     if error.hint is not None:
-        _say(f"hint: {error.hint}")
+        _print(f"hint: {error.hint}")
     if debug:
         _trace(error)
 
 
-def _tell_fault(error: Exception, *, debug: bool) -> None:
+def _report_fault(error: Exception, *, debug: bool) -> None:
     if debug:
         _trace(error)
         return
-    _say(f"error: a fault of holdfast itself: {type(error).__name__}: {error}")
-    _say(f"hint: Run it again with {DEBUG}=1 and report what it prints.")
+    _print(f"error: a fault of holdfast itself: {type(error).__name__}: {error}")
+    _print(f"hint: Run it again with {DEBUG}=1 and report what it prints.")
 
 
 def _trace(error: Exception) -> None:
@@ -112,5 +112,5 @@ def _trace(error: Exception) -> None:
     print(printable("".join(traceback.format_exception(error)), spare="\n"), file=sys.stderr)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(printable(text), file=sys.stderr)

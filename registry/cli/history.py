@@ -134,11 +134,11 @@ def _graph_rows(chapters: Sequence[_Chapter], limit: int | None) -> Iterator[tup
 
 
 def _row(commit: Commit, refs: Mapping[int, str]) -> tuple[object, ...]:
-    what = "; ".join(say(action, refs, commit.n) for action in commit.actions)
+    what = "; ".join(in_words(action, refs, commit.n) for action in commit.actions)
     return (commit.n, output.time(commit.time_ms), commit.author, what)
 
 
-def say(action: Action, refs: Mapping[int, str], n: int) -> str:
+def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
     """Return an action in words.
 
     Args:
@@ -170,8 +170,8 @@ def say(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.Acknowledge():
             return f"{action.group}: done with {_of(refs, action.checkpoint)}"
         case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
-            return _say_of_pool(action, refs)
-    return _say_of_checkpoints(action, refs, n)
+            return _pool_in_words(action, refs)
+    return _checkpoint_in_words(action, refs, n)
 
 
 def _of(refs: Mapping[int, str], n: int) -> str:
@@ -189,19 +189,19 @@ def _entered(action: actions.EnterPhase) -> str:
     changes: dict[str, list[str]] = {}
     for row in action.rows:
         changes.setdefault(row.change, []).append(f"{row.part} as {row.to}" if row.to else row.part)
-    told = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
-    return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{told}"
+    changed = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
+    return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{changed}"
 
 
 def _appended(action: actions.AppendStream) -> str:
-    # A segment may include the entries of earlier ones, so its start does not tell which are new.
+    # A segment may include the entries of earlier ones, so its start does not show which are new.
     count = action.start + action.count
     entries = output.counted(count, "entry", "entries")
     steps = f"steps {action.first_step} to {action.last_step}"
     return f"append to stream {action.stream}: {entries} in all, {steps} in the newest segment"
 
 
-def _say_of_pool(
+def _pool_in_words(
     action: actions.Promote | actions.RateMatch | actions.EvictEntries, refs: Mapping[int, str]
 ) -> str:
     match action:
@@ -221,15 +221,15 @@ def _say_of_pool(
                 for one in action.ratings
             )
             return f"pool: match {action.match}: {rated}"
-    gone = ", ".join(map(_entry, action.versions))
-    return f"pool: {gone} out, {action.reason}"
+    evicted = ", ".join(map(_entry, action.versions))
+    return f"pool: {evicted} out, {action.reason}"
 
 
 def _entry(version: int) -> str:
     return f"v{version:04d}"
 
 
-def _say_of_checkpoints(action: Action, refs: Mapping[int, str], n: int) -> str:
+def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
     match action:
         case actions.AddCheckpoint():
             return _added(action, _of(refs, n))
@@ -237,8 +237,8 @@ def _say_of_checkpoints(action: Action, refs: Mapping[int, str], n: int) -> str:
             tier = f" tier {action.tier}" if action.tier else ""
             return f"report {_of(refs, action.checkpoint)} {output.metrics(action.metrics)}{tier}"
         case actions.Evict():
-            gone = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
-            return f"evict {', '.join(gone)}"
+            evicted = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
+            return f"evict {', '.join(evicted)}"
         case actions.Recover():
             return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
         case actions.SetTag():

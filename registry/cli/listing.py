@@ -40,20 +40,24 @@ class Listing:
                 self._pass_over(name, error)
         return found
 
-    def told(self, runs: Iterable[Run], tell: Callable[[Run], _T]) -> dict[str, _T]:
+    def described(self, runs: Iterable[Run], describe: Callable[[Run], _T]) -> dict[str, _T]:
         """Describe each run, by name; a run that cannot be described counts as damaged."""
         found = {}
         for run in runs:
             try:
-                found[run.id] = tell(run)
+                found[run.id] = describe(run)
             except RegistryError as error:
                 self._pass_over(run.id, error)
         return found
 
-    def by_name(self, told: Mapping[str, _T], tell: Callable[[str, RegistryError], _T]) -> list[_T]:
+    def by_name(
+        self, described: Mapping[str, _T], describe: Callable[[str, RegistryError], _T]
+    ) -> list[_T]:
         """Return the descriptions of the runs and of the damaged ones, sorted by name."""
-        damaged = {name: tell(name, error) for name, error in self.damaged.items()}
-        return [one for _, one in sorted({**told, **damaged}.items(), key=lambda pair: pair[0])]
+        damaged = {name: describe(name, error) for name, error in self.damaged.items()}
+        return [
+            one for _, one in sorted({**described, **damaged}.items(), key=lambda pair: pair[0])
+        ]
 
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):

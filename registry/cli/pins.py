@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column
-from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.files import OPAQUE
 from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument
@@ -30,8 +30,8 @@ _ARTIFACTS = (
 )
 
 
-def _age(said: str | int | None) -> str:
-    return "" if said is None else output.age(describe.time_ms_of(said))
+def _age(time: str | int | None) -> str:
+    return "" if time is None else output.age(describe.time_ms_of(time))
 
 
 def _pin_json(run: Run, kind: str, name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def set_gate(
     into = opened.run(run)
     into.set_gate(name, None if ref is None else opened.checkpoint(ref))
     shape = _pin_json(into, "gate", name)
-    return said(shape, f"{shape['ref']} -> {shape['source']}")
+    return answer_of(shape, f"{shape['ref']} -> {shape['source']}")
 
 
 @command(reads)
@@ -101,7 +101,7 @@ def add_artifact(
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
     size = output.size(stored.size_bytes)
-    return said(
+    return answer_of(
         {**_pin_json(into, "artifact", name), "format": found.format},
         f"added: {stored.ref}  {stored.digest.short}  {size}",
         *[OPAQUE] * (found.format == "opaque"),

@@ -9,7 +9,7 @@ import typer
 
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, numbers
-from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
@@ -66,7 +66,7 @@ def promote(
     checkpoint = opened.checkpoint(ref)
     run = opened.run(checkpoint.run_id)
     entry = run.pool.promote(checkpoint, mu=mu, sigma=sigma, frozen=frozen)
-    return said(_json(entry), f"{entry.ref}: {_rating(entry)}{' frozen' * entry.frozen}")
+    return answer_of(_json(entry), f"{entry.ref}: {_rating(entry)}{' frozen' * entry.frozen}")
 
 
 @command(writes)
@@ -84,7 +84,7 @@ def rate(
     """Record a match: update ratings, games and wins of its entries."""
     versions, ranks = zip(*map(_seat, seat), strict=True)
     rated = opened.run(run).pool.record_match(versions, ranks, match=match)
-    return said(
+    return answer_of(
         [_json(entry) for entry in rated],
         *(f"{one.ref}: {_rating(one)} {output.counted(one.games, 'game')}" for one in rated),
     )

@@ -11,13 +11,13 @@ from holdfast.backends import Backend, Body, ByteRange
 from holdfast.backends.base import as_buffers
 from holdfast.backends.wrappers.base import Wrapper
 
-#: Told of the number of bytes done so far.
+#: Called with the number of bytes so far.
 Progress = Callable[[int], object]
 
 
 @contextmanager
 def bar(label: str, total: int | None = None) -> Iterator[Progress]:
-    """Show a bar while the block runs; give a function that takes the bytes done so far."""
+    """Show a bar while the block runs; yield a function that sets the bytes so far."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -32,8 +32,8 @@ class Watched(Wrapper):
     """A backend that reports how many bytes have gone through it.
 
     Args:
-        inner: The backend that is asked.
-        progress: Told after each call.
+        inner: The backend.
+        progress: Called after each transfer.
     """
 
     def __init__(self, inner: Backend, progress: Progress) -> None:

@@ -7,7 +7,7 @@ import typer
 from holdfast.backends import parse
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table
-from holdfast.registry.cli.command import Answer, command, said
+from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
@@ -79,7 +79,7 @@ def init(
         "compression": config.compression or "none",
         "keyframe_every": config.keyframe_every or 1,
     }
-    return said(shape, *text)
+    return answer_of(shape, *text)
 
 
 @command()
@@ -90,9 +90,9 @@ def trust(*, url: str | None = _URL, registry: options.OptionalRegistry = None) 
     """
     place = _place(url, registry)
     shown, forgotten = parse(place).url, trust_registry(place)
-    told = f"trusted: {shown}; this machine has forgotten its old heads"
+    trusted = f"trusted: {shown}; this machine has forgotten its old heads"
     none = f"no heads were remembered for {shown}"
-    return said({"url": shown, "forgotten": forgotten}, told if forgotten else none)
+    return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
 
 
 @command(bar="copying")
@@ -112,7 +112,7 @@ def sync(
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied
     names = "run=run_id commits checkpoints packs_copied packs_present bytes_copied"
-    return said(
+    return answer_of(
         {
             "runs": [picked(done, names) for done in report.runs],
             "bytes_copied": report.bytes_copied,

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column
-from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
 from holdfast.registry.cli.output import Part
@@ -112,4 +112,4 @@ def rollback(
     Nothing else changes.
     """
     release = opened.run(run).releases.rollback(version, reason)
-    return said(_json(release), f"{release.run_id}/releases/latest -> {release.ref}")
+    return answer_of(_json(release), f"{release.run_id}/releases/latest -> {release.ref}")

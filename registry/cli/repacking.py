@@ -102,13 +102,13 @@ def _text(report: RepackReport) -> Iterator[Part]:
     packs = output.counted(report.packs_written, "pack")
     states = output.counted(report.checkpoints, "state")
     yield {
-        **{name: _told(report.rewritten, why) for why, name in _REASONS.items()},
-        "re-encoded": _told_recoded(report),
-        "bases left": _told_bases(report),
+        **{name: _packs_text(report.rewritten, why) for why, name in _REASONS.items()},
+        "re-encoded": _recoded_text(report),
+        "bases left": _bases_text(report),
         written: f"{packs}, {output.size(report.bytes_moved)}",
-        "in vain": _told_in_vain(report),
+        "in vain": _in_vain_text(report),
         placed: f"{states} of {output.counted(len(report.runs), 'run')}",
-        "left to gc": _told_left(report),
+        "left to gc": _left_text(report),
     }
     if report.placed_meanwhile:
         lost = output.counted(report.placed_meanwhile, "state")
@@ -116,35 +116,35 @@ def _text(report: RepackReport) -> Iterator[Part]:
         yield f"{lost} {verb} placed by somebody else meanwhile; run it again."
 
 
-def _told_in_vain(report: RepackReport) -> str:
+def _in_vain_text(report: RepackReport) -> str:
     if not report.packs_in_vain:
         return ""
     packs = output.counted(report.packs_in_vain, "pack")
     return f"{packs} of these, {output.size(report.in_vain_bytes)}, that no state needs now"
 
 
-def _told_left(report: RepackReport) -> str:
+def _left_text(report: RepackReport) -> str:
     left = f"{output.size(report.freed_bytes)} of old packs"
     if report.packs_in_vain:
         left += f", {output.size(report.in_vain_bytes)} written in vain"
     return left
 
 
-def _told_recoded(report: RepackReport) -> str:
+def _recoded_text(report: RepackReport) -> str:
     if not report.recoded:
         return ""
     before, after = output.size(report.recoded_before), output.size(report.recoded_after)
     return f"{output.counted(report.recoded, 'chunk')}, {before} before, {after} after"
 
 
-def _told_bases(report: RepackReport) -> str:
+def _bases_text(report: RepackReport) -> str:
     if not report.bases:
         return ""
     bases = output.counted(report.bases, "base")
     return f"{bases} of deltas, {output.size(report.bases_bytes)}, that nothing needs any more"
 
 
-def _told(packs: Iterable[RewrittenPack], reason: str) -> str:
+def _packs_text(packs: Iterable[RewrittenPack], reason: str) -> str:
     found = [one for one in packs if one.reason == reason]
     if not found:
         return ""

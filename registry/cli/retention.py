@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, Table, numbers
-from holdfast.registry.cli.command import Answer, command, said
+from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
@@ -55,7 +55,7 @@ def prune(
     pruned = opened.run(run)
     if best is not None:
         for phase in dict.fromkeys(record.phase for record in pruned.manifest.live()):
-            pruned.monitor(phase)  # or say that nothing decides which are the best
+            pruned.monitor(phase)  # raises if no monitor decides which are best
     plan = pruned.prune(own, dry_run=dry_run)
     return Answer(
         lambda: {
@@ -110,7 +110,7 @@ def undo(
     into = opened.run(run)
     back = into.undo(*_named(into, ref or ()))
     marks = describe.marks(into.manifest)
-    return said(
+    return answer_of(
         [describe.record_json(run, one.record, marks.get(one.n, [])) for one in back],
         *(f"back: {one.ref}  {one.digest.short}" for one in back),
     )

@@ -83,14 +83,14 @@ def ls(opened: Registry) -> Answer:
 
     def document() -> list[dict[str, Any]]:
         forks = lineage.forks_among(runs)
-        shapes = listing.told(runs, lambda run: _json(run, forks.get(run.id, [])))
+        shapes = listing.described(runs, lambda run: _json(run, forks.get(run.id, [])))
         return listing.by_name(
             shapes, lambda name, error: {"run": name, "status": mark(error), "error": error.summary}
         )
 
     def text() -> list[Part]:
-        told = listing.told(runs, lambda run: row(_LS, run))
-        rows = listing.by_name(told, lambda name, error: (name, mark(error), *"----"))
+        described = listing.described(runs, lambda run: row(_LS, run))
+        rows = listing.by_name(described, lambda name, error: (name, mark(error), *"----"))
         return [Table(_LS, rows) if rows else Note("no runs yet")]
 
     return Answer(document, text, damaged=listing.damaged)
@@ -111,11 +111,11 @@ def show(opened: Registry, *, run: options.Run) -> Answer:
 
 
 def _text(shape: dict[str, Any]) -> Iterator[Part]:
-    yield {name: _told(shape[name]) for name in shape if name not in _APART}
+    yield {name: _value_text(shape[name]) for name in shape if name not in _APART}
     for name in _APART:
         if shape[name]:
             yield f"\n{name}"
-            yield {f"  {key}": _told(value) for key, value in _items(shape[name])}
+            yield {f"  {key}": _value_text(value) for key, value in _items(shape[name])}
 
 
 def _items(value: object) -> list[tuple[str, object]]:
@@ -124,7 +124,7 @@ def _items(value: object) -> list[tuple[str, object]]:
     return [("value", value)]
 
 
-def _told(value: Any) -> object:
+def _value_text(value: Any) -> object:
     match value:
         case Digest():
             return value.hex()
@@ -133,19 +133,21 @@ def _told(value: Any) -> object:
         case {"run": _, "commit": n, "ref": ref}:
             return f"{ref}, commit {n}"
         case [{"phase": _, "from": _}, *_]:
-            return ", ".join(_told_phase(phase) for phase in value)
+            return ", ".join(_phase_text(phase) for phase in value)
         case [{"metric": _, "mode": _}, *_]:
             return ", ".join(f"{monitor['metric']}:{monitor['mode']}" for monitor in value)
         case [str(), *_]:
             return ", ".join(map(shown, value))
         case dict():
-            return ", ".join(f"{shown(key)}: {shown(_told(item))}" for key, item in value.items())
+            return ", ".join(
+                f"{shown(key)}: {shown(_value_text(item))}" for key, item in value.items()
+            )
         case [] | None:
             return None
     return value
 
 
-def _told_phase(phase: dict[str, Any]) -> str:
+def _phase_text(phase: dict[str, Any]) -> str:
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 

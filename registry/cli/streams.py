@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column
-from holdfast.registry.cli.command import Answer, command, listed, said
+from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
@@ -51,7 +51,7 @@ def append(
     stream = opened.run(run).stream(name)
     count = stream.append(entries, lifetime=cast("Lifetime | None", lifetime))
     appended = output.counted(len(entries), "line")
-    return said(
+    return answer_of(
         {"run": run, "stream": name, "appended": len(entries), "entries": count},
         f"{run}: stream {name}: {appended} appended, {count:,} in all",
     )
@@ -86,7 +86,7 @@ def archive(
     """Archive the entries of a resettable stream and empty it."""
     count = opened.run(run).stream(name).archive(label)
     entries = output.counted(count, "entry", "entries")
-    return said(
+    return answer_of(
         {"run": run, "stream": name, "archive": label, "entries": count},
         f"{run}: stream {name}: {entries} archived as {label}",
     )
@@ -99,11 +99,11 @@ def ls(opened: Registry, *, run: options.Run) -> Answer:
     Streams that its preset declares are listed too, whether or not they have entries.
     """
     of = opened.run(run)
-    begun = list(of.manifest.streams)
-    names = {stream.name for stream in begun}
+    streams = list(of.manifest.streams)
+    names = {stream.name for stream in streams}
     declared = [stream for stream in of.spec.streams if stream.name not in names]
-    begun += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
-    return listed(_LS, begun, _json, none="no streams yet")
+    streams += [StreamRecord(name=stream.name, lifetime=stream.lifetime) for stream in declared]
+    return listed(_LS, streams, _json, none="no streams yet")
 
 
 def _json(stream: StreamRecord) -> dict[str, Any]:

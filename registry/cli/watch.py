@@ -9,7 +9,7 @@ import typer
 
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import command as as_command
-from holdfast.registry.cli.executing import Command, told
+from holdfast.registry.cli.executing import Command, status_text
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Note
@@ -126,11 +126,11 @@ def _attend(
         if status == 0:
             output.line(f"done: {checkpoint.ref}")
             return
-        output.note(f"{checkpoint.ref}: {told(status)}, attempt {attempt} of {attempts}")
+        output.note(f"{checkpoint.ref}: {status_text(status)}, attempt {attempt} of {attempts}")
     raise RegistryError(
         "the command does not succeed, so this checkpoint is not acknowledged",
         where=checkpoint.ref,
         expected="exit status 0",
-        found=f"{told(status)}, {output.counted(attempts, 'attempt')}",
+        found=f"{status_text(status)}, {output.counted(attempts, 'attempt')}",
         hint="It comes again when its hold is over; a follower with a name gets it at once.",
     )

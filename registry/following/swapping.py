@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.registry import pytree
 from holdfast.registry.errors import NotFound
 from holdfast.registry.following.resident import LiveChunks, Resident
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.loading.fit import (
     LoadReport,
     arrays_in,

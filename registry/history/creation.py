@@ -1,4 +1,4 @@
-"""How a run is begun: what commit 0 says, and whether one that exists is the one meant."""
+"""Create a run: make its commit 0, and compare an existing run with the given options."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class RunOptions:
 
 
 class SecretWarning(UserWarning):
-    """A configuration that is about to enter a log for good looks as if it held a secret."""
+    """A configuration that will be in a log for ever looks as if it held a secret."""
 
 
 def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
-    """Return what commit 0 says.
+    """Return the action of commit 0.
 
     Raises:
         InvalidInput: An option is wrong.
@@ -83,7 +83,7 @@ def creation(options: RunOptions, parent: Parent | None = None) -> CreateRun:
 
 
 def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRun:
-    """Return what commit 0 of a fork says: the parent's options where none are given."""
+    """Return the action of commit 0 of a fork; options that are not given are the parent's."""
     created = parent.created
     assert created is not None  # it has a checkpoint
     monitors = _monitors(options.monitor)
@@ -102,22 +102,22 @@ def forked(parent: RunManifest, origin: Parent, options: RunOptions) -> CreateRu
 
 
 def begin(log: RunLog, action: CreateRun) -> bool:
-    """Put commit 0; return whether this call began the run, or finds the same fork half done."""
+    """Put commit 0; return whether this call created the run, or found the same fork unfinished."""
     begun = False
 
     def compose(run: RunManifest) -> Sequence[Line] | None:
         nonlocal begun
-        begun = run.commits == 0 or _is_half_done(run, action)
+        begun = run.commits == 0 or _is_unfinished(run, action)
         return [commit_line(run, [action])] if run.commits == 0 else None
 
     log.append(compose)
     return begun
 
 
-def _is_half_done(run: RunManifest, action: CreateRun) -> bool:
-    """Return whether a run is this fork, broken off before it had what it inherits.
+def _is_unfinished(run: RunManifest, action: CreateRun) -> bool:
+    """Return whether a run is this fork, interrupted before it got its parent's checkpoint.
 
-    Commits do not tell: its status may have been set since, by nothing but a `with` block.
+    The number of its commits does not show that: a `with` block may have set its status since.
     """
     created = run.created
     mine = action.parent is not None and created is not None and created.parent == action.parent
@@ -125,14 +125,14 @@ def _is_half_done(run: RunManifest, action: CreateRun) -> bool:
 
 
 def check_same(run: RunManifest, options: RunOptions) -> None:
-    """Refuse to go on with a run that was begun as something else.
+    """Refuse to open a run that was created with other options.
 
-    A configuration may hold what changes from start to start, such as a time: another one is only
-    warned of.
+    Another configuration is only a warning: it may hold values that differ at each start, such as a
+    time.
 
     Raises:
-        Conflict: Its seed, input, monitors, preset or retention are others than those that are
-            given.
+        Conflict: The seed, input hash, monitors, preset or retention of the run differ from the
+            given ones.
         InvalidInput: An option is wrong.
     """
     _check_same_spec(run, options)
@@ -141,19 +141,19 @@ def check_same(run: RunManifest, options: RunOptions) -> None:
     seed, input_hash = _seed(options.seed), _input_hash(options.input_hash)
     if seed is not None and seed != int(created.seed, 16):
         raise Conflict(
-            "the run was begun with another seed",
+            "the run was created with another seed",
             where=run.run_id,
             expected=str(int(created.seed, 16)),
             found=str(seed),
-            hint="Open it without `seed`, or begin another run.",
+            hint="Open it without `seed`, or create another run.",
         )
     if input_hash is not None and input_hash != created.input_hash:
         raise Conflict(
-            "the run was begun with other input data",
+            "the run was created with other input data",
             where=run.run_id,
             expected=created.input_hash or "no input hash",
             found=input_hash,
-            hint="Open it without `input_hash`, or begin another run.",
+            hint="Open it without `input_hash`, or create another run.",
         )
     if options.config is not None:
         _compare_configs(run.run_id, created, options.config)
@@ -164,25 +164,25 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
     if preset is None and retention is None:
         if monitors and monitors != run.monitors:
             raise Conflict(
-                "the run was begun with other monitors",
+                "the run was created with other monitors",
                 where=run.run_id,
-                expected=_told(run.monitors),
-                found=_told(monitors),
-                hint="Ask with `run.best(monitor=...)`, or begin another run.",
+                expected=_described(run.monitors),
+                found=_described(monitors),
+                hint="Ask with `run.best(monitor=...)`, or create another run.",
             )
         return
     if _spec(preset, monitors, retention) != run.spec:
         raise Conflict(
-            "the run was begun with another preset or retention",
+            "the run was created with another preset or retention",
             where=run.run_id,
-            expected=run.spec.name or "what it was begun with",
+            expected=run.spec.name or "those of its creation",
             found=str(preset) if preset else "another retention",
-            hint="Open it without `preset` and `retention`, or begin another run.",
+            hint="Open it without `preset` and `retention`, or create another run.",
         )
 
 
 def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
-    """Warn where a run goes on under another configuration than it was begun with."""
+    """Warn if the given configuration differs from that of the run."""
     mine = encode_plain(config, "config")
     if plain_digest(mine) == created.config_hash:
         return
@@ -190,8 +190,8 @@ def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
     for key in {**theirs, **given}:
         if key not in theirs or key not in given or theirs[key] != given[key]:
             _LOGGER.warning(
-                "%s: the configuration is another one than the run was begun with, first at %s; "
-                "the run keeps what it was begun with",
+                "%s: the configuration differs from the one that the run was created with, first "
+                "at %s; the run keeps the first one",
                 run_id,
                 printable(key),
             )
@@ -199,9 +199,9 @@ def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
 
 
 def _by_key(encoded: Json) -> dict[str, bytes]:
-    """Return the encodings of a configuration's values by its keys, as `config` where it has none.
+    """Return the encoded values of a configuration by key; one that is no mapping as `config`.
 
-    Encodings tell a `NaN` from another and 1 from 1.0 and True, as the log does.
+    Encoded values are compared, since 1, 1.0 and True are equal in Python and NaN is not.
     """
     config = decode_plain(encoded)
     items = config if isinstance(config, Mapping) else {"config": config}
@@ -209,7 +209,7 @@ def _by_key(encoded: Json) -> dict[str, bytes]:
 
 
 def default_ids(seed: int) -> list[str]:
-    """Return the names that a run gets by default, in the order in which they are tried."""
+    """Return default names of a run, in the order in which they are tried."""
     base = f"{datetime.now(UTC):%Y%m%d_%H%M%S}_{seed & 0xFFFFFFFF:08x}"
     return [base, *(f"{base}_{number}" for number in range(2, _COLLISIONS))]
 
@@ -239,7 +239,7 @@ def _spec(
     if monitors or retention is not None:
         if spec.phases:
             raise InvalidInput(
-                "this preset says for each phase what is best and what is kept",
+                "this preset has its own monitors and retention for each phase",
                 where=where,
                 hint="Copy the preset to a file of your own and change it there.",
             )
@@ -252,16 +252,16 @@ def _spec(
 def _changed(
     spec: RunSpec, monitors: tuple[Monitor, ...], retention: Retention | None, where: str | None
 ) -> RunSpec:
-    """Return a specification with other monitors and another policy, checked anew."""
+    """Return a specification with other monitors and another policy, checked again."""
     own = spec.model_copy(update={"monitors": monitors, "retention": retention})
     try:
         return RunSpec.model_validate_json(own.encode())
     except ValidationError as error:
         raise InvalidInput(
-            "contradicts itself",
+            "the options contradict each other",
             where=where,
             found=error.errors(include_url=False)[0]["msg"].removeprefix("Value error, "),
-            hint="Pass monitor=Monitor(metric=..., mode=...) where the best are to be kept.",
+            hint="Pass monitor=Monitor(metric=..., mode=...) to keep the best checkpoints.",
         ) from error
 
 
@@ -276,14 +276,14 @@ def _monitors(monitor: Monitor | Iterable[Monitor]) -> tuple[Monitor, ...]:
     return monitors
 
 
-def _told(monitors: Iterable[Monitor]) -> str:
+def _described(monitors: Iterable[Monitor]) -> str:
     return ", ".join(f"{monitor.metric}:{monitor.mode}" for monitor in monitors) or "none"
 
 
 def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
-    suspects = list(_suspects(config, ""))
-    if suspects:
-        named = printable(", ".join(suspects))
+    paths = list(_secret_paths(config, ""))
+    if paths:
+        named = printable(", ".join(paths))
         warnings.warn(
             f"the configuration looks as if it held a secret: {named}. It is stored in the run's "
             "log for ever, and everybody who can read the registry can read it.",
@@ -292,14 +292,14 @@ def _warn_of_secrets(config: object, *, stacklevel: int) -> None:
         )
 
 
-def _suspects(value: Any, path: str) -> Iterator[str]:
+def _secret_paths(value: Any, path: str) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             name = shown(key)
-            place = f"{path}.{name}" if path else name
+            below = f"{path}.{name}" if path else name
             if isinstance(item, str) and item and _SECRET.search(name):
-                yield place
-            yield from _suspects(item, place)
+                yield below
+            yield from _secret_paths(item, below)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from _suspects(item, f"{path}[{index}]")
+            yield from _secret_paths(item, f"{path}[{index}]")

@@ -1,9 +1,9 @@
-"""The registry-wide log `epochs/`: sweeps with the keys that they condemn, and upgrades.
+"""The log `epochs/` of a registry: sweeps with the keys that they condemn, and upgrades.
 
-An entry is a file of lines: a header (epoch, kind, least writer version from here on), then, for a
-sweep, one line for each leading byte with the condemned keys under it. Entries are put-if-absent,
-dense from 1, never deleted. Writers read them (`holdfast.registry.writing.object_writer`),
-collectors add to them (`holdfast.registry.maintenance.gc`).
+An entry is a file of lines: a header (epoch, kind, least writer version from this epoch on), then,
+for a sweep, one line for each leading byte, with the condemned keys that begin with it. Entries are
+put-if-absent, dense from 1, never deleted. Writers (`holdfast.registry.writing.object_writer`) read
+them, collectors (`holdfast.registry.maintenance.gc`) add to them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EpochHeader(Record):
     Attributes:
         epoch: Its number.
         entry: A `sweep` condemns keys; an `upgrade` only raises the least writer version.
-        min_writer: Least writer version from this epoch on; never falls.
+        min_writer: Least writer version from this epoch on; it never decreases.
     """
 
     format: Literal["holdfast.epoch/1"] = "holdfast.epoch/1"
@@ -63,7 +63,7 @@ def encode_upgrade(epoch: int, min_writer: int) -> bytes:
 
 
 class CondemnedKeys:
-    """The keys that one sweep condemned, kept as the lines that say so: a few bytes for each.
+    """The keys that one sweep condemned, kept as encoded lines to save memory.
 
     Args:
         shards: The lines, by leading byte.
@@ -73,15 +73,15 @@ class CondemnedKeys:
         self._shards = shards
 
     def __contains__(self, key: ObjectKey) -> bool:
-        # The lines are canonical JSON: a key stands there in one spelling, within quotes.
+        # The lines are canonical JSON: a key has one spelling, within quotes.
         return f'"{key}"'.encode() in self._shards.get(key.digest[:1].hex(), b"")
 
 
 class Epochs:
-    """What has been condemned so far.
+    """The epochs of a registry.
 
-    Entries are immutable, and kept once they were read: a writer asks for all after the oldest
-    generation among what it uses again.
+    Entries are immutable, and kept after they were read: a writer reads all that are newer than the
+    oldest generation among the objects that it uses again.
     """
 
     def __init__(self, store: Store) -> None:
@@ -91,7 +91,7 @@ class Epochs:
 
     @classmethod
     def of(cls, store: Store) -> Epochs:
-        """Return the one that all writers of an open registry share."""
+        """Return the object that all writers of an open registry share."""
         return _SHARED.setdefault(store, cls(store))
 
     def observe(self) -> int:
@@ -99,7 +99,7 @@ class Epochs:
 
         Raises:
             UnsupportedFormat: The registry demands a newer writer.
-            IntegrityError: The newest entry is damaged, or one that was seen before is gone.
+            IntegrityError: The newest entry is damaged, or an entry that was seen is missing.
         """
         backend, heads = self._store.backend, self._store.heads
         seen = heads.epoch if heads is not None else 0  # another thread may add one meanwhile
@@ -114,10 +114,10 @@ class Epochs:
         return highest
 
     def make_durable(self, epoch: int) -> None:
-        """Make an epoch that was seen durable, and all before it.
+        """Make an epoch durable, and all before it.
 
-        Before that, nothing may be named, marked or deleted because of it: if it were lost, a sweep
-        of other keys could get its number.
+        Nothing may be named, marked or deleted because of an epoch that is not durable: if it were
+        lost, a sweep of other keys could get its number.
         """
         if epoch > self._durable:
             self._store.backend.make_durable([epoch_key(epoch)])
@@ -146,19 +146,20 @@ class Epochs:
         return self._entries[epoch]
 
     def condemned(self, keys: Iterable[ObjectKey], observed: int) -> set[ObjectKey]:
-        """Return those of `keys` that a sweep up to `observed` condemned.
+        """Return the keys among `keys` that a sweep up to `observed` condemned.
 
-        Only sweeps after a key's generation can name it: `g` is used only after epoch `g` stood.
+        Only a sweep after a key's generation can name it: generation `g` is used only once epoch
+        `g` exists.
         """
-        suspects = set(keys)
+        wanted = set(keys)
         found: set[ObjectKey] = set()
-        oldest = min((key.generation for key in suspects), default=observed)
+        oldest = min((key.generation for key in wanted), default=observed)
         epochs = range(oldest + 1, observed + 1)
-        # All at once: a registry that is swept every night has hundreds.
+        # All at once: a registry that is swept every night has hundreds of epochs.
         for epoch, (_, listed) in zip(
             epochs, self._store.pools.small.map(self.entry, epochs), strict=True
         ):
-            found |= {key for key in suspects if key.generation < epoch and key in listed}
+            found |= {key for key in wanted if key.generation < epoch and key in listed}
         return found
 
     def _read(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
@@ -166,7 +167,7 @@ class Epochs:
         try:
             data = self._store.backend.get(where)
         except ObjectNotFound as error:
-            raise Malformed("an epoch that was marked is absent", where=where) from error
+            raise Malformed("a marked epoch is absent", where=where) from error
         first, *rest = split_lines(data, where=where)
         header = EpochHeader.decode(first, where=where)
         if header.epoch != epoch:
@@ -183,7 +184,7 @@ _SHARD = re.compile(rb'\{"keys":\[(.*)\],"shard":"([0-9a-f]{2})"\}')
 def _condemned(lines: Iterable[bytes], *, where: str) -> CondemnedKeys:
     """Check the lines of condemned keys.
 
-    By a pattern, since there may be a hundred thousand keys and parsing each takes its time.
+    A pattern does it, since parsing a hundred thousand keys would be slow.
     """
     shards: dict[str, bytes] = {}
     for line in lines:

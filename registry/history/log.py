@@ -1,10 +1,10 @@
 """A run's log: slots made by put-if-absent, dense from 0, never rewritten.
 
 Owns opening a run in three round trips, reading to the head, putting the next slot, and reading the
-records of evicted checkpoints. `holdfast.registry.history.slots` lists, fetches and puts the files;
-`holdfast.registry.history.tail` checks that the log is still the one that was read;
-`holdfast.registry.history.snapshots` shortens the reading. `holdfast.registry.history.replay`
-defines the meaning of slots; `holdfast.registry.writing.object_writer` which objects a commit may
+records of evicted checkpoints. `holdfast.registry.history.slots` lists, fetches and puts the files,
+`holdfast.registry.history.tail` checks that the log is still the one that was read, and
+`holdfast.registry.history.snapshots` makes opening shorter. `holdfast.registry.history.replay`
+defines the meaning of slots, `holdfast.registry.writing.object_writer` which objects a commit may
 name.
 """
 
@@ -35,9 +35,8 @@ from holdfast.registry.values.environment import host_name
 SNAPSHOT_EVERY = 64
 #: Races that an append may lose before it gives up.
 MAX_LOST_RACES = 20
-_PROOFS_AT_ONCE = 64
 
-#: Gives the lines of the next slot for the run as it is; `None` means nothing to do.
+#: Returns the lines of the next slot for a run; `None` if there is nothing to write.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
 
 
@@ -47,13 +46,13 @@ class RunLog:
     Args:
         store: The registry's objects.
         run_id: The run.
-        snapshot_slot: Slot of the newest snapshot, where the caller has listed them.
+        snapshot_slot: Slot of the newest snapshot, if the caller has listed them.
 
     Attributes:
         run_id: The run.
-        run: The replay of everything read so far. It is compact, but for moments in which a rule
-            needs what was evicted.
-        seen: The head of the log on this machine.
+        run: The replay of everything that was read. It is compact, except while a rule needs
+            evicted records.
+        seen: The head of the log that this machine has seen.
     """
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
@@ -65,7 +64,7 @@ class RunLog:
         self.seen = SeenHead(store, run_id)
         self._may_write = False
         self._tail = Tail()
-        # How many slots would survive a loss of power.
+        # The number of slots that would survive a power loss.
         self._durable = 0
         self.run_id = run_id
         self.run = self._complete.compact()
@@ -73,22 +72,22 @@ class RunLog:
     @property
     def _lock(self) -> RLock:
         if self._pid != os.getpid():
-            # A fork copies the lock as it was, and nobody would ever release it here.
+            # A fork copies the lock, which nobody would ever release in the child.
             self._pid, self._made_lock = os.getpid(), RLock()
         return self._made_lock
 
     def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the run in at most three round trips.
 
-        They are: the list of snapshots; the newest one, and the names of the slots after it; those
-        slots. One that proves the head that was seen before is read with them.
+        First the list of snapshots; then the newest one and the names of the slots after it; then
+        those slots, and the slot that proves the seen head.
 
         Args:
-            check_head: Refuse a log that does not continue from the head that was seen before.
+            check_head: Refuse a log that does not continue from the seen head.
 
         Raises:
             IntegrityError: A slot is damaged, missing or not legal.
-            RolledBack: The log is shorter than it was seen before, or another one.
+            RolledBack: The log is shorter than when it was seen, or another log.
         """
         with self._lock:
             self._complete, self._durable = RunManifest.empty(self.run_id), 0
@@ -104,39 +103,22 @@ class RunLog:
             return self.run
 
     def check_head(self, proofs: Iterable[Slot] = ()) -> None:
-        """Check the log against the head that was seen before, and remember its new head.
+        """Check the log against the seen head, and remember its new head.
 
         Args:
-            proofs: Slots before those that were read, in which the head that was seen is looked
-                for first.
+            proofs: Earlier slots than those that were read; the seen head is looked for in them
+                first.
 
         Raises:
-            RolledBack: It is shorter than it was, or another one.
+            RolledBack: The log is shorter than it was, or another log.
         """
         self.seen.check(self.run, self._tail, proofs)
-
-    def _proofs(self, snapshot: int) -> Iterator[Slot]:
-        """Yield the slots that prove the head that was seen and that a snapshot skips.
-
-        The first of them are asked for at once. More than one is needed only of a head that was
-        seen by a snapshot behind which nothing was committed.
-        """
-        numbers = self.seen.skipped(snapshot)
-        small = self._store.pools.small
-        asked = [small.submit(self._slots.get, number) for number in numbers[:_PROOFS_AT_ONCE]]
-
-        def proofs() -> Iterator[Slot]:
-            yield from (slot for slot in (one.result() for one in asked) if slot is not None)
-            for start in range(_PROOFS_AT_ONCE, len(numbers), _PROOFS_AT_ONCE):
-                yield from self.fetch(numbers[start : start + _PROOFS_AT_ONCE])
-
-        return proofs()
 
     def refresh(self) -> RunManifest:
         """Read to the head; one request when nothing is new.
 
         Raises:
-            RolledBack: What is new does not follow what this handle has read.
+            RolledBack: The new slots do not follow those that this handle has read.
             IntegrityError: A slot is damaged, missing or not legal.
         """
         with self._lock:
@@ -146,24 +128,24 @@ class RunLog:
                 rest = list(self.slots(self.run.next_slot + 1))
                 look.outcome.result()
                 slots = [following, *rest]
-                self._go_on(lambda: slots)
+                self._fold(lambda: slots)
                 self.seen.note(self.run, self._tail)
             self.run = self.run.compact()
             return self.run
 
     def fold(self, slots: Sequence[Slot]) -> RunManifest:
-        """Go on by slots that the caller has read; no snapshot has a say.
+        """Fold in slots that the caller has read; no snapshot is used.
 
-        A complete state stays complete.
+        A complete run stays complete.
 
         Raises:
             Malformed: They do not continue the log legally.
         """
         with self._lock:
-            return self._go_on(lambda: slots)
+            return self._fold(lambda: slots)
 
     def read_to(self, stop: int) -> RunManifest:
-        """Replay the slots before `stop`, which were listed; only a few are in memory at a time.
+        """Replay the listed slots before `stop`; only a few are in memory at a time.
 
         Raises:
             Malformed: They do not continue the log legally, or one of them is absent.
@@ -172,13 +154,13 @@ class RunLog:
             numbers = range(self.run.next_slot, stop)
             if len(numbers) <= AHEAD:
                 slots = list(self.fetch(numbers))
-                return self._go_on(lambda: slots)
-            return self._go_on(lambda: self.fetch(numbers))
+                return self._fold(lambda: slots)
+            return self._fold(lambda: self.fetch(numbers))
 
     def history(self) -> RunManifest:
-        """Return the complete replay of what `state` has read, evicted checkpoints included.
+        """Return the complete run at the slot of `run`, evicted checkpoints included.
 
-        The log is read from its first slot for it; later calls read on from where the last one was.
+        The first call reads the log from its first slot; a later one reads only further slots.
 
         Raises:
             RolledBack: The log does not lead to what was read.
@@ -191,7 +173,7 @@ class RunLog:
             try:
                 complete = advance(self._complete, self.fetch(range(done, end)))
             except IntegrityError:
-                self.look().outcome.result()  # in a log that was replaced anything may be missing
+                self.look().outcome.result()  # if the log was replaced, that is the error
                 raise
             if complete.head != self.run.head:
                 raise RolledBack(
@@ -199,73 +181,73 @@ class RunLog:
                     where=self.run_id,
                     expected=f"{self.run.commits} commits, the last one {self.run.head}",
                     found=f"{complete.commits}, the last one {complete.head}",
-                    hint="Run `holdfast verify`: a snapshot says something else than the log, or "
-                    "the log was replaced.",
+                    hint="Run `holdfast verify`: a snapshot does not match the log, or the log was "
+                    "replaced.",
                 )
             self._complete = complete
             return complete
 
     def knowing(self, n: int) -> RunManifest:
-        """Return a replay that has the record of a checkpoint, also of an evicted one."""
+        """Return a run that has the record of a checkpoint, even of an evicted one."""
         run = self.run
         return run if n in run.by_n or not run.is_evicted(n) else self.history()
 
     def knowing_entry(self, version: int) -> RunManifest:
-        """Return a replay that has the record of an entry of the pool, also of an evicted one."""
+        """Return a run that has the record of an entry of the pool, even of an evicted one."""
         run = self.run
-        is_gone = run.gone is not None and has_bit(run.gone.versions, version)
-        return self.history() if is_gone else run
+        is_evicted = run.gone is not None and has_bit(run.gone.versions, version)
+        return self.history() if is_evicted else run
 
     def place_of(self, manifest: Digest) -> Place | None:
-        """Return the place of a manifest, also of an evicted one; `None` without one."""
+        """Return the place of a manifest, even of an evicted one; `None` if it has none."""
         found = self.run.by_manifest.get(manifest)
         return found or self.history().by_manifest.get(manifest)
 
     def recall(self) -> None:
-        """Make `state` complete, until the run is refreshed or a slot is put."""
+        """Make `run` complete, until the next refresh or the next slot that is put."""
         with self._lock:
             self.run = self.history()
 
     def forget(self) -> None:
-        """Make `state` compact again, and forget the records of evicted checkpoints."""
+        """Make `run` compact again, and forget the records of evicted checkpoints."""
         with self._lock:
             self.run = self.run.compact()
             self._complete = RunManifest.empty(self.run_id)
 
     def _after(self, slot: Slot) -> tuple[RunManifest, bool]:
-        """Return the compact state after a slot, and whether that needed the complete one.
+        """Return the compact run after a slot, and whether that needed the complete run.
 
-        A later reader with an older snapshot reads the whole log for such a slot.
+        A reader who has an older snapshot must read the whole log for such a slot.
         """
         try:
             return advance(self.run.compact(), [slot]), False
         except Forgotten:
             return advance(self.history(), [slot]).compact(), True
 
-    def _go_on(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
-        """Fold further slots in; from the complete state if a rule needs evicted records.
+    def _fold(self, read: Callable[[], Iterable[Slot]]) -> RunManifest:
+        """Fold in further slots; into the complete run if a rule needs evicted records.
 
         Args:
-            read: Gives the slots; called again for the complete state.
+            read: Returns the slots; called again for the complete run.
         """
         tail = replace(self._tail)
         try:
-            self.run = advance(self.run, self._passing(tail, read()))
+            self.run = advance(self.run, self._noted(tail, read()))
         except Forgotten:
-            self.run = advance(self.history(), self._passing(tail, read()))
+            self.run = advance(self.history(), self._noted(tail, read()))
         self._tail = tail
         return self.run
 
-    def _passing(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
+    def _noted(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
         """Yield slots, and note them in the tail."""
         for slot in slots:
             tail.take(slot, self.seen.commits)
             yield slot
 
     def look(self) -> Look:
-        """Begin to check that the newest slot that was read is still there unchanged.
+        """Start a check that the newest slot that was read is unchanged.
 
-        `append` waits for the result, so a caller that sends packs first loses no time.
+        `append` waits for the result, so a caller that sends packs meanwhile loses no time.
         """
         with self._lock:
             number, digest = self.run.next_slot, self._tail.newest
@@ -275,10 +257,10 @@ class RunLog:
         return Look(number, outcome)
 
     def make_durable(self) -> None:
-        """Make every slot durable that was read.
+        """Make all slots that were read durable.
 
-        Their writers may have died before. Acknowledgements, later slots and deletions that depend
-        on these slots must not survive them.
+        A writer may have died before its slot was durable. No acknowledgement, later slot or
+        deletion that depends on a slot may survive the loss of that slot.
         """
         with self._lock:
             if self._durable < self.run.next_slot:
@@ -299,21 +281,21 @@ class RunLog:
         """Put the next slot; after a lost race read to the head, compose again and try again.
 
         Args:
-            compose: Gives the lines for a run, or raises if the run does not allow them; called
-                again after each lost race with the run that the winner left.
-            races: How many may be lost in a row.
+            compose: Returns the lines for a run, or raises if the run does not allow them. It is
+                called again after each lost race, with the run that the winner has made.
+            races: The number of races that may be lost in a row.
             caches: Whether a snapshot may be written as well.
-            look: One that was begun earlier; it counts if nothing was read since.
+            look: A check that was started earlier; it is used if nothing was read since.
 
         Returns:
-            The run at the slot that was put, or at the head if there was nothing to do. Either is
+            The run at the slot that was put, or at the head if there was nothing to write. Both are
             durable.
 
         Raises:
-            Conflict: All of them were lost.
+            Conflict: All races were lost.
             RolledBack: The log is not the one that this handle has read; nothing was committed.
             StoreUnavailable: The store did not say whether the slot was put.
-            StoreUnsuitable: There is a symbolic link in the place of a file of the run.
+            StoreUnsuitable: A file of the run is a symbolic link.
         """
         with self._lock:
             self.prepare_writing()
@@ -321,7 +303,7 @@ class RunLog:
                 look = self.look()
             look.outcome.result()
             for lost in range(races):
-                lines = self._composed(compose)
+                lines = self._compose(compose)
                 self.make_durable()
                 if lines is None or self._has_put(lines, caches=caches):
                     return self.run
@@ -333,7 +315,7 @@ class RunLog:
                 hint="Nothing was committed; try again, or write to this run from fewer processes.",
             )
 
-    def _composed(self, compose: Compose) -> Sequence[Line | bytes] | None:
+    def _compose(self, compose: Compose) -> Sequence[Line | bytes] | None:
         try:
             return compose(self.run)
         except Forgotten:
@@ -341,7 +323,7 @@ class RunLog:
             return compose(self.run)
 
     def _has_put(self, lines: Sequence[Line | bytes], *, caches: bool) -> bool:
-        """Put the next slot, unless another writer has; return whether it is ours."""
+        """Put the next slot unless another writer was faster; return whether it is ours."""
         slot = Slot.build(self.run.next_slot, lines)
         grown, needs_history = self._after(slot)
         if not self._slots.put(slot):
@@ -355,10 +337,10 @@ class RunLog:
         return True
 
     def _read_winner(self, lost: int) -> None:
-        """Read to the head after a lost race; `lost` says how many were lost before it."""
+        """Read to the head after a lost race; `lost` is the number of races lost before it."""
         before = self.run.next_slot
         if lost > 1:
-            # Before reading on: what is composed now is put at once, or it is late again.
+            # Wait before reading, not after: lines that are composed now must be put at once.
             pause(0.01, lost)
         self.refresh()
         if self.run.next_slot == before:
@@ -368,10 +350,10 @@ class RunLog:
             )
 
     def prepare_writing(self) -> None:
-        """Prepare the first write, once: refuse links, in the run's own folder too.
+        """Prepare the first write, once: refuse symbolic links, also in the run's own folder.
 
         Raises:
-            StoreUnsuitable: There is one; nothing was written.
+            StoreUnsuitable: There is a link; nothing was written.
         """
         if not self._may_write:
             self._store.prepare_writing()
@@ -395,8 +377,8 @@ class RunLog:
         yield from self._slots.fetch(numbers)
 
     def _open_from(self, slot: int, *, check_head: bool) -> bool:
-        """Open the run from a snapshot; return whether the result can be trusted."""
-        proofs = self._proofs(slot) if check_head else iter(())
+        """Open the run from a snapshot; return whether that was possible."""
+        proofs = self._slots.prove(self.seen.skipped(slot)) if check_head else ()
         reading = self._store.pools.small.submit(self._snapshots.read, slot)
         slots = list(self.slots(slot))
         found = reading.result()
@@ -406,7 +388,7 @@ class RunLog:
         self._tail = Tail()
         self._tail.take(slots[0], self.seen.commits)
         self.run = opened.compact()
-        self.run = self._go_on(lambda: slots[1:]).compact()
+        self.run = self._fold(lambda: slots[1:]).compact()
         if check_head:
             self.check_head(proofs)
         return True
@@ -415,7 +397,7 @@ class RunLog:
         if not at_once and not self._snapshots.is_due(self.run, SNAPSHOT_EVERY):
             return
         data = self._snapshots.encode(self.run, slot)
-        # A cache: the commit is made whether or not this succeeds.
+        # A snapshot is a cache: the commit is valid even if this fails.
         with suppress(StorageError):
             self._store.backend.put(snapshot_key(self.run_id, slot.number), data)
         self._snapshots.newest = slot.number

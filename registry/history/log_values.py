@@ -1,4 +1,4 @@
-"""Values that go into the log beside a state: configuration, meta, metrics. Checked at the edge."""
+"""Check and encode the values in the log: configuration, meta, metrics, steps, names, times."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.parse_limits import check_json
 
 MAX_STEP = 2**53
-#: Levels of JSON in a value of the log; readers of JSON commonly stop at 200.
+#: Levels of JSON in a value of the log; many JSON readers allow 200.
 MAX_DEPTH = 150
-#: Segments that stand behind a run in a ref.
+#: Segments that may follow a run in a ref.
 RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
 _LIKE_A_NUMBER = re.compile(r"phase\d+")
 _LIKE_A_DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -30,11 +30,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def encode_plain(value: object, what: str) -> canonical.Json:
-    """Return a plain value as it stands in the log; every type and bit survives.
+    """Return a plain value as the log stores it; every type and bit is preserved.
 
     Raises:
-        UnsupportedValue: It holds a tensor, an array, or something that cannot be stored, or it
-            would take too much memory to read.
+        UnsupportedValue: It holds a tensor, an array, or a value that cannot be stored, or reading
+            it would take too much memory.
     """
     (component,) = pytree.flatten({what: value}).components
     if component.leaves:
@@ -47,7 +47,7 @@ def encode_plain(value: object, what: str) -> canonical.Json:
 
 
 def join_plain(encoded: Mapping[str, canonical.Json], what: str) -> canonical.Json:
-    """Return the encoding of a dict of values that are encoded already.
+    """Return the encoding of a dict, given its encoded values.
 
     Raises:
         UnsupportedValue: It nests too deeply.
@@ -75,7 +75,7 @@ def _depth(skeleton: canonical.Json) -> int:
 
 
 def decode_plain(skeleton: canonical.Json) -> Any:
-    """Undo `encode_plain`."""
+    """Return the value that `encode_plain` has encoded."""
     return pytree.unflatten_component(skeleton, ())
 
 
@@ -85,7 +85,7 @@ def plain_digest(skeleton: canonical.Json) -> Digest:
 
 
 def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """Return metrics as floats; a number of any library counts, NaN included.
+    """Return metrics as floats; numbers of any library are accepted, NaN included.
 
     Raises:
         InvalidInput: A name is not a string, or a value not a number.
@@ -99,7 +99,7 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
     checked = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name or not _is_text(name):
-            raise InvalidInput("a metric's name is not a string of characters", where=quoted(name))
+            raise InvalidInput("a metric's name is not a valid string", where=quoted(name))
         checked[name] = _number(name, value)
     return checked
 
@@ -111,10 +111,10 @@ def check_step(step: object) -> int:
         InvalidInput: It is not a whole number from 0 to 2^53.
     """
     try:
-        # A flag has an index, too, in Python as in NumPy and torch.
+        # A boolean has an index too, in Python, NumPy and torch.
         if isinstance(step, bool) or str(getattr(step, "dtype", "")).endswith("bool"):
             raise TypeError
-        number = index(step)  # type: ignore[arg-type]  # that is what is being asked
+        number = index(step)  # type: ignore[arg-type]  # raises if it is no number
     except TypeError:
         number = -1
     if not 0 <= number <= MAX_STEP:
@@ -125,7 +125,7 @@ def check_step(step: object) -> int:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that may stand in a ref.
+    """Return a name that may be part of a ref.
 
     Raises:
         InvalidInput: It is not 1 to 64 of `[A-Za-z0-9._-]`, beginning with a letter or digit.
@@ -140,7 +140,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_phase(phase: object) -> str:
-    """Return a phase as the log holds it; a number becomes its digits.
+    """Return a phase as the log stores it; a number becomes its digits.
 
     Raises:
         InvalidInput: It is neither a name nor a whole number from 0.
@@ -154,7 +154,7 @@ def check_phase(phase: object) -> str:
         return name
     if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
         raise InvalidInput(
-            "a phase of this name would read as another ref",
+            "a phase of this name would be read as another ref",
             where=quoted(name),
             expected=f"not {', '.join(sorted(RESERVED))}, 'phase' and digits, or 8 hex digits",
         )
@@ -167,9 +167,9 @@ def is_dated(time_ms: int) -> bool:
 
 
 def moment(time_ms: int) -> datetime:
-    """Return a time of the log; outside the calendar the first or last moment in it.
+    """Return a time of the log; outside the calendar its first or last moment.
 
-    A log may have any number here: it is its author's clock, and nothing depends on it.
+    A log may have any number here: it comes from its author's clock, and nothing depends on it.
     """
     return _EPOCH + timedelta(milliseconds=min(max(time_ms, _FIRST_MS), _LAST_MS))
 
@@ -192,9 +192,9 @@ def _is_text(name: str) -> bool:
 def _number(name: str, value: object) -> float:
     if not isinstance(value, bool | str | bytes):
         try:
-            # torch warns of a number that is part of a graph.
+            # torch warns if the number is part of a graph.
             plain = value.detach() if hasattr(value, "detach") else value
-            return float(plain)  # type: ignore[arg-type]  # that is what is being asked
+            return float(plain)  # type: ignore[arg-type]  # raises if it is no number
         except (TypeError, ValueError, RuntimeError, OverflowError):
             pass
     raise InvalidInput(
@@ -208,8 +208,8 @@ def _number(name: str, value: object) -> float:
 def json_ready(value: object) -> Any:
     """Return a plain value as ordinary JSON for people and tools.
 
-    NaN and infinities become strings, and so do integers of more than 2048 bits, as `0x...`: many
-    readers of JSON refuse them, Python's among them.
+    NaN and infinities become strings. Integers of more than 2048 bits become strings too, as
+    `0x...`: many JSON readers refuse them, Python's among them.
     """
     match value:
         case None | bool() | str():

@@ -1,8 +1,9 @@
-"""What a run keeps and what it lets go: a plan by pure functions, with a reason for every verdict.
+"""Plan which checkpoints of a run retention evicts: pure functions, with a reason for each verdict.
 
-Protected in any case are the newest checkpoint of each phase, the best by each monitor, what a gate
-or a tag names, what a follower works on, and what was brought back by hand. Entries of the pool,
-releases and artifacts keep their own state, so they need no checkpoint. Nothing is written here.
+Always protected are the newest checkpoint of each phase, the best by each monitor, those that a
+gate or a tag names, those that a follower works on, and those that were recovered. Entries of the
+pool, releases and artifacts keep their own state, so they need no checkpoint. Nothing is written
+here.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one checkpoint.
+    """The verdict on one checkpoint.
 
     Attributes:
         checkpoint: The checkpoint.
-        reasons: Why it stays, or why it goes.
+        reasons: Why it is kept, or why it is evicted.
     """
 
     checkpoint: CheckpointRecord
@@ -41,14 +42,14 @@ class RetentionPlan:
 
     def __init__(self, groups: Iterable[_Group]) -> None:
         self._groups = tuple(groups)
-        self._going = {record.n for group in self._groups for record in group.going}
+        self._evicted_numbers = {record.n for group in self._groups for record in group.evicted}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RetentionPlan):
             return NotImplemented
         return (self.kept, self.evicted) == (other.kept, other.evicted)
 
-    __hash__ = None  # type: ignore[assignment]  # as of every value with records in it
+    __hash__ = None  # type: ignore[assignment]  # a plan holds records, which have no hash
 
     def __repr__(self) -> str:
         return f"RetentionPlan(kept={self.kept!r}, evicted={self.evicted!r})"
@@ -56,24 +57,24 @@ class RetentionPlan:
     @cached_property
     def kept(self) -> tuple[Verdict, ...]:
         """The kept checkpoints, in log order."""
-        return self._verdicts(stays=True)
+        return self._verdicts(is_kept=True)
 
     @cached_property
     def evicted(self) -> tuple[Verdict, ...]:
         """The checkpoints to evict, in log order."""
-        return self._verdicts(stays=False)
+        return self._verdicts(is_kept=False)
 
-    def _verdicts(self, *, stays: bool) -> tuple[Verdict, ...]:
+    def _verdicts(self, *, is_kept: bool) -> tuple[Verdict, ...]:
         found = [
-            Verdict(record, group.reasons(record) if stays else (group.why_it_goes(record),))
+            Verdict(record, group.reasons(record) if is_kept else (group.why_evicted(record),))
             for group in self._groups
-            for record in (group.members if stays else group.going)
-            if not (stays and record.n in self._going)
+            for record in (group.members if is_kept else group.evicted)
+            if not (is_kept and record.n in self._evicted_numbers)
         ]
         return tuple(sorted(found, key=lambda verdict: verdict.checkpoint.n))
 
     def actions(self) -> list[Action]:
-        """Return what a commit says to carry it out; nothing where nothing goes."""
+        """Return the actions that carry it out; none if no checkpoint is evicted."""
         evictions = tuple(
             Eviction(checkpoint=verdict.checkpoint.n, reason="; ".join(verdict.reasons))
             for verdict in self.evicted
@@ -84,19 +85,19 @@ class RetentionPlan:
 def plan_retention(
     run: RunManifest, now_ms: int, override: Retention | None = None
 ) -> RetentionPlan:
-    """Plan what a run lets go.
+    """Plan which checkpoints of a run are evicted.
 
     Args:
         run: The run.
-        now_ms: Milliseconds since the epoch, for `for_days` and for what followers hold.
-        override: A policy in place of those of the run; what was brought back by hand then counts
-            like any other.
+        now_ms: Milliseconds since the epoch, for `for_days` and for the claims of followers.
+        override: A policy that replaces those of the run; recovered checkpoints are then treated
+            like all others.
     """
     return RetentionPlan(_Group(run, now_ms, override, *group) for group in _groups(run, override))
 
 
 def has_policies(spec: RunSpec) -> bool:
-    """Return whether a run lets anything go at all."""
+    """Return whether a run has any retention policy."""
     return spec.retention is not None or any(
         phase.tiers or phase.retention is not None for phase in spec.phases
     )
@@ -138,26 +139,26 @@ class _Group:
 
     @property
     def members(self) -> list[CheckpointRecord]:
-        """The checkpoints, the first to go first."""
+        """The checkpoints, in the order in which they are evicted."""
         return [self.run.by_n[n] for n in self.numbers]
 
     @cached_property
-    def going(self) -> list[CheckpointRecord]:
-        """The members that nothing keeps."""
+    def evicted(self) -> list[CheckpointRecord]:
+        """The members that no rule keeps."""
         policy = self.policy
         if policy.all:
             return []
-        # Every save runs this: no reasons are computed, and most members are skipped.
-        candidates, last = self.numbers, set[int]()
+        # Every save runs this, so it computes no reasons and skips most members.
+        numbers, last = self.numbers, set[int]()
         if policy.counts_protected:
             last = self.last
         elif policy.last is not None:
-            candidates = candidates[: -policy.last]
+            numbers = numbers[: -policy.last]
         young_ms = self.now_ms - policy.for_days * _DAY_MS if policy.for_days else None
-        going = []
-        for n in candidates:
+        evicted = []
+        for n in numbers:
             record = self.run.by_n[n]
-            if n in self.protected or n in self.waiting or self._is_back(record) or n in last:
+            if n in self.protected or n in self.waiting or self._is_recovered(record) or n in last:
                 continue
             if not record.superseded and (
                 n in self.best
@@ -165,23 +166,23 @@ class _Group:
                 or (young_ms is not None and record.time_ms > young_ms)
             ):
                 continue
-            going.append(record)
-        return going
+            evicted.append(record)
+        return evicted
 
-    def _is_back(self, record: CheckpointRecord) -> bool:
-        """Return whether a member stays because it was brought back by hand."""
+    def _is_recovered(self, record: CheckpointRecord) -> bool:
+        """Return whether a member is kept because it was recovered."""
         return record.recovered and not self.overridden and not record.superseded
 
     def reasons(self, record: CheckpointRecord) -> tuple[str, ...]:
-        """Return why a member stays."""
-        back = ["brought back by hand"] if self._is_back(record) else []
+        """Return why a member is kept."""
+        recovered = ["brought back by hand"] if self._is_recovered(record) else []
         waits = [self.waiting[record.n]] if record.n in self.waiting else []
         named = self.protected.get(record.n, ())
-        return (*named, *back, *waits, *self._kept_by_policy(record))
+        return (*named, *recovered, *waits, *self._kept_by_policy(record))
 
     @cached_property
     def protected(self) -> dict[int, list[str]]:
-        """The reasons that keep checkpoints whatever the policy says, by number."""
+        """The reasons that keep checkpoints under any policy, by number."""
         run = self.run
         found: dict[int, list[str]] = {}
         key = self.phase, self.tier
@@ -213,14 +214,14 @@ class _Group:
 
     @cached_property
     def waiting(self) -> dict[int, str]:
-        """The newest that lack a metric; evicted ones count towards `wait`."""
+        """The newest members that lack a metric; evicted checkpoints count towards `wait`."""
         wait = self.policy.wait
         if not wait:
             return {}
-        gone = self.run.evicted_on_line(self.phase, self.tier)
+        evicted = self.run.evicted_on_line(self.phase, self.tier)
         found = {}
         for newer, n in enumerate(reversed(self.line)):
-            position = newer + (gone >> n).bit_count()
+            position = newer + (evicted >> n).bit_count()
             if position >= wait:
                 break
             lacking = self._lacking(self.run.by_n[n])
@@ -242,20 +243,20 @@ class _Group:
         """The members that are among the last."""
         if self.policy.last is None:
             return set()
-        room, candidates = self.policy.last, self.numbers
+        room, numbers = self.policy.last, self.numbers
         if self.policy.counts_protected:
-            back = {record.n for record in self.members if self._is_back(record)}
-            stays = self.protected.keys() | self.waiting.keys() | back
-            room -= len(stays)
-            candidates = tuple(n for n in candidates if n not in stays)
-        return set(candidates[-room:] if room > 0 else ())
+            recovered = {record.n for record in self.members if self._is_recovered(record)}
+            kept = self.protected.keys() | self.waiting.keys() | recovered
+            room -= len(kept)
+            numbers = tuple(n for n in numbers if n not in kept)
+        return set(numbers[-room:] if room > 0 else ())
 
     @cached_property
     def best(self) -> set[int]:
         """The members that are among the best."""
         if not self.policy.best:
             return set()
-        # A policy of the run has a monitor; one that is given by hand may not find any.
+        # The run has a monitor if its own policy keeps the best; an override may find none.
         rated = (
             one
             for monitor in self.monitors[:1]
@@ -279,7 +280,7 @@ class _Group:
         if policy.for_days and self.now_ms - record.time_ms < policy.for_days * _DAY_MS:
             yield f"for {policy.for_days} days"
 
-    def why_it_goes(self, record: CheckpointRecord) -> str:
+    def why_evicted(self, record: CheckpointRecord) -> str:
         """Return why a member is evicted."""
         policy = self.policy
         wanted = [
@@ -288,6 +289,6 @@ class _Group:
             f"every {policy.every}" if policy.every else "",
             f"{policy.for_days} days" if policy.for_days else "",
         ]
-        place = f"tier {self.tier}" if self.tier else f"phase {self.phase}"
-        state = "superseded; " if record.superseded else ""
-        return f"{state}not among {', '.join(filter(None, wanted))} of {place}; no pin"
+        group = f"tier {self.tier}" if self.tier else f"phase {self.phase}"
+        superseded = "superseded; " if record.superseded else ""
+        return f"{superseded}not among {', '.join(filter(None, wanted))} of {group}; no pin"

@@ -1,4 +1,4 @@
-"""The slots of one run as files: listed, fetched several at once, and put if absent.
+"""The slots of one run as files: list them, fetch several at once, put one if it is absent.
 
 `holdfast.registry.history.log` decides what a slot holds, and replays it.
 """
@@ -16,10 +16,12 @@ from holdfast.registry.history.replay import Slot
 from holdfast.registry.storage.keys import log_prefix, parse_number, slot_key
 from holdfast.registry.storage.store import Store, gaps
 
-#: Slots that are fetched ahead of whoever takes them.
+#: Slots that are fetched at once.
 AHEAD = 512
 _UNKNOWN_RETRIES = 8
-#: Seconds after which an outcome that is still unknown becomes an error.
+#: Slots that may prove the seen head and are fetched before they are needed.
+_PROOFS_AT_ONCE = 64
+#: Seconds after which an unknown outcome becomes an error.
 _UNKNOWN_S = 60.0
 _LONGEST_PAUSE_S = 1.0
 
@@ -49,7 +51,7 @@ class Slots:
         """Return the numbers of the slots from `start` to the head: one listing.
 
         Raises:
-            Malformed: One is absent between them.
+            Malformed: A slot between them is absent.
         """
         backend = self._store.backend
         after = slot_key(self._run_id, start - 1) if start else ""
@@ -62,16 +64,16 @@ class Slots:
                 where=self._run_id,
                 expected=f"slot {gap}",
                 found=f"slot {next(number for number in listed if number > gap)}",
-                hint="A slot was deleted from outside; put it back from a backup of this store. "
-                "A mirror's slots are its own.",
+                hint="Somebody deleted a slot; restore it from a backup of this store. Do not take "
+                "it from a mirror, whose slots differ.",
             )
         return range(start, listed[-1] + 1 if listed else start)
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[Slot]:
-        """Yield slots that were listed, fetched in parallel, up to a damaged one.
+        """Yield listed slots, fetched in parallel, up to a damaged one.
 
         Raises:
-            Malformed: One of them is absent.
+            Malformed: A slot is absent.
         """
         for start in range(0, len(numbers), AHEAD):
             batch = numbers[start : start + AHEAD]
@@ -82,10 +84,25 @@ class Slots:
                     raise Malformed("a listed slot is absent", where=slot_key(self._run_id, number))
                 yield slot
 
-    def put(self, slot: Slot) -> bool:
-        """Put a slot if there is none of its number; return whether the one there is ours.
+    def prove(self, numbers: Sequence[int]) -> Iterator[Slot]:
+        """Return slots that may prove the seen head; fetching the first ones starts at once.
 
-        After a lost answer only the slot can tell.
+        More than one is needed only if nothing was committed after the snapshot that was seen.
+        """
+        small = self._store.pools.small
+        started = [small.submit(self.get, number) for number in numbers[:_PROOFS_AT_ONCE]]
+
+        def proofs() -> Iterator[Slot]:
+            yield from (slot for slot in (one.result() for one in started) if slot is not None)
+            for start in range(_PROOFS_AT_ONCE, len(numbers), _PROOFS_AT_ONCE):
+                yield from self.fetch(numbers[start : start + _PROOFS_AT_ONCE])
+
+        return proofs()
+
+    def put(self, slot: Slot) -> bool:
+        """Put a slot unless one of its number exists; return whether the existing one is ours.
+
+        After a lost answer the slot is read, to learn whether it is ours.
 
         Raises:
             StoreUnavailable: The store did not say whether the slot was put.
@@ -98,19 +115,19 @@ class Slots:
                     return True
                 return self._store.backend.get(key) == slot.data
             except ObjectNotFound:
-                pass  # "exists" and then absent: a listing still settling; ask the same slot again.
+                pass  # it exists and yet is absent: the store is not settled yet; try again
             except StoreUnavailable:
-                # The store has been patient already: a silent one must not be asked for hours.
+                # Each call has its own retries already; do not ask a silent store for hours.
                 if attempt == _UNKNOWN_RETRIES - 1 or time.monotonic() > until:
                     raise
             pause(0.02, attempt)
         raise StoreUnavailable(
             "unknown whether the commit landed",
             where=key,
-            hint=f"Run `holdfast log {self._run_id}` to see; saving again is safe either way.",
+            hint=f"`holdfast log {self._run_id}` shows it; saving again is safe in both cases.",
         )
 
 
 def pause(first_s: float, attempt: int) -> None:
-    """Wait for a random time, up to `first_s` at first and up to twice as long each time."""
+    """Wait for a random time of at most `first_s`, doubled with each attempt up to a bound."""
     time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, first_s * 2 ** min(attempt, 9))))

@@ -1,18 +1,18 @@
-"""Snapshots of a run: its compact replay as a file, so that opening it need not read its whole log.
+"""Snapshots of a run: the compact run as a file, so that opening it need not read its whole log.
 
-Owns the format, the use of older formats, when a snapshot is due, and writing one without encoding
-unchanged records again. A snapshot is a cache: one that does not fit is ignored.
+Owns the format and its older versions, decides when a snapshot is due, and encodes one without
+encoding unchanged records again. A snapshot is a cache: one that does not fit is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError
 from holdfast.registry.history.actions import line_digest
 from holdfast.registry.history.replay import RunManifest, Slot
-from holdfast.registry.history.replay.coherence import is_coherent
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import snapshot_key, snapshot_prefix, snapshot_slot
 from holdfast.registry.storage.store import Store
@@ -20,12 +20,13 @@ from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.records import Record
 
-#: One slot between snapshots for each sixteen checkpoints that the run keeps, up to a bound.
+#: Slots between snapshots: one for each sixteen kept checkpoints, up to a bound.
 _KEPT_PER_SLOT = 16
 _SLOTS_AT_MOST = 1024
-#: Bump whenever replay gives another result for the same slots: older snapshots are then ignored.
+#: Increase this whenever replay gives another result for the same slots; older snapshots are then
+#: ignored.
 REPLAY_VERSION = 4
-#: Versions of which the state is the complete one that this version would make.
+#: Versions whose snapshots hold the complete run, as this version would replay it.
 COMPLETE_VERSIONS = (3,)
 _SNAPSHOTS_TRIED = 4
 _LISTS = ("checkpoints", "places", "pins", "pool")
@@ -37,10 +38,10 @@ class Snapshots:
     Args:
         store: The registry's objects.
         run_id: The run.
-        newest: Slot of the newest one, where the caller has listed them.
+        newest: Slot of the newest one, if the caller has listed them.
 
     Attributes:
-        newest: Slot of the newest one that is known; -1 without one.
+        newest: Slot of the newest known one; -1 without one.
     """
 
     def __init__(self, store: Store, run_id: str, newest: int = -1) -> None:
@@ -50,7 +51,7 @@ class Snapshots:
         self.newest = newest
 
     def listed(self) -> list[int]:
-        """Return the slots of the newest few, the newest first."""
+        """Return the slots of the newest few, newest first."""
         prefix = snapshot_prefix(self._run_id)
         found = []
         for info in self._store.backend.list(prefix, limit=_SNAPSHOTS_TRIED):
@@ -79,7 +80,7 @@ class Snapshots:
             return None
         if (run.run_id, run.next_slot) != (self._run_id, slot.number + 1):
             return None
-        if not is_coherent(run):
+        if not _is_coherent(run):
             return None
         if slot.commits and line_digest(slot.commits[-1][0]) != run.head:
             return None
@@ -88,8 +89,8 @@ class Snapshots:
     def is_due(self, run: RunManifest, every: int) -> bool:
         """Return whether the log has grown by `every` slots, or by more for a larger snapshot.
 
-        So the bytes written for each slot are bounded, however many checkpoints the run keeps, and
-        so is the number of slots that opening it reads.
+        So two numbers are bounded, however many checkpoints the run keeps: the bytes written for
+        each slot, and the slots that opening it reads.
         """
         for_size = min(len(run.checkpoints) // _KEPT_PER_SLOT, _SLOTS_AT_MOST)
         return run.next_slot - 1 - self.newest >= max(every, for_size)
@@ -99,7 +100,7 @@ class Snapshots:
         return join_lines([snapshot_header(slot, REPLAY_VERSION), self.body(run)])
 
     def body(self, run: RunManifest) -> bytes:
-        """Return what `state.encode()` returns; records that did not change are not encoded."""
+        """Return what `run.encode()` returns, without encoding unchanged records again."""
         before, self._lines = self._lines, {}
         rest = run.model_dump(mode="json", exclude_none=True, exclude=set(_LISTS))
         parts = {name: canonical.encode(value) for name, value in rest.items()}
@@ -116,7 +117,7 @@ class Snapshots:
         self, records: Sequence[Record], before: dict[int, tuple[Record, bytes]]
     ) -> Iterator[bytes]:
         for record in records:
-            # Keep the object: its id could be reused after it is freed.
+            # Keep the record: its id could be reused after it is freed.
             known = before.get(id(record)) or (record, record.encode())
             self._lines[id(record)] = known
             yield known[1]
@@ -134,3 +135,25 @@ def snapshot_header(slot: Slot, version: int) -> bytes:
             "slot_digest": tie,
         }
     )
+
+
+def _is_coherent(run: RunManifest) -> bool:
+    """Return whether the parts of a run from a snapshot are consistent.
+
+    The run was created, its numbers ascend, and everything that is named by number exists. A replay
+    of the log always fulfils this, but anybody who can write to the store can make a snapshot.
+    """
+    numbers = [checkpoint.n for checkpoint in run.checkpoints]
+    versions = [entry.version for entry in run.pool]
+    named = {pin.checkpoint for pin in run.pins if pin.kind in ("gate", "tag")}
+    return (
+        (run.created is not None) == (run.commits > 0)
+        and _ascend([0, *numbers, max(run.commits, 1)])
+        and _ascend([0, *versions, run.next_version])
+        # A gate may name a checkpoint that is evicted; of those a compact run has the number.
+        and all(n in run.by_n or (n is not None and run.is_evicted(n)) for n in named)
+    )
+
+
+def _ascend(numbers: list[int]) -> bool:
+    return all(first < second for first, second in pairwise(numbers))

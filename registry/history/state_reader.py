@@ -1,19 +1,20 @@
-"""Read a stored state of a run: its manifest, digest lists and chunks, wherever a repack put them.
+"""Read a stored state of a run: its manifest, digest lists and chunks.
 
-Owns following the state from one place to the next, and the error for a state that was collected.
-Users hold a `holdfast.registry.loading.stored.Stored`, which reads through this.
+If a repack has moved the state meanwhile, the reader finds its new place in the log. It also makes
+the error for a state that was collected. Users have a `holdfast.registry.loading.stored.Stored`,
+which reads through this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.registry.errors import MissingObject
 from holdfast.registry.history.actions import Evict, Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
 from holdfast.registry.storage.placement import ChunkIndex, Placement
@@ -31,12 +32,29 @@ from holdfast.registry.values.digest import Digest
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedState:
+    """A stored state that was read: another state can be stored against it and share its chunks.
+
+    Attributes:
+        place: The place of its manifest and placement.
+        manifest: Its manifest.
+        placement: Its placement.
+        lists: The bytes of its stored digest lists.
+    """
+
+    place: Place
+    manifest: Manifest
+    placement: Placement
+    lists: Mapping[Digest, bytes]
+
+
 class StateReader:
     """Reads one stored state.
 
     Args:
         store: The registry's objects.
-        log: Of a run that holds the state, or held it.
+        log: The log of a run that has, or had, the state.
         digest: The state's id.
         ref: Its name, for messages.
 
@@ -53,10 +71,10 @@ class StateReader:
 
     @property
     def place(self) -> Place:
-        """Where its manifest and placement are in this registry.
+        """The place of its manifest and placement in this registry.
 
         Raises:
-            MissingObject: The log does not say.
+            MissingObject: The log gives none.
         """
         found = self._log.place_of(self.digest)
         if found is None:
@@ -74,18 +92,18 @@ class StateReader:
 
     @property
     def placement(self) -> Placement:
-        """Where its chunks are in this registry."""
+        """Its placement: where its chunks are in this registry."""
         return self._relocated(self._placement)
 
     def base(self) -> PlacedState:
-        """Return the state and its place, for another state that is stored against it.
+        """Read manifest, placement and digest lists, so that later states can share chunks.
 
         Raises:
-            IntegrityError: Its manifest or placement is damaged or gone.
+            IntegrityError: Its manifest or placement is damaged or missing.
         """
 
         def read(place: Place) -> PlacedState:
-            # All of it by one place: a save may only rely on what is there (W2a).
+            # All by one place: a save may rely only on objects of a current place (W2a).
             manifest = self._store.manifest(place.manifest_key)
             placement = self._placement(place)
             lists = read_lists(self._store, manifest, placement)
@@ -98,7 +116,7 @@ class StateReader:
         """Fill memory with tensors, every byte verified.
 
         Raises:
-            IntegrityError: A chunk is damaged or gone.
+            IntegrityError: A chunk is damaged or missing.
         """
         self._relocated(
             lambda place: read_tensors(self._store, manifest, self._placement(place), targets)
@@ -111,7 +129,7 @@ class StateReader:
             wanted: Chunks, each with a writable flat byte view of its raw length.
 
         Raises:
-            IntegrityError: A chunk is damaged or gone.
+            IntegrityError: A chunk is damaged or missing.
         """
         self._relocated(
             lambda place: read_chunks(
@@ -127,7 +145,7 @@ class StateReader:
         return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
 
     def check_lists(self, manifest: Manifest) -> None:
-        """Check the claimed lengths of digest lists against the packs, before memory is taken."""
+        """Check the lengths of digest lists against the packs, before memory is allocated."""
         if manifest.chunk_lists:
             self._relocated(lambda place: check_lists(manifest, self._placement(place)))
 
@@ -135,7 +153,7 @@ class StateReader:
         return self._store.placement(place.placement_key)
 
     def _index(self, place: Place) -> tuple[ChunkIndex, dict[Digest, bytes]]:
-        """Return the place of each chunk, and the digest lists; kept, for thousands of slices."""
+        """Return the index of the chunks, and the digest lists; both are kept for later slices."""
         if self._indexed is None or self._indexed[0] != place:
             placement = self._placement(place)
             lists = read_lists(self._store, self.manifest, placement)
@@ -143,7 +161,7 @@ class StateReader:
         return self._indexed[1]
 
     def _relocated(self, read: Callable[[Place], _T]) -> _T:
-        """Read by way of the place that the log gives; once more each time a repack moved it."""
+        """Read by the place that the log gives; read again if a repack has moved the state."""
         while True:
             place = self.place
             try:
@@ -159,17 +177,17 @@ class StateReader:
                 )
                 last = max(evicted, key=lambda one: one.n, default=None)
                 raise MissingObject(
-                    "this state was let go, and collected since",
+                    "this state was evicted, and its data was collected",
                     where=self._ref,
-                    found=None if last is None else told_eviction(self._log, last),
-                    hint="A mirror that was synced before may still hold it.",
+                    found=None if last is None else describe_eviction(self._log, last),
+                    hint="A mirror that was synced before may still have it.",
                 ) from error
 
 
-def told_eviction(log: RunLog, record: CheckpointRecord) -> str | None:
+def describe_eviction(log: RunLog, record: CheckpointRecord) -> str | None:
     """Return the commit, time and reason of a checkpoint's eviction; `None` while it is kept.
 
-    This reads the log.
+    This reads the whole log.
     """
     if record.evicted is None:
         return None

@@ -1,7 +1,7 @@
-"""The end of a log: the slots that a handle has read last, and the head that this machine has seen.
+"""The end of a log: the slots that a handle read last, and the head that this machine has seen.
 
-A log can lose its newest slots, be set back to an older copy or be replaced by another registry's.
-A commit after such a change would be in no log, or after a gap (W4 of docs/spec.md).
+A log can lose its newest slots, be set back to an older copy, or be replaced by the log of another
+registry. A commit after such a change would be in no log, or after a gap (W4 of docs/spec.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tail:
     Attributes:
         newest: Digest of the newest one.
         committed: The newest one that holds a commit.
-        link: Link of the history where it was seen before, once a slot has shown it.
+        link: Digest of the last commit of the seen head, once a slot has given it.
     """
 
     newest: Digest | None = None
@@ -32,7 +32,7 @@ class Tail:
     link: Digest | None = None
 
     def take(self, slot: Slot, seen_commits: int) -> None:
-        """Take a further slot; `seen_commits` says after how many commits the link is wanted."""
+        """Note a further slot; `seen_commits` is the number of commits of the seen head."""
         self.newest = Digest.of(slot.data)
         if slot.commits:
             self.committed = slot.number
@@ -50,13 +50,13 @@ class SeenHead:
     def __init__(self, store: Store, run_id: str) -> None:
         self._heads = store.heads
         self._run_id = run_id
-        # As it was before anything is read: another thread may be committing meanwhile.
+        # Read before the log is: another thread may commit meanwhile.
         self.head = None if store.heads is None else store.heads.seen(run_id)
         self._is_checked = self.head is None
 
     @property
     def commits(self) -> int:
-        """How many commits the log had; 0 if it was not seen."""
+        """How many commits the log had when it was seen; 0 if it was not."""
         return 0 if self.head is None else self.head.commits
 
     def skipped(self, snapshot: int) -> range:
@@ -69,10 +69,10 @@ class SeenHead:
         Args:
             run: The replay of the log.
             tail: Its newest slots.
-            proofs: Slots before those that were read, in which the head is looked for first.
+            proofs: Earlier slots than the tail; the head is looked for in them first.
 
         Raises:
-            RolledBack: It is shorter than it was, or another one.
+            RolledBack: The log is shorter than it was, or another log.
         """
         if self._heads is not None and self.head is not None:
             link = link_after(proofs, self.commits) or tail.link
@@ -83,18 +83,18 @@ class SeenHead:
         self.note(run, tail)
 
     def note(self, run: RunManifest, tail: Tail) -> None:
-        """Remember the head of the log, if the log was checked against the old head."""
+        """Remember the head of the log, if the log was checked against the seen head."""
         if self._heads is not None and run.head is not None and self._is_checked:
             self._heads.note(self._run_id, run.next_slot, run.commits, run.head, tail.committed)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look at the newest slot that was read, on its way.
+    """A running check of the newest slot that was read.
 
     Attributes:
         next_slot: The slot after that one.
-        outcome: Done when it is there as it was read.
+        outcome: Its result: an error unless the slot is unchanged.
     """
 
     next_slot: int
@@ -108,10 +108,10 @@ def check_newest(store: Store, run_id: str, number: int, newest: Digest | None) 
         store: The registry's objects.
         run_id: The run.
         number: Number of the slot.
-        newest: Its digest; without one nothing was read, and the registry itself is looked at.
+        newest: Its digest; `None` if nothing was read: then the registry itself is checked.
 
     Raises:
-        RolledBack: It is not.
+        RolledBack: The slot is missing or different.
     """
     if newest is None:
         _check_registry(store)
@@ -133,7 +133,7 @@ def check_newest(store: Store, run_id: str, number: int, newest: Digest | None) 
 
 
 def _check_registry(store: Store) -> None:
-    """Refuse to begin a log in another registry than the handle was opened on, or in none."""
+    """Refuse to begin a log if the registry is missing, or is not the one that was opened."""
     opened = store.config.id
     try:
         found = read_config(store.backend).id
@@ -145,6 +145,6 @@ def _check_registry(store: Store) -> None:
             where=f"{store.backend.url}/{CONFIG}",
             expected=f"the registry {opened}",
             found="none" if found is None else f"the registry {found}",
-            hint="Nothing was committed. Bring the registry back from a backup, or open it "
-            "again to work with what is there.",
+            hint="Nothing was committed. Restore the registry from a backup, or open it "
+            "again to work with its present content.",
         )

@@ -1,4 +1,4 @@
-"""Which tier of its phase a checkpoint belongs to. Pure functions of the run and the save."""
+"""Choose the tier of a checkpoint within its phase: pure functions of the run and the save."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from holdfast.registry.spec import Phase, Tier
 def choose_tier(
     run: RunManifest, phase: Phase, metrics: Mapping[str, float], counters: Mapping[str, int]
 ) -> str | None:
-    """Return the tier of a new checkpoint: the first that takes it, or the last one.
+    """Return the tier of a new checkpoint: the first whose rule it meets, or the last one.
 
     Args:
-        run: The run before it.
+        run: The run before the checkpoint.
         phase: Its phase.
         metrics: Its metrics.
         counters: Values of the counters that the tiers name.
@@ -29,7 +29,7 @@ def choose_tier(
 
 
 def tier_after_report(run: RunManifest, n: int, metrics: Mapping[str, float]) -> str | None:
-    """Return the tier that a checkpoint rises to by metrics that came late, `None` if it stays."""
+    """Return the higher tier that late metrics give a checkpoint; `None` if its tier stays."""
     record = run.by_n.get(n)
     if record is None or record.tier is None or not record.is_live:
         return None

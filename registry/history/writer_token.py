@@ -1,4 +1,4 @@
-"""Who is in charge of a run: the writer token, where training resumed, and what that forbids."""
+"""The writer token: who owns a run, where it resumed, and which saves that forbids."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast.registry.values.environment import host_name
 
 
 class WriterToken:
-    """What one handle knows of its right to save into a run.
+    """The right of one handle to save into a run.
 
     Attributes:
-        resumed_at: Commit number of the checkpoint that training resumed from; `None` when the next
-            save simply goes on.
+        resumed_at: Commit number of the checkpoint that training resumed from; `None` if the next
+            save simply continues.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -27,29 +27,29 @@ class WriterToken:
         self.reset()
 
     def reset(self) -> None:
-        """Be another trainer, as in a forked child: the old token is its parent's."""
+        """Take a new token, as in a forked process: the old token is its parent's."""
         self._token = secrets.token_hex(16)
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
 
     def resume_at(self, n: int, run: RunManifest) -> None:
-        """Go on from a checkpoint: the next save supersedes whatever came after it.
+        """Continue from a checkpoint: the next save supersedes all later checkpoints.
 
-        That save takes the run over, also where this handle was fenced meanwhile.
+        That save takes the run over, even if this handle was fenced meanwhile.
         """
         self.resumed_at, self._attempted = n, None
         self._taken = self._taken and not self.is_fenced(run)
 
     def committed(self) -> None:
-        """Note that a commit of the trainer has landed: the run is ours, and the way back done."""
+        """Note that a commit of this trainer has landed: the run is ours, the rewind is done."""
         self._taken, self.resumed_at, self._attempted = True, None, None
 
     def attempt(self, n: int, digest: Digest) -> None:
-        """Remember what is about to be put, so that `recognize` knows it again."""
+        """Remember a checkpoint that is about to be committed, for `recognize`."""
         self._attempted = (n, digest)
 
     def recognize(self, run: RunManifest) -> None:
-        """Find out that an earlier save landed after all whose answers were lost."""
+        """Note it if an earlier save has landed although its answer was lost."""
         if self._attempted is None or self.is_fenced(run):
             return
         n, digest = self._attempted
@@ -57,7 +57,7 @@ class WriterToken:
             self.committed()
 
     def claim(self, run: RunManifest) -> list[Action]:
-        """Return what the first save says besides its checkpoint: who is in charge, from where."""
+        """Return the actions by which the next save takes the run over and rewinds it."""
         actions: list[Action] = []
         if not self._taken:
             actions.append(TakeOver(token=self._token, host=host_name()))
@@ -65,9 +65,9 @@ class WriterToken:
             actions.append(SetStatus(status="running"))
         if self.resumed_at is not None and run.is_superseded(self.resumed_at):
             raise Conflict(
-                "training has gone back behind the checkpoint that this handle resumed from",
+                "the checkpoint that this handle resumed from is superseded",
                 where=f"{self._run_id}/{run.record(self.resumed_at).manifest.short}",
-                hint="Another trainer did that. Call `run.restore()` to go on from what stands.",
+                hint="Another trainer went back further. Call `run.restore()` to continue there.",
             )
         if self.resumed_at is not None and (
             any(map(self.is_behind, run.newest_first())) or any(map(self.is_behind, run.phases))
@@ -82,7 +82,7 @@ class WriterToken:
         return record.n > self.resumed_at
 
     def is_fenced(self, run: RunManifest) -> bool:
-        """Return whether another trainer, or nobody, is in charge."""
+        """Return whether another trainer, or nobody, owns the run."""
         return run.writer is None or run.writer.token != self._token
 
     @property
@@ -94,14 +94,14 @@ class WriterToken:
         """Refuse a save into a run that is over, or that another trainer has taken over.
 
         Raises:
-            Conflict: The run is completed or dropped, or a fork that has nothing yet of its parent.
+            Conflict: The run is completed or dropped, or it is a fork without its first checkpoint.
             Fenced: Another trainer has taken it over.
         """
         check_not_dropped(run)
         is_fork = run.created is not None and run.created.parent is not None
         if is_fork and not run.has_checkpoints:
             raise Conflict(
-                "the fork broke off before it had its parent's checkpoint",
+                "the fork was interrupted before it got its parent's checkpoint",
                 where=self._run_id,
                 hint="Call `registry.fork` with the same checkpoint and name again.",
             )
@@ -109,7 +109,7 @@ class WriterToken:
             raise Conflict(
                 "the run is completed",
                 where=self._run_id,
-                hint="Reopen it with `run.set_status('running')`, or begin another run.",
+                hint="Reopen it with `run.set_status('running')`, or create another run.",
             )
         if takes_over and self._taken and self.is_fenced(run):
             winner = run.writer
@@ -117,13 +117,14 @@ class WriterToken:
                 "another trainer has taken this run over",
                 where=self._run_id,
                 found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
-                hint="Stop this process; what it saved until then is kept.",
+                hint="Stop this process; its earlier saves are kept.",
             )
 
     def base_order(self, run: RunManifest) -> Iterator[Digest]:
-        """Yield the states that a save may be stored against: resumed from, newest, pinned.
+        """Yield the states against which a save may be stored: resumed from, newest, pinned.
 
-        The first that has a tensor is what its deltas are to, so the nearest comes first.
+        Deltas of a tensor have the first state as base that has the tensor, so the nearest state
+        comes first.
         """
         if self.resumed_at in run.by_n:
             yield run.by_n[self.resumed_at].manifest
@@ -137,12 +138,12 @@ def check_not_dropped(run: RunManifest) -> None:
     """Refuse to add to the history of a run that was dropped.
 
     Raises:
-        Conflict: It was.
+        Conflict: The run was dropped.
     """
     if run.dropped is not None:
         raise Conflict(
             "the run was dropped",
             where=run.run_id,
             found=run.dropped,
-            hint="Begin another run.",
+            hint="Create another run.",
         )

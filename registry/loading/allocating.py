@@ -1,7 +1,7 @@
-"""Memory for a state that is loaded: one array for each tensor, and what goes where.
+"""Allocate memory for a state that is loaded: one array for each tensor.
 
-Tensors that were saved with less precision can get the type that they had: they are read to the
-end of their memory then, and widened where they lie, so that no state is there twice.
+Tensors that were saved with less precision can get their original type. Then their bytes are read
+to the end of their memory and widened in place, so that no second copy is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.registry.precision.policy import stored_view
 from holdfast.registry.storage.manifest import Component, TensorEntry
 from holdfast.registry.storage.reading import Target
 
-#: The element types of a loaded state: those on the store, or those that it had when it was saved.
+#: The element types of a loaded state: those on the store, or the original ones.
 LoadPrecision = Literal["stored", "original"]
 
 
@@ -31,8 +31,8 @@ class Allocated:
 
     Attributes:
         arrays: Their arrays by component.
-        targets: What is to be read where.
-        widenings: What is to be widened then, as `widen_all` takes it.
+        targets: Each tensor with the memory to read it into.
+        widenings: The arrays to widen afterwards, for `widen_all`.
     """
 
     arrays: dict[str, list[object]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Allocated:
     widenings: list[tuple[memoryview, str, str]] = field(default_factory=list)
 
     def add(self, name: str, tensor: TensorEntry, kind: str, precision: LoadPrecision) -> None:
-        """Make the memory of one tensor."""
+        """Allocate the memory of one tensor."""
         original = tensor.original if precision == "original" else None
         try:
             array, memory = pytree.allocate(original or tensor.dtype, tensor.shape, kind)
@@ -58,17 +58,17 @@ class Allocated:
 
 
 def allocate(ref: str, parts: Mapping[str, Component], precision: LoadPrecision) -> Allocated:
-    """Return fresh arrays for components, and what is to be read into them.
+    """Return fresh arrays for components, and the tensors to read into them.
 
     Args:
-        ref: The state that they are of.
+        ref: The state.
         parts: The components.
-        precision: Which element types the arrays have.
+        precision: The element types of the arrays.
 
     Raises:
         Malformed: No library makes an array of such a shape.
-        IncompatibleState: They do not fit into memory, or the library here lacks an element type,
-            or takes fewer axes.
+        IncompatibleState: They do not fit into memory, or the installed library lacks an element
+            type, or allows fewer axes.
     """
     made = Allocated()
     for name, part in parts.items():
@@ -92,7 +92,7 @@ def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception)
         )
     if isinstance(error, ValueError):
         return IncompatibleState(
-            "the library here makes no array of this shape",
+            "the installed library makes no array of this shape",
             where=where,
             found=f"{list(tensor.shape)}: {error}",
             hint="More than 32 axes need NumPy 2.",
@@ -106,7 +106,7 @@ def _refusal(where: str, part: Component, tensor: TensorEntry, error: Exception)
 
 
 def check_load_precision(precision: object) -> None:
-    """Refuse what is no `LoadPrecision`.
+    """Refuse a value that is no `LoadPrecision`.
 
     Raises:
         InvalidInput: It is none.
@@ -117,5 +117,5 @@ def check_load_precision(precision: object) -> None:
             "no such precision to load in",
             expected=" or ".join(map(repr, known)),
             found=quoted(precision),
-            hint="What else a tensor is to be, it can be cast to after loading.",
+            hint="Cast a tensor to another type after loading.",
         )

@@ -1,6 +1,6 @@
-"""A checkpoint as a user holds it: a stored state with its place in the life of a run.
+"""A checkpoint: a stored state with its record in a run.
 
-Saving is the business of `holdfast.registry.training.trainer`.
+`holdfast.registry.training.trainer` saves checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.registry.history.actions import CommitKeys, ReportMetrics
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import check_metrics, decode_plain, moment
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.history.state_reader import told_eviction
+from holdfast.registry.history.state_reader import describe_eviction
 from holdfast.registry.history.tiers import tier_after_report
 from holdfast.registry.loading.allocating import LoadPrecision
 from holdfast.registry.loading.fit import LoadReport
@@ -29,7 +29,7 @@ __all__ = ["Checkpoint", "LoadReport", "TensorInfo", "phase_segment", "phase_val
 
 
 class Checkpoint(Stored):
-    """One checkpoint of a run. Cheap to hold: nothing is read before it is asked for."""
+    """One checkpoint of a run. Its data is read only when it is asked for."""
 
     def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
         super().__init__(store, log, record.manifest, _step_ref(record))
@@ -57,7 +57,7 @@ class Checkpoint(Stored):
     def record(self) -> CheckpointRecord:
         """The record in the run's log, as far as this handle has read.
 
-        For an evicted checkpoint, the log is read from its beginning, once.
+        For an evicted checkpoint, the whole log is read once.
         """
         return self._log.knowing(self._n).by_n.get(self._n, self._record)
 
@@ -68,19 +68,19 @@ class Checkpoint(Stored):
 
     @property
     def ref(self) -> str:
-        """A name that finds it again: run, phase and step; by id where it is superseded."""
+        """Its ref: run, phase and step; run and id if it is superseded."""
         if self.superseded:
             return f"{self.run_id}/{self.digest.short}"
         return super().ref
 
     @property
     def phase(self) -> int | str:
-        """The phase that it was saved in; a number where it was given as one."""
+        """The phase that it was saved in; a number if it was given as one."""
         return phase_value(self._record.phase)
 
     @property
     def step(self) -> int:
-        """The training step (or update, or epoch) that it was saved at."""
+        """Its training step, update or epoch."""
         return self._record.step
 
     @property
@@ -90,22 +90,22 @@ class Checkpoint(Stored):
 
     @property
     def meta(self) -> Any:
-        """What was kept beside the state."""
+        """The plain values that were saved with the state."""
         return decode_plain(self._record.meta)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its tensors, however few of them this registry had to store anew."""
+        """Bytes of all its tensors, even if the registry had most of them already."""
         return self._record.size_bytes
 
     @property
     def created(self) -> datetime:
-        """When it was saved, by the trainer's clock; limited to the years 1 to 9999."""
+        """The time of its save by the trainer's clock, limited to the years 1 to 9999."""
         return moment(self._record.time_ms)
 
     @property
     def superseded(self) -> bool:
-        """Whether training went back behind it; it is then never `latest` or `best`."""
+        """Whether training went back to an earlier one; then it is never `latest` or `best`."""
         run = self._log.run
         known = self._n in run.by_n or run.is_evicted(self._n)
         return run.is_superseded(self._n) if known else self._record.superseded
@@ -113,33 +113,33 @@ class Checkpoint(Stored):
     def eviction(self) -> str | None:
         """Return the commit, time and reason of its eviction; `None` while it is kept.
 
-        This reads the log.
+        This reads the whole log.
         """
-        return told_eviction(self._log, self.record)
+        return describe_eviction(self._log, self.record)
 
     @property
     def tier(self) -> str | None:
-        """Its retention class within the phase; `None` where the run has no tiers."""
+        """Its retention class within the phase; `None` if the phase has no tiers."""
         return self.record.tier
 
     @property
     def nonfinite(self) -> tuple[str, ...]:
-        """Paths of weights that hold NaN or infinity, the first few; it is then not `latest`."""
+        """Paths of weights that hold NaN or infinity, the first few."""
         return self._record.nonfinite
 
     @property
     def companions(self) -> dict[str, Stored]:
-        """The states that were saved beside it, by name."""
+        """The states that were saved with it, by name."""
         return {
             name: Stored(self._store, self._log, digest, f"{self.digest.short}/companions/{name}")
             for name, digest in self._record.companions.items()
         }
 
     def companion(self, name: str) -> Stored:
-        """Return a state that was saved beside it.
+        """Return a state that was saved with it.
 
         Raises:
-            NotFound: There is none of that name.
+            NotFound: There is none of this name.
         """
         found = self.companions
         if name not in found:
@@ -164,21 +164,21 @@ class Checkpoint(Stored):
     ) -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
 
-        A whole state of a run with a specification is held against its required keys and dtypes;
-        one of an older schema version is migrated by the migrations that the program registered.
+        A whole state is checked against the required keys and dtypes of the run's specification. A
+        state of an older schema version is migrated by the migrations that the program registered.
 
         Args:
-            only: The component that is wanted, or several; all without it. Never migrated.
+            only: One component, or several; by default all. They are never migrated.
             map_location: Device for the tensors, as `torch.device` or its name.
-            precision: Of tensors that the save stored with less precision: as they are stored, or
-                in the type that they had (`original`); the bits that were lost stay lost.
-            version: Schema version that is wanted; the specification's without it.
+            precision: The type of tensors that were saved with less precision: as `stored`, or
+                `original`; the lost bits stay lost.
+            version: The wanted schema version; by default that of the specification.
 
         Raises:
             NotFound: A component in `only` does not exist.
-            IncompatibleState: Keys or dtypes are not what the specification says, or nothing leads
+            IncompatibleState: Keys or dtypes differ from the specification, or no migrations lead
                 from its schema version to the wanted one.
-            IntegrityError: Something is damaged or gone; nothing is returned.
+            IntegrityError: An object is damaged or missing; nothing is returned.
         """
         state = super().load(only=only, map_location=map_location, precision=precision)
         if only is not None:
@@ -196,7 +196,7 @@ class Checkpoint(Stored):
         return state
 
     def report(self, metrics: Mapping[str, object]) -> None:
-        """Add metrics, or replace their values. Needs no writer token.
+        """Add metrics, or replace their values. This needs no writer token.
 
         Raises:
             InvalidInput: A value is not a number.
@@ -216,10 +216,10 @@ def _step_ref(record: CheckpointRecord) -> str:
 
 
 def phase_segment(phase: str) -> str:
-    """Return how a phase stands in a ref: `phase2` for a number, the name itself otherwise."""
+    """Return a phase as in a ref: `phase2` for a number, otherwise its name."""
     return f"phase{phase}" if phase.isdigit() else phase
 
 
 def phase_value(phase: str) -> int | str:
-    """Return a phase as the caller gave it: a number where it was one."""
+    """Return a phase as the caller gave it: a number, or a name."""
     return int(phase) if phase.isdigit() else phase

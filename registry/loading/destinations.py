@@ -1,6 +1,6 @@
-"""Memory that a checkpoint is loaded into: the target's own where possible, staging where not.
+"""Load into existing tensors: directly into their memory if possible, otherwise by staging.
 
-Owns where a tensor lies, too: which of them share memory, and whether they can be written to.
+Also finds tensors that share memory, and tensors that cannot be written to.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.precision.policy import stored_view
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
-#: Steps that are spent on telling whether two tensors have an element in common.
+#: The most steps of NumPy's test whether two tensors share an element.
 _MAX_WORK: Any = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the elements of a tensor or array lie; equal for those that are the same view.
+    """The memory of a tensor or array; equal for equal views.
 
     Attributes:
-        device: The device whose memory it is.
-        address: Of the first element.
-        dtype: Its element type.
-        axes: Length and stride in bytes of each axis; a stride that is never gone is 0.
+        device: The device.
+        address: Address of the first element.
+        dtype: The element type.
+        axes: Length and stride in bytes of each axis; the stride of an axis of length 1 is 0.
     """
 
     device: str
@@ -37,7 +37,7 @@ class Extent:
 
     @classmethod
     def of(cls, target: Any, dtype: str, shape: tuple[int, ...]) -> Extent:
-        """Look where a tensor or array lies.
+        """Return the memory of a tensor or array.
 
         Args:
             target: The tensor or array.
@@ -60,7 +60,7 @@ class Extent:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Where the first byte of the lowest element lies, and where that of the highest ends."""
+        """The first address of the lowest element, and the end of the highest one."""
         reach = [(length - 1) * step for length, step in self.axes]
         low = sum(step for step in reach if step < 0)
         high = sum(step for step in reach if step > 0)
@@ -68,7 +68,7 @@ class Extent:
 
     @property
     def is_apart_in_itself(self) -> bool:
-        """Whether no two elements are known to share memory: each axis steps over those below."""
+        """Whether no two elements share memory: each stride exceeds the axes below it."""
         reach = ITEM_SIZES[self.dtype]
         for step, length in sorted((abs(step), n) for n, step in self.axes if n > 1):
             if step < reach:
@@ -77,7 +77,7 @@ class Extent:
         return True
 
     def meets(self, other: Extent) -> bool:
-        """Return whether it has memory in common with another, or none can tell within reason."""
+        """Return whether it shares memory with another; also if that takes too long to decide."""
         if self.device != other.device:
             return False
         import numpy as np
@@ -85,12 +85,12 @@ class Extent:
         try:
             mine, theirs = np.asarray(_Foreign(self)), np.asarray(_Foreign(other))
             return bool(np.shares_memory(mine, theirs, max_work=_MAX_WORK))
-        except RuntimeError:  # too hard
+        except RuntimeError:  # too many steps
             return True
 
 
 class _Foreign:
-    """Memory of any device as NumPy sees it, to reckon with: it is never read."""
+    """Memory of any device for NumPy's address arithmetic; it is never read."""
 
     def __init__(self, extent: Extent) -> None:
         self.__array_interface__ = {
@@ -103,12 +103,12 @@ class _Foreign:
 
 
 def check_writable(where: str, target: Any, extent: Extent) -> None:
-    """Refuse what could not be written to, before anything is.
+    """Refuse a target that cannot be written to, before anything is read.
 
     Args:
-        where: What a refusal names.
+        where: The target's name in the message.
         target: The tensor or array.
-        extent: Where it lies.
+        extent: Its memory.
 
     Raises:
         IncompatibleState: It is read-only, or elements of it share memory with each other.
@@ -125,29 +125,29 @@ def check_writable(where: str, target: Any, extent: Extent) -> None:
 
 
 def overlaps(extents: Mapping[str, Extent]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of tensors that share some of their memory, the same views among them.
+    """Yield pairs of tensors that share memory, equal views included.
 
-    Of more than two that are the same view each comes once, with the first.
+    If several are equal views, each is paired with the first of them.
 
     Args:
-        extents: Where they lie, by path.
+        extents: Their memory, by path.
     """
     first: dict[Extent, str] = {}
     for path, extent in extents.items():
         other = first.setdefault(extent, path)
         if other != path and not extent.is_empty:
             yield other, path
-    begun: list[tuple[int, str]] = []
+    active: list[tuple[int, str]] = []
     last = ""
     order = sorted(
         ((one.device, *one.bounds, path) for one, path in first.items() if not one.is_empty)
     )
     for device, start, stop, path in order:
-        begun = [one for one in begun if one[0] > start] if device == last else []
-        for _, other in begun:
+        active = [one for one in active if one[0] > start] if device == last else []
+        for _, other in active:
             if extents[path].meets(extents[other]):
                 yield other, path
-        begun.append((stop, path))
+        active.append((stop, path))
         last = device
 
 
@@ -156,13 +156,13 @@ class Destination:
 
     Args:
         target: The tensor or array.
-        stored_dtype: The narrower element type that is read in place of the target's own, to be
-            widened where it lies; its own without.
-        is_aside: Whether the target is left as it is until `settle`, wherever it lies.
+        stored_dtype: A narrower element type that is read and then widened in place; by default the
+            target's own.
+        is_aside: Whether the target does not change until `settle`.
 
     Attributes:
         view: Flat writable bytes to read into.
-        widening: The target's whole memory, what is read and what it is to become; `None` where
+        widening: The target's memory, the type that is read and the type to widen to; `None` if
             nothing is widened.
     """
 
@@ -186,7 +186,7 @@ class Destination:
             self.widening = view, stored_dtype, dtype
 
     def settle(self) -> None:
-        """Move staged bytes into the target."""
+        """Copy staged bytes into the target."""
         if self._staged is None:
             return
         if hasattr(self._target, "detach"):
@@ -197,10 +197,10 @@ class Destination:
 
 
 def check_device(device: object) -> None:
-    """Refuse a device that tensors could not be moved to, before they are read.
+    """Refuse a device to which tensors cannot be moved, before they are read.
 
     Raises:
-        InvalidInput: There is none of this name, or not on this machine.
+        InvalidInput: There is no such device on this machine.
     """
     if str(device) == "cpu":
         return
@@ -209,7 +209,7 @@ def check_device(device: object) -> None:
         probe.to(device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidInput(
-            "no device to load to", found=quoted(device), hint=str(error).partition("\n")[0]
+            "no such device to load to", found=quoted(device), hint=str(error).partition("\n")[0]
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Holding a stored state against what it is to fill: paths, shapes, dtypes, shared memory."""
+"""Compare a stored state with the target to fill: paths, shapes, dtypes, shared memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ from holdfast.registry.storage.manifest import Component, TensorEntry
 from holdfast.registry.values.canonical import Json
 
 _NAMED_AT_MOST = 8
-#: What `torch.compile` puts before the names of a module's tensors.
+#: The prefix that `torch.compile` puts before the names of a module's tensors.
 _COMPILED = "_orig_mod"
-_FIT = (
-    "Make the target's tensors of the shapes and types that are stored, or name another component."
-)
-_NAMES = "Name the right component, or pass strict=False to fill what both sides have."
+_FIT = "Give the target tensors of the stored shapes and types, or name another component."
+_NAMES = "Name the right component, or pass strict=False to fill only the paths of both sides."
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What `load_into` did.
+    """The result of `load_into`.
 
     Attributes:
         loaded: Paths of the tensors that were filled.
@@ -54,7 +52,7 @@ class _Leaf(Protocol):
 
 
 def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
-    """Return the tensors of components by path, as they stand in the manifest."""
+    """Return the tensors of components by path, in the order of the manifest."""
     found = {}
     for name, part in parts.items():
         paths = pytree.leaf_paths(name, part.skeleton)
@@ -74,16 +72,16 @@ def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
 def filled_once(
     ref: str, sources: Mapping[str, TensorEntry], leaves: Mapping[str, pytree.ArrayLeaf]
 ) -> list[str]:
-    """Return the paths at which a target is filled: of those that are one view only the first.
+    """Return the paths of a target that are filled; of equal views only the first.
 
     Args:
         ref: The state.
         sources: Its tensors.
-        leaves: Those of the target; what the state does not have is left out.
+        leaves: The tensors of the target; those that the state does not have are skipped.
 
     Raises:
-        IncompatibleState: A tensor cannot be written to; two share memory, and are not one view or
-            would be given different content.
+        IncompatibleState: A tensor cannot be written to; or two share memory, and they are not
+            equal views or differ in the state.
     """
     extents = {}
     for path in sources:
@@ -103,7 +101,7 @@ def filled_once(
             raise IncompatibleState(
                 "two tensors of the target share memory and differ in the checkpoint",
                 where=f"{ref}: {first} and {second}",
-                hint="Untie them, or load one of the two into its own tensor.",
+                hint="Untie them, or load one of the two into a tensor of its own.",
             )
         again.add(second)
     return [path for path in extents if path not in again]
@@ -112,9 +110,9 @@ def filled_once(
 def widened_paths(
     sources: Mapping[str, TensorEntry], leaves: Mapping[str, _Leaf]
 ) -> dict[str, str]:
-    """Return the paths at which the target has the type that a tensor was given in at its save.
+    """Return the paths at which the target has the original type of a narrowed tensor.
 
-    With each the type that the tensor is stored in.
+    The value of each path is the stored type.
     """
     return {
         path: sources[path].dtype
@@ -124,7 +122,7 @@ def widened_paths(
 
 
 def settle(into: Mapping[str, Destination], pool: Executor) -> None:
-    """Finish tensors that have been read: widened where they lie, moved where they were staged."""
+    """Finish tensors after reading: widen them in place, or copy staged ones to their target."""
     widen_all((one.widening for one in into.values() if one.widening), pool)
     for destination in into.values():
         destination.settle()
@@ -145,15 +143,15 @@ def check_fit(
     strict: bool,
     widened: Collection[str] = (),
 ) -> None:
-    """Refuse a state that does not fit.
+    """Refuse a state that does not fit the target.
 
     Args:
         ref: The state.
-        report: Which paths are on which side.
-        sources: Its tensors.
-        leaves: Those of the target.
-        strict: Whether a path that only one side has is an error.
-        widened: Paths whose tensors are given back the type that they had before their save.
+        report: The paths on each side.
+        sources: The tensors of the state.
+        leaves: The tensors of the target.
+        strict: Whether a path on only one side is an error.
+        widened: Paths whose tensors get their original type back.
 
     Raises:
         IncompatibleState: Paths, shapes or dtypes differ.
@@ -185,7 +183,7 @@ def check_fit(
 
 
 def check_any_fits(ref: str, report: LoadReport) -> None:
-    """Refuse a state that has nothing for a target.
+    """Refuse a state that has no tensor of a target.
 
     Raises:
         IncompatibleState: There are tensors, and no path is on both sides.
@@ -210,7 +208,7 @@ def check_component(component: object) -> str | None:
     if component is None or isinstance(component, str):
         return component
     raise InvalidInput(
-        "component is not the name of one",
+        "not the name of a component",
         where="component",
         expected="a string, or None",
         found=quoted(component),
@@ -218,9 +216,9 @@ def check_component(component: object) -> str | None:
 
 
 def _compiled(report: LoadReport) -> str:
-    """Return what to do where one side's paths are those of a compiled module."""
+    """Return a hint if the paths of one side are those of a compiled module."""
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.missing):
-        return f"The target is compiled: give the module inside, `model.{_COMPILED}`."
+        return f"The target is compiled: pass the module inside, `model.{_COMPILED}`."
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.unexpected):
         return f"A compiled module was saved: save the one inside, `model.{_COMPILED}`, or compile."
     return ""

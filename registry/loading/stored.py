@@ -1,18 +1,19 @@
-"""A stored state as a user holds it: what it is, and its way back into memory.
+"""A stored state: its tensors and components, and how to load it.
 
-Checkpoints, releases, artifacts and entries of the pool are all such states. Reading names nothing
-on the store and takes no token.
+Checkpoints, releases, artifacts and entries of the pool are such states. Reading writes nothing and
+needs no writer token.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from holdfast.backends.escape import quoted
+from holdfast.backends.escape import printable, quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, Malformed, NotFound
 from holdfast.registry.history.actions import CommitKeys
@@ -40,19 +41,23 @@ from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.suggest import near
 from holdfast.registry.zarr import open_zarr
 
+_LOGGER = logging.getLogger("holdfast")
+#: The most narrowed tensors that a warning names.
+_NAMED_AT_MOST = 4
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of a checkpoint, told from its manifest alone.
+    """A tensor of a checkpoint, as its manifest describes it.
 
     Attributes:
         path: Component and keys joined with `/`.
         dtype: Name of its element type.
         shape: Axis lengths.
         nbytes: Size in bytes.
-        content: Its bytes' identity: equal for equal dtype, shape and bytes, and only then.
-        original: The wider element type that it had when it was saved, where the save stored it
-            with less precision; `None` where it is stored as it was.
+        content: Identity of its content: equal for equal dtype, shape and bytes, and only then.
+        original: Its original, wider element type, if it was saved with less precision; otherwise
+            `None`.
     """
 
     path: str
@@ -64,7 +69,7 @@ class TensorInfo:
 
 
 class Stored:
-    """A state that a run keeps under some name. Nothing of it is read before it is asked for.
+    """A state that a run keeps under some name. Its data is read only when it is asked for.
 
     Attributes:
         digest: Its id: equal for equal states, in every registry.
@@ -90,12 +95,12 @@ class Stored:
 
     @property
     def ref(self) -> str:
-        """A name that finds it again."""
+        """Its ref, by which the registry finds it."""
         return f"{self.run_id}/{self._ref}"
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its tensors, however few of them this registry had to store anew."""
+        """Bytes of all its tensors, even if the registry had most of them already."""
         return self.manifest.nbytes
 
     @property
@@ -105,7 +110,7 @@ class Stored:
 
     @property
     def manifest(self) -> Manifest:
-        """What its state is."""
+        """Its manifest: the description of the state."""
         return self._reader.manifest
 
     def load(
@@ -118,15 +123,15 @@ class Stored:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
 
         Args:
-            only: The component that is wanted, or several; all without it.
+            only: One component, or several; by default all.
             map_location: Device for the tensors, as `torch.device` or its name.
-            precision: Of tensors that the save stored with less precision: as they are stored, or
-                in the type that they had (`original`); the bits that were lost stay lost.
+            precision: The type of tensors that were saved with less precision: as `stored`, or
+                `original`; the lost bits stay lost.
 
         Raises:
-            InvalidInput: There is no such precision, or no such device here.
+            InvalidInput: There is no such precision or device.
             NotFound: A component in `only` does not exist.
-            IntegrityError: Something is damaged or gone; nothing is returned.
+            IntegrityError: An object is damaged or missing; nothing is returned.
         """
         check_load_precision(precision)
         check_device(map_location)
@@ -152,24 +157,24 @@ class Stored:
     ) -> LoadReport:
         """Fill the tensors of a module, or of a nest of dicts and lists, in place.
 
-        Bytes go straight into the target's memory where it is contiguous and on the CPU, and
-        through one staging tensor otherwise. Plain values of the checkpoint are left alone. A
-        tensor that was saved with less precision fits a target of the type that it is stored in,
-        and of the one that it had before, where it is widened exactly. Nobody else may write to the
-        target meanwhile: the result would be a mixture.
+        If the target's memory is contiguous and on the CPU, bytes are read directly into it,
+        otherwise through a staging tensor. Plain values of the checkpoint are not loaded. A tensor
+        that was saved with less precision fits a target of its stored type, and a target of its
+        original type, for which it is widened exactly. Nobody else may write to the target
+        meanwhile: the result would be a mixture.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
-            component: The component that the target stands for; without it the target's top-level
-                keys are components.
-            strict: Whether a path that only one side has is an error.
+            component: The component for the target; by default the target's top-level keys are
+                components.
+            strict: Whether a path on only one side is an error.
 
         Raises:
             InvalidInput: The component is not a name.
             IncompatibleState: Paths, shapes or dtypes differ, or memory is read-only or shared in
                 part; nothing was read.
             NotFound: There is no such component.
-            IntegrityError: Something is damaged; the target's tensors are then not to be used.
+            IntegrityError: An object is damaged; do not use the target's tensors then.
         """
         named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
@@ -182,13 +187,13 @@ class Stored:
         with collector_paused():
             paths = filled_once(self.ref, sources, leaves)
             into = {path: Destination(leaves[path].source, widened.get(path)) for path in paths}
-        del leaves  # a view of every tensor, which `into` has once more
+        del leaves  # they keep a view of every tensor
         self._reader.read(manifest, [(sources[path], one.view) for path, one in into.items()])
         settle(into, self._store.pools.hashing)
         return report
 
     def lazily(self) -> LazyState:
-        """Return the state as a mapping whose components are loaded when they are asked for."""
+        """Return the state as a mapping that loads each component at its first access."""
         return LazyState(self)
 
     def tensors(self) -> dict[str, TensorInfo]:
@@ -201,14 +206,14 @@ class Stored:
         }
 
     def __getitem__(self, path: str) -> LazyTensor:
-        """Return a tensor that is read when it is indexed: only what the index touches.
+        """Return a lazy tensor: an index reads only the chunks that it needs.
 
         Args:
             path: Component and keys joined with `/`, as in `tensors()`.
 
         Raises:
             InvalidInput: It is not a string.
-            NotFound: The state holds no tensor of this path; near ones are suggested.
+            NotFound: The state has no tensor of this path; the message suggests similar paths.
         """
         if not isinstance(path, str):
             raise InvalidInput(
@@ -223,7 +228,7 @@ class Stored:
         return LazyTensor(f"{self.ref}: {path}", *self._arrays[path], self._reader)
 
     def __contains__(self, path: object) -> bool:
-        """Return whether the state holds a tensor of this path."""
+        """Return whether the state has a tensor of this path."""
         return path in self._arrays
 
     def __iter__(self) -> Iterator[str]:
@@ -232,7 +237,7 @@ class Stored:
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
-        """Tensors by path, with how each is rebuilt; kept: they are asked for by thousands."""
+        """Tensors and their kinds by path; cached, since programs ask for thousands."""
         found = {}
         for name, part in self.manifest.components.items():
             paths = pytree.leaf_paths(name, part.skeleton)
@@ -242,7 +247,7 @@ class Stored:
         return found
 
     def zarr(self) -> Any:
-        """Return the state as a `zarr.Group` over the same chunks, to read only.
+        """Return the state as a read-only `zarr.Group` over the same chunks.
 
         Raises:
             InvalidInput: zarr is not installed.
@@ -266,14 +271,14 @@ class Stored:
                 where=self.ref,
                 expected=f"each of the keys {', '.join(kept.order)} in one of the two",
                 found=", ".join(map(quoted, keys)),
-                hint="`load_into` fills tensors without them; another checkpoint may be whole.",
+                hint="`load_into` fills tensors without them; another checkpoint may be intact.",
             )
         return aside
 
     def _with_commit_keys(
         self, state: Any, aside: Mapping[str, Any], names: Iterable[str] | None
     ) -> Any:
-        """Put the keys that the commit keeps where they stood in the state."""
+        """Insert the keys that the commit stores at their positions in the state."""
         kept = self._commit_keys()
         if kept is None:
             return state
@@ -295,7 +300,7 @@ class Stored:
 
 
 class LazyState(Mapping[str, Any]):
-    """A state of which each component is loaded, verified, at its first access, and then kept.
+    """A state that loads each component at its first access, verified, and keeps it.
 
     Args:
         stored: The state.
@@ -312,11 +317,11 @@ class LazyState(Mapping[str, Any]):
         return f"<LazyState {self._stored.ref}: {loaded} loaded of {', '.join(self._names)}>"
 
     def __getitem__(self, name: str) -> Any:
-        """Return a component; read at the first access.
+        """Return a component; it is read at the first access.
 
         Raises:
             NotFound: There is no such component.
-            IntegrityError: Something is damaged or gone.
+            IntegrityError: An object is damaged or missing.
         """
         if name not in self._loaded:
             self._loaded[name] = self._stored.load(only=name)[name]
@@ -329,13 +334,41 @@ class LazyState(Mapping[str, Any]):
         return len(self._names)
 
 
+def load_to_train(stored: Stored, map_location: object) -> Any:
+    """Return a state to continue training from: every tensor in its original type.
+
+    If some were saved with less precision, a warning names them, since training then continues with
+    slightly different values.
+
+    Args:
+        stored: A checkpoint, or another stored state.
+        map_location: Device for the tensors.
+
+    Raises:
+        IntegrityError: An object is damaged or missing.
+    """
+    lossy = [info for info in stored.tensors().values() if info.original is not None]
+    state = stored.load(map_location=map_location, precision="original")
+    if lossy:
+        named = [f"{info.path} ({info.dtype})" for info in lossy[:_NAMED_AT_MOST]]
+        more = len(lossy) - len(named)
+        _LOGGER.warning(
+            "%s: saved with less precision; these have their types again, not the bits that were "
+            "lost: %s%s",
+            stored.ref,
+            printable(", ".join(named)),
+            f" and {more} more" if more else "",
+        )
+    return state
+
+
 def reader_of(stored: Stored) -> StateReader:
-    """Return the reader of a stored state: its place, its digest lists, its chunks."""
+    """Return the reader of a stored state."""
     return stored._reader
 
 
 def commit_keys(stored: Stored) -> CommitKeys | None:
-    """Return the keys of a state that its commit keeps instead of its manifest."""
+    """Return the keys of a state that its commit stores instead of its manifest."""
     return stored._commit_keys()
 
 

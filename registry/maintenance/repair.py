@@ -31,8 +31,8 @@ from holdfast.registry.errors import (
 from holdfast.registry.history.actions import Action, Place
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog, list_runs
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.maintenance.data_pass import fault_of
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
 from holdfast.registry.maintenance.object_checks import Tables, check_object, check_rows

@@ -17,9 +17,8 @@ from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import encode_plain
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.history.writer_token import WriterToken, check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored, commit_keys

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.registry.comparing.chunkwise import Piece, reduce_pieces
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.history.placed_state import PlacedState
-from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.merging.borrowing import borrow, shorter
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry

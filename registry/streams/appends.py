@@ -1,7 +1,6 @@
-"""Appending to streams: which trailing segments a new one swallows, and what the commit says.
+"""Append to streams: write a segment, merged with small ones before it, and make its action.
 
-Also owns the reading of segments, which merging needs as much as `holdfast.registry.streams.stream`
-does.
+Also reads segments, for merging and for `holdfast.registry.streams.stream`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import Written
 
 _LIFETIME: Lifetime = "forever"
-#: Segments read at once. Who finds one moved reads the log on by threads of the same pool, so the
-#: readers must never take all of them.
+#: Segments read at once. A reader whose segment has moved refreshes the log in threads of the same
+#: pool, so readers must never use all of them.
 _AT_ONCE = 16
 
 Entries = list[dict[str, Any]]
@@ -31,13 +30,13 @@ Entries = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlannedAppend:
-    """A segment that is on the store and waits for its commit.
+    """A segment that is on the store and is not committed yet.
 
     Attributes:
         written: The segment.
-        before: The stream that it was written for.
-        body: What the commit says of it.
-        merged: Whether it holds entries of older segments, too.
+        before: The stream for which it was written.
+        body: The action for that stream.
+        merged: Whether it also has entries of older segments.
     """
 
     written: Written
@@ -46,15 +45,15 @@ class PlannedAppend:
     merged: bool
 
     def action(self, run: RunManifest) -> AppendStream:
-        """Return what the commit says.
+        """Return the action for a run.
 
-        A segment of new entries alone fits behind whatever others have appended meanwhile.
+        A segment of only new entries also fits if others have appended meanwhile.
 
         Raises:
-            Stale: The stream has changed: the segment has to be written anew.
+            Stale: The stream has changed: the segment must be written again.
             Conflict: The run was dropped.
         """
-        now = _standing(run, self.before.name, self.before.lifetime)
+        now = _stream(run, self.before.name, self.before.lifetime)
         if now.lifetime != self.before.lifetime or (self.merged and now != self.before):
             raise Stale
         return self.body.model_copy(update={"start": now.count}) if not self.merged else self.body
@@ -71,39 +70,39 @@ def plan_append(
 ) -> PlannedAppend:
     """Write a segment of new entries, merged with the small ones before it.
 
-    A segment that cannot be read is left where it is, and so is what stands before it: damage of
-    old entries keeps nobody from appending new ones.
+    A segment that cannot be read is not merged, and neither are those before it: damaged old
+    entries do not prevent new ones.
 
     Args:
-        committer: Of the run.
-        run: The run as it will be when the segment is appended.
+        committer: The committer of the run.
+        run: The run to which the segment will be appended.
         name: Name of the stream.
-        entries: At least one.
-        lifetime: Of a stream that is begun by this.
-        merge: Whether small segments are swallowed; without that the segment never gets stale.
+        entries: At least one entry.
+        lifetime: Lifetime of a new stream.
+        merge: Whether small segments are merged; if not, the segment never gets stale.
 
     Raises:
         InvalidInput: Streams are declared and this one is not, or it has another lifetime.
         Conflict: The run was dropped.
     """
-    stream = _standing(run, name, stream_lifetime(run, name, lifetime) or _LIFETIME)
+    stream = _stream(run, name, stream_lifetime(run, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []
-    swallowed = _readable(committer, name, older[len(older) - merge_count(counts, len(entries)) :])
-    kept = older[: len(older) - len(swallowed)]
-    together = [*(entry for part in swallowed for entry in part), *entries]
-    known = [entry["step"] for entry in together]
-    written = committer.write_plain(pack_entries(together))
+    merged = _readable(committer, name, older[len(older) - merge_count(counts, len(entries)) :])
+    kept = older[: len(older) - len(merged)]
+    joined = [*(entry for part in merged for entry in part), *entries]
+    known = [entry["step"] for entry in joined]
+    written = committer.write_plain(pack_entries(joined))
     body = AppendStream(
         stream=name,
         lifetime=stream.lifetime,
         manifest=written.base.manifest.digest,
         start=kept[-1].start + kept[-1].count if kept else 0,
-        count=len(together),
+        count=len(joined),
         first_step=min(known),
         last_step=max(known),
     )
-    return PlannedAppend(written, stream, body, bool(swallowed))
+    return PlannedAppend(written, stream, body, bool(merged))
 
 
 def read_segments(
@@ -113,12 +112,12 @@ def read_segments(
     first_step: int,
     last_step: int,
 ) -> Entries:
-    """Return the entries of segments whose steps lie within bounds, both inclusive.
+    """Return the entries of segments with steps within bounds, both inclusive.
 
-    Only segments that can hold such entries are fetched, several at once.
+    Only segments that can have such entries are fetched, several at once.
 
     Raises:
-        IntegrityError: A segment is damaged or gone, or is not what the log says.
+        IntegrityError: A segment is damaged or missing, or does not match the log.
     """
     wanted = [
         segment
@@ -132,7 +131,7 @@ def read_segments(
 
 
 def stream_lifetime(run: RunManifest, name: str, given: Lifetime | None = None) -> Lifetime | None:
-    """Return the lifetime of a stream: declared, or as it was begun, or `given`.
+    """Return the lifetime of a stream: the declared one, that of its first append, or `given`.
 
     Raises:
         InvalidInput: Streams are declared and this one is not, or it has another lifetime than
@@ -146,8 +145,8 @@ def stream_lifetime(run: RunManifest, name: str, given: Lifetime | None = None) 
             expected=", ".join(declared),
             hint=near(name, declared) or "Streams are declared by the run's preset.",
         )
-    standing = run.stream(name)
-    lifetime = declared.get(name) or (standing.lifetime if standing else given)
+    stream = run.stream(name)
+    lifetime = declared.get(name) or (stream.lifetime if stream else given)
     if given is not None and given != lifetime:
         raise InvalidInput(
             "the stream has another lifetime",
@@ -158,12 +157,12 @@ def stream_lifetime(run: RunManifest, name: str, given: Lifetime | None = None) 
     return lifetime
 
 
-def _standing(run: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:
+def _stream(run: RunManifest, name: str, lifetime: Lifetime) -> StreamRecord:
     return run.stream(name) or StreamRecord(name=name, lifetime=lifetime)
 
 
 def _readable(committer: Committer, name: str, segments: Sequence[Segment]) -> list[Entries]:
-    """Return the entries of the last segments, as many as can be read one after another."""
+    """Return the entries of the last segments, up to one that cannot be read."""
     found: list[Entries] = []
     try:
         for segment, loaded in _loaded(committer, name, segments[::-1]):
@@ -176,7 +175,7 @@ def _readable(committer: Committer, name: str, segments: Sequence[Segment]) -> l
 def _loaded(
     committer: Committer, name: str, segments: Sequence[Segment]
 ) -> Iterator[tuple[Segment, Any]]:
-    """Yield each segment with its state, in order; several are under way at once."""
+    """Yield each segment with its state, in order; several are loaded at once."""
     store, log = committer.store, committer.log
     for start in range(0, len(segments), _AT_ONCE):
         batch = segments[start : start + _AT_ONCE]
@@ -190,15 +189,15 @@ def _loaded(
 
 
 def _checked(loaded: Any, name: str, segment: Segment) -> Any:
-    """Return the state of a segment that holds as many entries as the log says.
+    """Return the state of a segment, checked to have as many entries as the log says.
 
     Raises:
-        Malformed: It holds fewer, or is no segment.
+        Malformed: It has fewer, or is no segment.
     """
     count = len(steps(loaded))
     if count < segment.count:
         raise Malformed(
-            "a segment holds fewer entries than the log says",
+            "a segment has fewer entries than the log says",
             where=f"stream {name}, entry {segment.start}: {segment.manifest.short}",
             expected=segment.count,
             found=count,
@@ -207,7 +206,7 @@ def _checked(loaded: Any, name: str, segment: Segment) -> Any:
 
 
 def _between(loaded: Any, segment: Segment, first_step: int, last_step: int) -> Entries:
-    """Return those entries of a segment that are the stream's and lie within bounds."""
+    """Return the entries of a segment that belong to the stream and are within bounds."""
     known = steps(loaded)[: segment.count]
     inside = ((known >= first_step) & (known <= last_step)).nonzero()[0]
     if not len(inside):

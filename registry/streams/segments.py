@@ -1,18 +1,18 @@
-"""Segments: runs of entries of an append-only stream, such as a loss history, kept as states.
+"""Segments: consecutive entries of an append-only stream, such as a loss history, as states.
 
-An entry maps names to plain values and has a whole `step`. A segment keeps its entries by columns,
-so that 200,000 numbers are one array, and gives them back exactly: keys in their order, every type
-and bit. The state of a segment is `{"entries": {...}}` with
+An entry maps names to plain values and has a whole `step`. A segment stores its entries by columns,
+so that 200,000 numbers are one array, and returns them exactly: the order of keys, every type and
+every bit. The state of a segment is `{"entries": {...}}` with
 
-    count      how many entries there are
+    count      the number of entries
     orders     each distinct list of keys, in the order of first appearance; one for most streams
-    order      which of `orders` each entry has: unsigned integers, one for each entry; only where
-               there is more than one list
+    order      the index in `orders` of each entry: an unsigned integer for each; only if there is
+               more than one list
     columns    for each key, in the order of first appearance, its values in the entries that have
-               it: int64 where all are int and fit, float64 where all are float, else a list
+               it: int64 if all are int and fit, float64 if all are float, otherwise a list
 
-Which entries lack a key follows from `orders` and `order` and is not stored once more. Also owns
-which segments a new one swallows. Neither stores nor names segments.
+`orders` and `order` say which entries lack a key, so that is not stored again. This module also
+decides which segments a new one is merged with. It neither stores nor names segments.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holdfast.registry.errors import InvalidInput, Malformed, UnsupportedValue
 from holdfast.registry.history.log_values import check_step
 from holdfast.registry.pytree.paths import clip
 
-#: A segment of more entries is left as it is for ever.
+#: A segment of more entries is never merged.
 MERGE_CAP = 1_000_000
 _STEP = "step"
 _ATOMS = frozenset({bool, float, int, NoneType})
-#: Values are checked at the depth at which they will stand in the state; so a path begins.
+#: Values are checked at their depth in the state; paths begin like this.
 _SHOWN = "state['entries']['columns']"
 _NAMED = "entries/columns/"
 
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 
 def check_entries(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return entries as a stream keeps them: copies that later changes to the values do not reach.
+    """Return entries as a stream keeps them: checked copies.
 
     Args:
-        entries: Mappings of strings to plain values, each with a `step`, a whole number from 0 to
-            2^53 in any order; it comes back as an int.
+        entries: Mappings of strings to plain values, each with a `step`: a whole number from 0 to
+            2^53, which is returned as an int. Steps may be in any order.
 
     Raises:
-        InvalidInput: An entry is no mapping, has a key that is no string, or no step; the message
-            says which, counted from 0.
-        UnsupportedValue: A value is or holds an array or tensor, or cannot be stored; the message
-            names its path.
+        InvalidInput: An entry is no mapping, has a key that is no string, or has no step; the
+            message gives its number, from 0.
+        UnsupportedValue: A value is or contains an array or tensor, or cannot be stored; the
+            message gives its path.
     """
     if isinstance(entries, Mapping | str | bytes) or not isinstance(entries, Iterable):
         raise InvalidInput(
@@ -104,7 +104,7 @@ def _step(index: int, step: object) -> int:
 
 
 def _is_simple(key: object, value: object) -> bool:
-    """Return whether nothing is left to check, as for nearly all values of nearly all streams."""
+    """Return whether key and value need no further check; nearly all values do not."""
     kind = type(value)
     return (
         (kind in _ATOMS or (kind is str and value.isascii()))  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def _copied(index: int, key: object, value: object) -> Any:
 
 
 def _refuse_arrays(component: pytree.FlatComponent) -> None:
-    # Long strings and byte strings are leaves, too, and welcome.
+    # Long strings and byte strings are leaves too, and allowed.
     kinds = pytree.leaf_kinds(component.skeleton)
     for number, leaf in enumerate(component.leaves):
         if kinds[number] not in ("bytes", "str"):
@@ -150,8 +150,8 @@ def pack_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state of a segment.
 
     Args:
-        entries: Entries as `check_entries` or `unpack_entries` returns them. They are not looked
-            into again, and nested values are not copied.
+        entries: Entries as `check_entries` or `unpack_entries` returns them. They are not checked
+            again, and nested values are not copied.
 
     Raises:
         InvalidInput: A step is missing or not a whole number from 0.
@@ -172,7 +172,7 @@ def pack_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise InvalidInput(
             "an entry has no step, or one that is not a whole number from 0",
             where="entries",
-            hint="Pass entries through check_entries, which says where.",
+            hint="Call check_entries first; its message says which entry.",
         )
     return {"entries": body}
 
@@ -180,12 +180,12 @@ def pack_entries(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def unpack_entries(
     state: Mapping[str, Any], start: int = 0, stop: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the entries of a segment, or those that `[start:stop]` takes of a list of them.
+    """Return the entries of a segment, or its slice `[start:stop]`.
 
-    Nested values are those of the state and not copies.
+    Nested values belong to the state; they are not copied.
 
     Raises:
-        Malformed: The state is not that of a segment.
+        Malformed: The state is no segment.
     """
     segment = _read(state)
     window = range(segment.count)[start:stop]
@@ -196,18 +196,18 @@ def unpack_entries(
         key: iter(_items(column[first.get(key, 0) : last.get(key, 0)]))
         for key, column in segment.columns.items()
     }
-    rows = [[(key, feeds[key].__next__) for key in keys] for keys in segment.orders]
+    forms = [[(key, feeds[key].__next__) for key in keys] for keys in segment.orders]
     picks: Iterable[int] = repeat(0, len(window))
     if segment.order is not None:
         picks = segment.order[window.start : window.stop].tolist()
-    return [{key: draw() for key, draw in rows[pick]} for pick in picks]
+    return [{key: draw() for key, draw in forms[pick]} for pick in picks]
 
 
 def steps(state: Mapping[str, Any]) -> Array:
     """Return the step of each entry of a segment, int64, in the order of the entries.
 
     Raises:
-        Malformed: The state is not that of a segment.
+        Malformed: The state is no segment.
     """
     segment = _read(state)
     np = _numpy()
@@ -216,24 +216,24 @@ def steps(state: Mapping[str, Any]) -> Array:
 
 
 def merge_count(counts: Sequence[int], new: int, *, cap: int = MERGE_CAP) -> int:
-    """Return how many of the last segments a new one swallows.
+    """Return how many of the last segments a new one is merged with.
 
-    Each segment that stays has at least twice the entries of the one after it, unless it is beyond
-    the cap; so n entries stand in at most log2(n) segments below the cap, and an entry is rewritten
-    only as its segment grows by half: O(n log n) entries in all, however large each append is.
+    Each remaining segment has at least twice the entries of the next one, unless it is beyond the
+    cap. So n entries are in at most log2(n) segments below the cap, and an entry is rewritten only
+    if its segment grows by half: O(n log n) entries in all, however large each append is.
 
     Args:
         counts: Entries of each segment, oldest first.
-        new: Entries of the new segment by itself.
-        cap: Segments of more entries are never swallowed.
+        new: New entries.
+        cap: Segments of more entries are never merged.
     """
-    swallowed = 0
+    merged = 0
     for count in reversed(counts):
         if count > cap or count >= 2 * new:
             break
         new += count
-        swallowed += 1
-    return swallowed
+        merged += 1
+    return merged
 
 
 # Columns
@@ -284,7 +284,7 @@ class _Segment:
     order: Array | None
 
     def used(self, stop: int) -> dict[str, int]:
-        """Return how many values of each column the first `stop` entries take."""
+        """Return how many values of each column belong to the first `stop` entries."""
         tally = [stop]
         if self.order is not None:
             tally = _numpy().bincount(self.order[:stop], minlength=len(self.orders)).tolist()

@@ -1,7 +1,7 @@
-"""Streams as users hold them: append-only histories beside the checkpoints of a run.
+"""Streams: append-only histories beside the checkpoints of a run.
 
-Owns appending outside of saves, reading by step, and archiving. What a segment is made of is the
-business of `segments`, what a commit says of one that of `appends`.
+Owns appending outside of saves, reading by step, and archiving. `segments` defines segments;
+`appends` writes and reads them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from holdfast.registry.writing.placing import Written
 
 
 class Stream:
-    """One stream of a run; it need not exist yet. Nothing is read before it is asked for.
+    """One stream of a run; it need not exist yet. Entries are read only by `read`.
 
-    Entries are mappings of strings to plain values, each with a whole `step`; they come back in the
-    order in which they were appended, every type and bit as it was. Entries that go with a
-    checkpoint ride in `Run.save(streams=...)`; coming back to an older checkpoint takes the stream
-    back to what it held then.
+    Entries are mappings of strings to plain values, each with a whole `step`. They are returned in
+    the order in which they were appended, every type and bit as it was. Pass entries that belong to
+    a checkpoint to `Run.save(streams=...)`: a training that goes back to an older checkpoint takes
+    the stream back to its entries at that checkpoint.
 
     Attributes:
         name: Its name.
@@ -53,19 +53,19 @@ class Stream:
 
     @property
     def count(self) -> int:
-        """Entries in it as of now, archives not counted."""
-        stream = self._standing()
+        """The present number of entries, without archives."""
+        stream = self._current()
         return 0 if stream is None else stream.count
 
     @property
     def lifetime(self) -> Lifetime | None:
-        """`forever` or `resettable`; `None` while nothing has said which."""
+        """`forever` or `resettable`; `None` before it is known."""
         return stream_lifetime(self._committer.log.refresh(), self.name)
 
     @property
     def archives(self) -> dict[str, int]:
-        """Labels of what was put aside, oldest first, each with the number of its entries."""
-        stream = self._standing()
+        """Labels of its archives, oldest first, each with the number of entries."""
+        stream = self._current()
         if stream is None:
             return {}
         return {archive.label: archive.count for archive in stream.archives}
@@ -76,26 +76,26 @@ class Stream:
         *,
         lifetime: Lifetime | None = None,
     ) -> int:
-        """Append entries in one commit of their own; needs no writer token.
+        """Append entries in one commit of their own. This needs no writer token.
 
-        An answer that the store loses is made up for within the call. Where even that leaves the
-        outcome unknown (`StoreUnavailable`), appending the same entries again through the same
-        object appends them once; another object, or another process, cannot tell a retry from
-        equal entries and appends them again: it should look at `count` first.
+        If the store loses an answer, the call itself finds out the outcome. If even then the
+        outcome is unknown (`StoreUnavailable`), append the same entries again through the same
+        object: they are appended once. Another object or process cannot distinguish a retry from
+        new, equal entries; it should compare `count` first.
 
         Args:
-            entries: One entry, or several; none is nothing to do.
-            lifetime: `forever` (as without it) or `resettable`, for a stream that begins here and
-                is not declared by the run's preset.
+            entries: One entry, or several, or none.
+            lifetime: `forever` (the default) or `resettable`, for a new stream that the run's
+                preset does not declare.
 
         Returns:
-            Entries in the stream afterwards.
+            The number of entries in the stream afterwards.
 
         Raises:
-            InvalidInput: An entry has no step or is no mapping; the run declares streams and this
-                is none of them; or the stream has another lifetime.
+            InvalidInput: An entry has no step or is no mapping; the run declares streams, but not
+                this one; or the stream has another lifetime.
             UnsupportedValue: A value cannot be stored; the message names its path.
-            Conflict: Other writers came between too often, or the run was dropped.
+            Conflict: Other writers interfered too often, or the run was dropped.
             StoreUnavailable: The store did not say whether the entries were appended.
         """
         if lifetime is not None and lifetime not in get_args(Lifetime):
@@ -124,39 +124,39 @@ class Stream:
         *,
         archive: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Return entries as of now, in the order in which they were appended.
+        """Return the present entries, in the order in which they were appended.
 
         Args:
             first_step: Only entries of this step or a later one.
             last_step: Only entries of this step or an earlier one.
-            archive: Label of what was put aside, instead of what the stream holds.
+            archive: Label of an archive to read instead of the stream.
 
         Raises:
-            InvalidInput: A bound is not a step, or they are the wrong way round.
+            InvalidInput: A bound is not a step, or the first one is greater than the last one.
             NotFound: There is no such stream or archive.
-            IntegrityError: A segment is damaged or gone; nothing is returned.
+            IntegrityError: A segment is damaged or missing; nothing is returned.
         """
         low = 0 if first_step is None else check_step(first_step)
         high = MAX_STEP if last_step is None else check_step(last_step)
         if low > high:
             raise InvalidInput(
-                "the first step is behind the last one",
+                "the first step is greater than the last one",
                 where=self._where,
-                expected="bounds from below",
+                expected="the lower bound first",
                 found=f"{low} to {high}",
             )
         return read_segments(self._committer, self.name, self._segments(archive), low, high)
 
     def archive(self, label: str) -> int:
-        """Put what a resettable stream holds aside for good, and begin it anew.
+        """Archive the entries of a resettable stream for ever, and empty it.
 
-        Repeated before anything new was appended it changes nothing.
+        A repeated call changes nothing, as long as nothing new was appended.
 
         Args:
-            label: Given once; `read(archive=label)` finds the entries.
+            label: A new label; `read(archive=label)` returns the entries.
 
         Returns:
-            Entries that were put aside.
+            The number of archived entries.
 
         Raises:
             InvalidInput: The stream is kept for ever, or the label is not legal.
@@ -168,21 +168,21 @@ class Stream:
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
             stream = self._resettable(run)
-            standing = stream.archive(label)
-            if standing is not None:
+            archived = stream.archive(label)
+            if archived is not None:
                 if stream.count == 0:
                     return None
                 raise Conflict(
-                    "an archive of this label stands already",
+                    "an archive of this label exists already",
                     where=f"{self._where}: {label}",
-                    found=f"{standing.count} entries",
+                    found=f"{archived.count} entries",
                     hint="Choose another label.",
                 )
             return [ArchiveStream(stream=self.name, label=label)]
 
         stream = self._committer.commit(compose).stream(self.name)
         archived = stream and stream.archive(label)
-        assert archived is not None  # compose has seen to it
+        assert archived is not None  # `compose` has archived it
         return archived.count
 
     def _resettable(self, run: RunManifest) -> StreamRecord:
@@ -199,7 +199,7 @@ class Stream:
         return stream
 
     def _segments(self, archive: str | None) -> tuple[Segment, ...]:
-        stream = self._standing()
+        stream = self._current()
         if archive is not None:
             known = self.archives
             found = stream and stream.archive(archive)
@@ -216,9 +216,9 @@ class Stream:
             raise self._absent(run)
         return () if stream is None else stream.segments
 
-    def _standing(self) -> StreamRecord | None:
+    def _current(self) -> StreamRecord | None:
         run = self._committer.log.refresh()
-        stream_lifetime(run, self.name)  # refuses what the run does not declare
+        stream_lifetime(run, self.name)  # refuses a stream that the run does not declare
         return run.stream(self.name)
 
     def _absent(self, run: RunManifest) -> NotFound:
@@ -231,10 +231,10 @@ class Stream:
 
 
 class _Attempt:
-    """Entries on their way, remembered for as long as nobody knows whether they arrived.
+    """An append whose outcome may be unknown, so that a retry can find out.
 
     Attributes:
-        entries: What they are; `None` while the outcome is not in doubt.
+        entries: Digest of the entries; `None` unless the outcome is unknown.
     """
 
     def __init__(self, committer: Committer, name: str) -> None:
@@ -244,12 +244,12 @@ class _Attempt:
         self.entries: Digest | None = None
 
     def run(self, entries: Sequence[Mapping[str, Any]], lifetime: Lifetime | None) -> RunManifest:
-        """Append the entries, unless an earlier attempt has done so after all."""
-        doubtful = tuple(self._tried)
+        """Append the entries, unless an earlier attempt has landed."""
+        unknown = tuple(self._tried)
         planned: list[PlannedAppend] = []
 
         def plan() -> Sequence[Written]:
-            # Beside other writers merging might never come to an end.
+            # Merge only at the first attempt: with other writers, merging might never end.
             run, merge = self._committer.log.run, not planned
             planned.append(
                 plan_append(self._committer, run, self._name, entries, lifetime, merge=merge)
@@ -257,7 +257,7 @@ class _Attempt:
             return [planned[-1].written]
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
-            if any(self._has_landed(run, *one) for one in doubtful):
+            if any(self._has_landed(run, *one) for one in unknown):
                 return None
             action = planned[-1].action(run)
             self._tried.append((run.next_slot, action))
@@ -274,7 +274,7 @@ class _Attempt:
 
 
 def _fingerprint(entries: Iterable[Mapping[str, Any]]) -> Digest:
-    """Return a digest that only equal entries have, types and bits included."""
+    """Return a digest that is equal only for equal entries, types and bits included."""
     (component,) = pytree.flatten(pack_entries(entries)).components
     hashed = hashlib.sha256(canonical.encode(component.skeleton))
     for leaf in component.leaves:

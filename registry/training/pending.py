@@ -1,8 +1,8 @@
 """Wait for saves in the background, and finish them when the program ends.
 
-Python joins its threads before it runs `atexit` callbacks, and before that it closes every thread
-pool, so a save that still needs a pool would fail silently. So this module is called before the
-pools are closed, waits for the running saves, and reports each save that was lost.
+At its end Python closes every thread pool, joins its threads, and then runs `atexit` callbacks. A
+save that still needs a pool would fail silently. So this module runs before the pools are closed:
+it waits for the running saves, and reports each save that was lost.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import IO, Any, NoReturn
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 
-#: How many seconds the end of a program waits for its running saves.
+#: Environment variable: seconds that the end of a program waits for its running saves.
 EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
 DEFAULT_EXIT_WAIT_S = 600.0
-#: Exit status of a program whose last save was lost: Python's own for an error in its cleanup.
+#: Exit status of a program that lost a save: Python's own for an error in its cleanup.
 LOST_STATUS = 120
 _INTERRUPTED_STATUS = 130
-#: The wait is logged after this time, and then every minute.
+#: The wait is logged after this time, and then in each interval of the second one.
 _SILENT_S = 1.0
 _REMINDER_S = 60.0
 
@@ -36,72 +36,72 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class PendingSave:
-    """A running save. The state may change meanwhile.
+    """A running save. The program may change its state meanwhile.
 
     Args:
         future: The save.
         name: Run and step, for messages.
-        exit_wait_s: How long the end of the program waits for it.
+        exit_wait_s: Seconds that the end of the program waits for it.
     """
 
     def __init__(
         self, future: Future[Checkpoint], name: str, exit_wait_s: float = DEFAULT_EXIT_WAIT_S
     ) -> None:
         self._future = future
-        self._told = False
+        self._is_reported = False
         self._pid = os.getpid()
         self.name = name
         self.exit_wait_s = exit_wait_s
-        _untold.add(self)
+        _unreported.add(self)
         future.add_done_callback(self._forget_if_saved)
 
     def done(self) -> bool:
-        """Return whether it is finished, also if it failed."""
+        """Return whether it has finished or failed."""
         return self._future.done()
 
     def wait(self, timeout_s: float | None = None) -> Checkpoint:
         """Return the checkpoint once its commit is durable.
 
         Raises:
-            RegistryError: The save failed; nothing of it is visible, except that StoreUnavailable
-                leaves that open.
+            RegistryError: The save failed. Nothing of it is visible; only after StoreUnavailable
+                that is unknown.
             TimeoutError: It is not finished in time.
         """
         try:
             return self._future.result(timeout_s)
         except BaseException as error:
-            # Not if the wait was interrupted, or took too long.
+            # Not if the wait was interrupted or timed out.
             if self._future.done() and self._future.exception() is error:
-                self._be_told()
+                self._mark_reported()
             raise
 
     def settle(self) -> None:
-        """Wait; raise the error of the save unless `wait` has raised it already."""
-        if self._future.exception() is not None and not self._told:
+        """Wait; raise the error of the save, unless `wait` has raised it already."""
+        if self._future.exception() is not None and not self._is_reported:
             self.wait()
 
-    def _be_told(self) -> None:
-        self._told = True
-        _untold.discard(self)
+    def _mark_reported(self) -> None:
+        self._is_reported = True
+        _unreported.discard(self)
 
     def _forget_if_saved(self, done: Future[Checkpoint]) -> None:
         if done.exception() is None:
-            _untold.discard(self)
+            _unreported.discard(self)
 
 
-#: Running saves, and failed ones whose error nobody has seen yet.
-_untold: set[PendingSave] = set()
+#: Running saves, and failed saves whose error was not reported yet.
+_unreported: set[PendingSave] = set()
 
 
 def exit_wait_s() -> float:
-    """Return how many seconds the end of the program waits for a save, as the environment says.
+    """Return the seconds that the end of the program waits for a save, from the environment.
 
     Raises:
         InvalidInput: It is not a number of seconds.
     """
-    said = os.environ.get(EXIT_WAIT, "")
+    given = os.environ.get(EXIT_WAIT, "")
     try:
-        limit_s = float(said) if said else DEFAULT_EXIT_WAIT_S
+        limit_s = float(given) if given else DEFAULT_EXIT_WAIT_S
     except ValueError:
         limit_s = -1.0
     if not 0 <= limit_s < math.inf:
@@ -109,14 +109,14 @@ def exit_wait_s() -> float:
             "not a time to wait for saves at the end of the program",
             where=EXIT_WAIT,
             expected="a number of seconds from 0",
-            found=repr(said),
+            found=repr(given),
         )
     return limit_s
 
 
 def _here() -> list[PendingSave]:
-    """Return the saves that this process began; a forked child also has copies of its parent's."""
-    return [pending for pending in list(_untold) if pending._pid == os.getpid()]
+    """Return the saves of this process; a forked process also has copies of its parent's saves."""
+    return [pending for pending in list(_unreported) if pending._pid == os.getpid()]
 
 
 def _finish() -> None:
@@ -125,11 +125,11 @@ def _finish() -> None:
     status = LOST_STATUS
     try:
         late = _wait_for(under_way)
-        why = "the time to wait for it was over"
+        why = "the wait took too long"
     except KeyboardInterrupt:
         late = [pending for pending in under_way if not pending.done()]
         why, status = "the wait was interrupted", _INTERRUPTED_STATUS
-    _tell_failures()
+    _report_failures()
     for pending in late:
         _LOGGER.error(
             "%s: the save was not finished: it was running when the program ended, and %s "
@@ -164,12 +164,12 @@ def _wait_for(under_way: Sequence[PendingSave]) -> list[PendingSave]:
         pause_s = _REMINDER_S
 
 
-def _tell_failures() -> None:
-    """Report saves that failed and that nobody has waited for."""
+def _report_failures() -> None:
+    """Report failed saves that nobody has waited for."""
     for pending in _here():
         error = pending._future.exception() if pending.done() else None
         if error is not None:
-            pending._be_told()
+            pending._mark_reported()
             _LOGGER.error("%s: the save failed: %s: %s", pending.name, type(error).__name__, error)
             _fail_at_the_end()
 
@@ -177,7 +177,7 @@ def _tell_failures() -> None:
 class _FailsAtTheEnd:
     """A stream whose last flush fails: Python then ends with status 120, after all its cleanup.
 
-    `os._exit` would set a status too, but skip `atexit` callbacks and lose unwritten files.
+    `os._exit` would also set a status, but it skips `atexit` callbacks and loses unwritten files.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -206,10 +206,10 @@ def _end_at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-# `concurrent.futures` closes its pools in the same way; the last callback is called first. A Python
-# without it runs `_finish` after its threads end: then the saves have no time limit. A program that
-# is ending already saves in the foreground: `holdfast.registry.storage.threads.Threads`.
+# `concurrent.futures` closes its pools by the same function; the last callback is called first. A
+# Python without it calls `_finish` after its threads end: then saves have no time limit. A program
+# that is already ending saves in the foreground: `holdfast.registry.storage.threads.Threads`.
 with suppress(RuntimeError):
     getattr(threading, "_register_atexit", atexit.register)(_finish)
-# For saves that threads began after the main thread had ended; all are done by then.
-atexit.register(_tell_failures)
+# For saves that threads began after the main thread had ended; all are finished by then.
+atexit.register(_report_failures)

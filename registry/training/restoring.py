@@ -1,4 +1,4 @@
-"""Coming back to a run: the newest checkpoint that is whole, and what was passed over for it."""
+"""Restore a run: load its newest intact checkpoint, and report the newer ones that failed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from holdfast.registry.errors import (
     RestoreFailed,
 )
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.loading.stored import load_to_train
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.values.digest import Digest
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A checkpoint that `restore` passed over.
+    """A checkpoint that `restore` skipped.
 
     Attributes:
-        ref: Which one.
+        ref: Its ref.
         digest: Its id.
-        reason: What was wrong with it.
+        reason: Why it was skipped.
     """
 
     ref: str
@@ -37,12 +37,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `restore` came back with.
+    """The result of `restore`.
 
     Attributes:
         state: The state.
-        checkpoint: Where it is from.
-        report: The newer checkpoints that could not be loaded, newest first.
+        checkpoint: Its checkpoint.
+        report: The newer checkpoints that were skipped, newest first.
     """
 
     state: Any
@@ -51,10 +51,10 @@ class Restored:
 
 
 def check_source(run_id: str, at: Checkpoint) -> None:
-    """Refuse what a run cannot be restored from.
+    """Refuse a checkpoint from which a run cannot be restored.
 
     Raises:
-        InvalidInput: It is no checkpoint, or another run's.
+        InvalidInput: It is no checkpoint, or one of another run.
         Conflict: It is superseded or evicted.
     """
     if not isinstance(at, Checkpoint):
@@ -64,77 +64,75 @@ def check_source(run_id: str, at: Checkpoint) -> None:
             found=quoted(at),
         )
     if at.run_id != run_id:
-        raise InvalidInput(
-            "a run is restored from a checkpoint of its own", where=run_id, found=at.ref
-        )
+        raise InvalidInput("not a checkpoint of this run", where=run_id, found=at.ref)
     if at.superseded:
         raise Conflict(
-            "training has gone back behind this checkpoint already",
+            "this checkpoint is superseded: training went back to an earlier one",
             where=at.ref,
-            hint="Load it with `checkpoint.load()`, or fork a run of its own from it.",
+            hint="Load it with `checkpoint.load()`, or fork a new run from it.",
         )
     if at.is_evicted:
         raise Conflict(
-            "this checkpoint is not kept any more",
+            "this checkpoint was evicted",
             where=at.ref,
             found=at.eviction(),
-            hint="`holdfast undo` brings it back until it is collected.",
+            hint="`holdfast undo` can recover it until its data is collected.",
         )
 
 
 def restore_newest(
     trainer: Trainer, newest_first: Callable[[], Sequence[Checkpoint]], map_location: object
 ) -> Restored | None:
-    """Return the first state that can be loaded whole, and go on from there.
+    """Load the newest intact checkpoint, and continue from it.
 
     Args:
-        trainer: Goes on from it.
-        newest_first: Gives the checkpoints that are kept, as the log has them now.
+        trainer: Continues from it.
+        newest_first: Reads the log and returns the kept checkpoints.
         map_location: Device for the tensors.
 
     Raises:
-        RestoreFailed: There are candidates, and none could be loaded.
+        RestoreFailed: There are checkpoints, and none could be loaded.
     """
     while True:
         try:
-            return _first_whole(trainer, newest_first(), map_location)
-        except _LetGo:
-            continue  # and collected, while we looked: what took its place is newer
+            return _first_intact(trainer, newest_first(), map_location)
+        except _Evicted:
+            continue  # and collected meanwhile: read the log again
 
 
-class _LetGo(Exception):
-    """A candidate is kept no more: the list that it stands in is out of date."""
+class _Evicted(Exception):
+    """A checkpoint was evicted meanwhile: the list of checkpoints is out of date."""
 
 
-def _first_whole(
-    trainer: Trainer, candidates: Sequence[Checkpoint], map_location: object
+def _first_intact(
+    trainer: Trainer, checkpoints: Sequence[Checkpoint], map_location: object
 ) -> Restored | None:
-    passed: list[Attempt] = []
-    for checkpoint in candidates:
+    skipped: list[Attempt] = []
+    for checkpoint in checkpoints:
         if checkpoint.record.held_back:
             why = f"weights that are not finite: {', '.join(checkpoint.nonfinite)}"
-            passed.append(Attempt(checkpoint.ref, checkpoint.digest, why))
+            skipped.append(Attempt(checkpoint.ref, checkpoint.digest, why))
             continue
         try:
             state = load_to_train(checkpoint, map_location)
         except BeyondLimit:
-            raise  # it may be whole, so do not silently restore an older one
+            raise  # it may be intact, so do not silently restore an older one
         except IntegrityError as error:
             if checkpoint.is_evicted:
-                raise _LetGo from error
+                raise _Evicted from error
             trainer.suspect(checkpoint)
-            passed.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
+            skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
         trainer.resume_at(checkpoint)
-        return Restored(state, checkpoint, tuple(passed))
-    if not passed:
+        return Restored(state, checkpoint, tuple(skipped))
+    if not skipped:
         return None
-    damaged = any(not checkpoint.record.held_back for checkpoint in candidates)
-    listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in passed)
+    damaged = any(not checkpoint.record.held_back for checkpoint in checkpoints)
+    listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in skipped)
     raise RestoreFailed(
-        f"none of {len(passed)} checkpoints could be loaded{listed}",
-        where=candidates[0].run_id,
+        f"none of {len(skipped)} checkpoints could be loaded{listed}",
+        where=checkpoints[0].run_id,
         hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them."
         if damaged
-        else "Go on from an older checkpoint by run.restore(at=...), or begin another run.",
+        else "Continue from an older one with run.restore(at=...), or create another run.",
     )

@@ -1,7 +1,7 @@
-"""One save as a commit: what it writes, what must hold, and everything that it says in one slot.
+"""One save as a commit: its states, its preconditions, and its actions.
 
-The checkpoint, what retention lets go for it, its entry in the pool and its entries in streams
-become visible together or not at all.
+The checkpoint, the evictions that it causes, its entry in the pool and its entries in streams are
+in one slot, so they become visible together or not at all.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from holdfast.registry.errors import Conflict, IncompatibleState
-from holdfast.registry.history.actions import (
-    Action,
-    AddCheckpoint,
-    ReportMetrics,
-)
+from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
 from holdfast.registry.history.log_values import format_time
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import CheckpointRecord, Forgotten, RunManifest
 from holdfast.registry.history.retention import has_policies, plan_retention
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.tiers import choose_tier
 from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.pool.promotion import (
@@ -40,7 +36,7 @@ from holdfast.registry.writing.placing import Written, cut_state
 
 
 class SaveCommit(NewCommit):
-    """A save under way.
+    """A running save.
 
     Attributes:
         outcome: Commit number of the checkpoint, once the commit has landed.
@@ -51,16 +47,16 @@ class SaveCommit(NewCommit):
     def __init__(
         self,
         committer: Committer,
-        charge: WriterToken,
+        writer_token: WriterToken,
         save: PreparedSave,
         watched: Sequence[str],
     ) -> None:
         self._committer = committer
-        self._charge = charge
+        self._writer_token = writer_token
         self._save = save
         self._request = save.request
         self._watched = watched
-        self._state: Written
+        self._main: Written
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
         self._appends: list[PlannedAppend] = []
@@ -70,31 +66,31 @@ class SaveCommit(NewCommit):
         self.nonfinite: tuple[str, ...] = ()
 
     def check(self, run: RunManifest) -> None:
-        """Refuse a save into a run that is over, or that another trainer has taken over."""
-        self._charge.recognize(run)
-        self._charge.check_allowed(run, takes_over=self._request.takes_over)
+        """Refuse a save into a completed run, or one that another trainer has taken over."""
+        self._writer_token.recognize(run)
+        self._writer_token.check_allowed(run, takes_over=self._request.takes_over)
 
     def write_states(self) -> Sequence[Written]:
-        """Put everything that the commit names on the store."""
+        """Write all states that the commit names."""
         committer, run = self._committer, self._committer.log.run
-        bases = committer.choose_bases(self._charge.base_order(run))
-        self._state = self._write(self._save.state, bases, self._watched)
-        self.nonfinite = self._state.nonfinite
+        bases = committer.choose_bases(self._writer_token.base_order(run))
+        self._main = self._write(self._save.state, bases, self._watched)
+        self.nonfinite = self._main.nonfinite
         if self._same_step(run) is not None:
-            # What seems to be there may have been let go since this handle last looked.
+            # The known checkpoint may have been evicted since this handle read the log.
             run = committer.log.refresh()
             super().check(run)
         known = self._same_step(run)
-        self._repeats = known is not None and known.manifest == self._state.base.manifest.digest
+        self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
         self._companions = {
             name: self._write(flat, committer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
         }
         if self._repeats:
-            return [self._state]  # what stands beside it was said with it
+            return [self._main]  # its companions were committed with the first save
         self._model = self._cut_model(run)
         claimed = self._claimed(run)
-        # Overtaken once, a segment is not merged again: then nothing can make it stale.
+        # At the second attempt segments are not merged, so that nothing can make them stale.
         self._appends = [
             plan_append(committer, claimed, name, entries, merge=not self._replanned)
             for name, entries in self._request.streams.items()
@@ -102,7 +98,7 @@ class SaveCommit(NewCommit):
         ]
         self._replanned = True
         return [
-            self._state,
+            self._main,
             *self._companions.values(),
             *([self._model] if self._model else []),
             *(append.written for append in self._appends),
@@ -117,24 +113,24 @@ class SaveCommit(NewCommit):
         )
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
-        """Return what the commit says, for the run as it stands."""
+        """Return the actions of the commit for a run."""
         claims = self._claim(run)
         known = self._same_step(run)
-        digest = self._state.base.manifest.digest
+        digest = self._main.base.manifest.digest
         if known is not None:
             if known.manifest != digest:
                 raise self._step_taken(known, digest)
             self._check_companions(known)
             self.outcome = known.n
-            return [*claims, *_news(known, self._request)]
+            return [*claims, *_new_metrics(known, self._request)]
         if self._repeats:
-            raise Stale  # the checkpoint that it repeated has gone meanwhile
+            raise Stale  # the checkpoint that it repeats was evicted meanwhile
         self._check_continues(run)
         claimed = after_commit(run, claims)
         self._check_phase(claimed)
         self.outcome = run.commits
         if self._request.takes_over:
-            self._charge.attempt(run.commits, digest)
+            self._writer_token.attempt(run.commits, digest)
         actions = [*claims, *(append.action(claimed) for append in self._appends)]
         actions.append(self._addition(claimed))
         saved = after_commit(run, actions)
@@ -144,26 +140,26 @@ class SaveCommit(NewCommit):
         return actions
 
     def _claim(self, run: RunManifest) -> list[Action]:
-        return self._charge.claim(run) if self._request.takes_over else []
+        return self._writer_token.claim(run) if self._request.takes_over else []
 
     def _claimed(self, run: RunManifest) -> RunManifest:
-        """Return the run as the save finds it, once it is in charge; no commit is planned yet."""
+        """Return the run after this trainer has taken it over."""
         try:
             return after_commit(run, self._claim(run))
         except Forgotten:
-            # Not by having the run complete: whoever reads on, in `plan` too, compacts it again.
+            # Not `log.recall()`: any refresh, also while appends are planned, makes it compact.
             run = self._committer.log.history()
             return after_commit(run, self._claim(run))
 
     def _same_step(self, run: RunManifest) -> CheckpointRecord | None:
-        """Return the checkpoint that holds this step on the line of training that is continued."""
+        """Return the checkpoint of this step on the line of training that is continued."""
         for checkpoint in run.at_step(self._save.phase, self._request.step):
-            if not (self._request.takes_over and self._charge.is_behind(checkpoint)):
+            if not (self._request.takes_over and self._writer_token.is_behind(checkpoint)):
                 return checkpoint
         return None
 
     def _check_companions(self, known: CheckpointRecord) -> None:
-        """Refuse a repeated save that has other states beside it than the first."""
+        """Refuse a repeated save that has other companions than the first."""
         for name, digest in self._given.items():
             if known.companions.get(name) != digest:
                 before = known.companions.get(name)
@@ -172,40 +168,40 @@ class SaveCommit(NewCommit):
                     where=f"{self._where}, companion {name}",
                     expected=before.short if before else "none",
                     found=digest.short,
-                    hint="A companion is given with the first save of a step.",
+                    hint="Pass a companion with the first save of a step.",
                 )
 
     def _check_continues(self, run: RunManifest) -> None:
-        """Refuse a training that restored nothing in a run that is further on."""
+        """Refuse a trainer that restored nothing if the run already has later steps."""
         newest = run.latest(self._save.phase)
-        begins = self._request.takes_over and self._charge.begins
+        begins = self._request.takes_over and self._writer_token.begins
         if begins and newest is not None and self._request.step < newest.step:
             raise Conflict(
-                "the run is further on than this training, which restored nothing",
+                "the run already has later steps, and this trainer restored nothing",
                 where=self._where,
                 expected=f"a step after {newest.step}",
-                hint="Call `run.restore()` first, or train in a run of its own.",
+                hint="Call `run.restore()` first, or create another run.",
             )
 
     def _check_phase(self, run: RunManifest) -> None:
-        """Refuse to go back to a phase, or into one by another way than the declared one."""
+        """Refuse a save in an earlier phase, or in a phase that needs a transition first."""
         phase, before = self._save.phase, run.phase
         order = [one.name for one in run.spec.phases]
         if before == phase or phase not in order:
             return
         if before is None and not self._request.takes_over:
-            return  # what another program made may begin anywhere
+            return  # a push may begin in any phase
         if before in order and order.index(phase) < order.index(before):
             raise Conflict(
                 "this phase is over",
                 where=self._where,
                 expected=f"phase {before} or a later one",
-                hint="To go back call `run.restore(at=...)` with a checkpoint of that phase.",
+                hint="To go back, call `run.restore(at=...)` with a checkpoint of that phase.",
             )
-        ways = [one for one in run.spec.transitions if one.to_phase == phase]
-        if ways and run.entered(phase) is None:
+        declared = any(one.to_phase == phase for one in run.spec.transitions)
+        if declared and run.entered(phase) is None:
             raise Conflict(
-                "the run's preset leads into this phase by a transition",
+                "the run's preset declares a transition into this phase",
                 where=self._where,
                 expected=f"run.transition({phase!r}) first: it checks and records the change",
             )
@@ -214,7 +210,7 @@ class SaveCommit(NewCommit):
         save, request = self._save, self._request
         phase = run.spec.phase(save.phase)
         tier = request.tier or choose_tier(run, phase, request.metrics, save.counters)
-        manifest = self._state.base.manifest
+        manifest = self._main.base.manifest
         held_back = bool(self.nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
             manifest=manifest.digest,
@@ -224,7 +220,7 @@ class SaveCommit(NewCommit):
             meta=request.meta,
             size_bytes=manifest.nbytes,
             tier=tier,
-            companions=self._beside(run) or None,
+            companions=self._all_companions(run) or None,
             commit_keys=save.commit_keys,
             nonfinite=self.nonfinite or None,
             held_back=held_back or None,
@@ -234,32 +230,32 @@ class SaveCommit(NewCommit):
     def _given(self) -> dict[str, Digest]:
         return {name: one.base.manifest.digest for name, one in self._companions.items()}
 
-    def _beside(self, run: RunManifest) -> dict[str, Digest]:
-        """Return the companions: those given, those of the phase's beginning, those of before."""
-        beside = self._given
+    def _all_companions(self, run: RunManifest) -> dict[str, Digest]:
+        """Return the given companions, and for the other declared ones the newest known ones."""
+        found = self._given
         entered = run.entered(self._save.phase)
         for name in run.spec.phase(self._save.phase).companions:
-            if name in beside:
+            if name in found:
                 continue
             known = next(_companions(run, name, self._save.phase), None)
             if known is None and entered is not None:
                 known = entered.companions.get(name)
             if known is None:
                 raise IncompatibleState(
-                    "a checkpoint of this phase has a companion, and none is known",
+                    "a checkpoint of this phase needs a companion, and none is known",
                     where=self._where,
                     expected=name,
-                    hint=f"Pass companions={{{name!r}: state}} once; it is kept from then on.",
+                    hint=f"Pass companions={{{name!r}: state}} once; later saves use it too.",
                 )
-            beside[name] = known
-        return beside
+            found[name] = known
+        return found
 
     def _cut_model(self, run: RunManifest) -> Written | None:
-        """Cut what enters the pool with this save, where the phase promotes on save."""
+        """Make the model for the pool, if the phase promotes on save."""
         rules, spec = pool_rules(run), run.spec
         if not rules.promote_on_save or rules.phase != self._save.phase or self.nonfinite:
             return None
-        committer, base = self._committer, self._state.base
+        committer, base = self._committer, self._main.base
         names = inference_parts(spec, base.manifest.components, where=self._where)
         return cut_state(committer.store, committer.writer, base, names)
 
@@ -278,27 +274,27 @@ class SaveCommit(NewCommit):
 
     def _step_taken(self, known: CheckpointRecord, digest: Digest) -> Conflict:
         return Conflict(
-            "the step holds another state already",
+            "the step has another state already",
             where=self._where,
             expected=f"the state of {known.manifest.short}, saved at {format_time(known.time_ms)}",
             found=digest.short,
-            hint="To train on from an earlier checkpoint call `run.restore()` first; it supersedes "
-            "the later ones. Anything else needs another step, phase or run.",
+            hint="To continue from an earlier checkpoint, call `run.restore()` first; it "
+            "supersedes the later ones. Otherwise use another step, phase or run.",
         )
 
 
 def _companions(run: RunManifest, name: str, phase: str | None = None) -> Iterator[Digest]:
-    """Yield the companions of this name of kept checkpoints, the newest first."""
+    """Yield the companions of a name of kept checkpoints, newest first."""
     found = (record.companions.get(name) for record in run.newest_first(phase))
     return (digest for digest in found if digest is not None)
 
 
-def _news(known: CheckpointRecord, request: SaveRequest) -> list[Action]:
-    """Return what a repeated save says that its checkpoint does not say yet: metrics alone."""
-    news = {
+def _new_metrics(known: CheckpointRecord, request: SaveRequest) -> list[Action]:
+    """Return the action for the metrics of a repeated save that its checkpoint does not have."""
+    metrics = {
         name: value
         for name, value in request.metrics.items()
         if name not in known.metrics
         or float_to_hex(known.metrics[name]) != float_to_hex(value)  # NaN equals NaN here
     }
-    return [ReportMetrics(checkpoint=known.n, metrics=news)] if news else []
+    return [ReportMetrics(checkpoint=known.n, metrics=metrics)] if metrics else []

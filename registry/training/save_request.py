@@ -1,4 +1,4 @@
-"""What a save says and what it is made of, checked and taken apart before anything is written."""
+"""The arguments of a save: check them, and flatten its states, before anything is written."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ DEFAULT_PHASE = "main"
 
 
 class SaveRequest:
-    """What a save says beside its state, checked before anything is written; see `Run.save`.
+    """The checked arguments of a save, without its state; see `Run.save`.
 
     Attributes:
-        takes_over: Whether the program that saves becomes the run's one trainer; a push does not.
-        phase: As given; `None` for the phase that the run is in.
-        meta: As a plain value, encoded.
+        takes_over: Whether the program becomes the run's only trainer; for a push it does not.
+        phase: The given phase; `None` for the present phase of the run.
+        meta: The encoded plain value.
 
     Raises:
         InvalidInput: An argument is wrong.
@@ -98,15 +98,15 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class PreparedSave:
-    """A save whose states are taken apart and found to be what the run demands.
+    """A save whose states are flattened and meet the rules of the run.
 
     Attributes:
-        request: What it says.
-        phase: The phase that it is of.
-        given: The state as it was given, without the keys that its commit keeps.
-        narrowing: Which of its leaves are stored in fewer bits.
-        commit_keys: Those.
-        companions: The states beside it.
+        request: The arguments.
+        phase: The phase.
+        given: The given state, without the keys that its commit stores.
+        narrowing: The leaves that are stored with less precision.
+        commit_keys: The keys that its commit stores.
+        companions: The companions by name.
         counters: Values of the counters that the tiers of the phase name.
     """
 
@@ -120,18 +120,17 @@ class PreparedSave:
 
     @cached_property
     def state(self) -> FlatState:
-        """The state as it is to be stored.
+        """The state to store, with narrowed tensors.
 
-        Looked for here and not before, so that a save in the background looks there and at its
-        copy: numbers that the narrower type of a tensor cannot hold.
+        A save in the background narrows its copy, in its own thread.
 
         Raises:
-            UnsupportedValue: There is one.
+            UnsupportedValue: The narrower type of a tensor cannot represent one of its numbers.
         """
         return narrow_state(self.given, self.narrowing) if self.narrowing else self.given
 
     def copied(self, copy: Callable[[str, FlatState], FlatState]) -> PreparedSave:
-        """Return the same with every state copied, each under a name of its own."""
+        """Return the same save with every state copied, each under its own name."""
         return replace(
             self,
             given=copy("", self.given),
@@ -140,13 +139,13 @@ class PreparedSave:
 
 
 def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> PreparedSave:
-    """Take a state apart and hold it against the rules of the run.
+    """Flatten a state and check it against the rules of the run.
 
     Raises:
-        UnsupportedValue: Something in it cannot be stored; the message names its path.
-        InvalidInput: The run has no such phase or tier, or a counter of a tier is nowhere; or the
-            precision decides about nothing, or about optimizer state.
-        IncompatibleState: Required keys are missing, or tensors have another dtype than demanded.
+        UnsupportedValue: A value in it cannot be stored; the message names its path.
+        InvalidInput: The run has no such phase or tier; a counter of a tier is missing; or the
+            precision matches no tensor, or optimizer state.
+        IncompatibleState: Required keys are missing, or tensors have a wrong dtype.
     """
     spec = run.spec
     with collector_paused():
@@ -170,7 +169,7 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
 def _narrowing(
     state: FlatState, request: SaveRequest, spec: RunSpec, where: str
 ) -> Narrowing | None:
-    """Choose which leaves are stored in fewer bits; the run's rules hold for what is stored too."""
+    """Choose the leaves that are stored with less precision; the stored dtypes must be allowed."""
     if request.precision is None:
         return None
     narrowing = request.precision.choose(state, where=where)
@@ -178,25 +177,25 @@ def _narrowing(
         check_dtypes(spec, stored_dtypes(state, narrowing), where=where)
     except IncompatibleState as error:
         raise IncompatibleState(
-            "tensors would be stored in another dtype than the run demands",
+            "tensors would be stored in a dtype that the run does not allow",
             where=f"{where}, precision",
             found=error.found,
-            hint="Say 'keep' for them, before the other patterns; or mend the preset.",
+            hint="Give them the policy 'keep', before the other patterns; or change the preset.",
         ) from error
     return narrowing
 
 
 def _split(state: FlatState, spec: RunSpec) -> tuple[FlatState, CommitKeys | None]:
-    """Take out of a state the keys that its commit keeps."""
+    """Separate the keys that the commit stores from a state."""
     moved = [part for part in state.components if part.name in spec.commit_keys]
     if not moved:
         return state, None
     for part in moved:
         if part.leaves:
             raise UnsupportedValue(
-                "a key that the commit is to keep holds an array or a very long string",
+                "a key in commit_keys holds an array or a very long string",
                 where=part.leaves[0].path,
-                hint="The run's preset lists it in commit_keys; the log holds small plain values.",
+                hint="The run's preset lists it in commit_keys; the log is for small plain values.",
             )
     kept = tuple(part for part in state.components if part.name not in spec.commit_keys)
     values = join_plain({part.name: part.skeleton for part in moved}, "the commit keys")
@@ -216,7 +215,7 @@ def _check_tier(phase: Phase, tier: str | None, where: str) -> None:
 
 
 def _counters(phase: Phase, request: SaveRequest, state: FlatState) -> dict[str, int]:
-    """Return the counters that the phase's tiers name: its own, of the state, or of meta."""
+    """Return the counters that the phase's tiers name: the step, or a value of state or meta."""
     plain = {part.name: part.skeleton for part in state.components}
     meta = decode_plain(request.meta)
     if isinstance(meta, dict):
@@ -229,7 +228,7 @@ def _counters(phase: Phase, request: SaveRequest, state: FlatState) -> dict[str,
         value = plain.get(name)
         if type(value) is not int:
             raise InvalidInput(
-                f"tier {tier.name} counts in {name}, and nothing says where that stands",
+                f"the counter {name} of tier {tier.name} has no value",
                 where=f"phase {phase.name}, step {request.step}",
                 expected=f"a whole number as state[{name!r}] or meta[{name!r}]",
                 found=type(value).__name__,

@@ -1,8 +1,8 @@
-"""The one trainer of a run: saves, one after another or one in the background.
+"""The trainer of a run: it saves one state after another, in the foreground or in the background.
 
-What a save is made of is the business of `holdfast.registry.training.save_request`, what it says
-that of `holdfast.registry.training.save_commit`, who may say it that of
-`holdfast.registry.history.writer_token`.
+`holdfast.registry.training.save_request` checks the arguments of a save,
+`holdfast.registry.training.save_commit` writes and commits it, and
+`holdfast.registry.history.writer_token` decides whether this trainer may save.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Trainer:
-    """The saving side of a run's handle. It is in charge from its first save on."""
+    """The saving side of a run's handle. It owns the run from its first save on."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
-        self._charge = WriterToken(committer.log.run_id)
+        self._writer_token = WriterToken(committer.log.run_id)
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -56,7 +56,7 @@ class Trainer:
     def save_async(self, state: object, request: SaveRequest) -> PendingSave:
         """Copy a state, then store and commit it in the background."""
         limit_s = exit_wait_s()
-        with self._handing_over:  # or another thread's copy would land on the one being saved
+        with self._handing_over:  # or another thread would overwrite the copy that is being saved
             self.settle()
             prepared = prepare_save(state, request, self._log.run).copied(self._stage)
             if self._background is None:
@@ -67,30 +67,30 @@ class Trainer:
             return self._pending
 
     def commit(self, change: NewCommit) -> RunManifest:
-        """Commit something that only the trainer of a run may, and take the run over by it."""
+        """Commit a change that only the trainer of a run may make; it takes the run over."""
         self.settle()
         with self._lock:
-            claimed = _Claimed(self._charge, change)
+            claimed = _Claimed(self._writer_token, change)
             run = self._committer.commit(claimed)
-            if claimed.says_something:
-                self._charge.committed()
+            if claimed.has_actions:
+                self._writer_token.committed()
             return run
 
     def settle(self) -> None:
-        """Wait for the save under way; raise what it failed with, unless its caller knows."""
-        self._start_anew_after_fork()
+        """Wait for the running save; raise its error unless that was raised already."""
+        self._reset_after_fork()
         pending = self._pending
         if pending is None:
             return
         try:
             pending.settle()
         finally:
-            # An interrupted wait must not forget it: its copy may not be overwritten yet.
+            # After an interrupted wait it still runs, and its copy may not be overwritten yet.
             if pending.done():
                 self._pending = None
 
     def close(self) -> None:
-        """Finish the save under way and stop the thread."""
+        """Finish the running save and stop the thread."""
         try:
             self.settle()
         finally:
@@ -99,20 +99,20 @@ class Trainer:
                 self._background = None
 
     def leave(self, status: RunStatus) -> None:
-        """Set the run's status, unless somebody else trains it."""
+        """Set the run's status, unless another trainer owns the run."""
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
-            others = run.writer is not None and self._charge.is_fenced(run)
-            return None if others or run.dropped is not None else [SetStatus(status=status)]
+            is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
+            return None if is_fenced or run.dropped is not None else [SetStatus(status=status)]
 
         self._committer.commit(Composed(actions, on_dropped=True))
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: the next save supersedes whatever came after it."""
-        self._charge.resume_at(checkpoint.n, self._log.run)
+        """Continue from a checkpoint: the next save supersedes all later ones."""
+        self._writer_token.resume_at(checkpoint.n, self._log.run)
 
     def suspect(self, checkpoint: Checkpoint) -> None:
-        """Never build on what a damaged checkpoint holds; write it anew when it comes up again."""
+        """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
         with suppress(IntegrityError):
             reader = reader_of(checkpoint)
             keys = placed_keys(reader.place, reader.placement)
@@ -122,11 +122,11 @@ class Trainer:
         staging = self._stagings.setdefault(name, Staging())
         return staging.copy(state, self._committer.store.pools.hashing)
 
-    def _start_anew_after_fork(self) -> None:
-        """In a forked child be another trainer: the thread stayed behind, the token is taken."""
+    def _reset_after_fork(self) -> None:
+        """In a forked process be another trainer: thread and token are those of the parent."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._charge.reset()
+            self._writer_token.reset()
             self._background, self._pending, self._stagings = None, None, {}
             self._lock, self._handing_over = RLock(), RLock()
 
@@ -134,7 +134,7 @@ class Trainer:
         with self._lock:
             takes_over = save.request.takes_over
             run, store = self._log.run, self._committer.store
-            commit = SaveCommit(self._committer, self._charge, save, run.spec.finite)
+            commit = SaveCommit(self._committer, self._writer_token, save, run.spec.finite)
             self._committer.commit(commit)
             if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
@@ -144,34 +144,34 @@ class Trainer:
                     printable(", ".join(commit.nonfinite)),
                 )
             if takes_over:
-                self._charge.committed()
+                self._writer_token.committed()
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
 
 
 class _Claimed(NewCommit):
-    """A commit that takes the run over first.
+    """A commit that first takes the run over.
 
     Attributes:
-        says_something: Whether the run did not say all of it before.
+        has_actions: Whether the commit had any actions for the run.
     """
 
-    def __init__(self, charge: WriterToken, change: NewCommit) -> None:
-        self._charge = charge
+    def __init__(self, writer_token: WriterToken, change: NewCommit) -> None:
+        self._writer_token = writer_token
         self._change = change
-        self.says_something = False
+        self.has_actions = False
 
     def check(self, run: RunManifest) -> None:
-        """Refuse what a save would be refused for."""
-        self._charge.check_allowed(run, takes_over=True)
+        """Refuse the commit for the same reasons as a save."""
+        self._writer_token.check_allowed(run, takes_over=True)
 
     def write_states(self) -> Sequence[Written]:
-        """Write what the commit names."""
+        """Write the states of the commit."""
         return self._change.write_states()
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return the claims, and what the commit says for the run after them."""
-        claims = self._charge.claim(run)
+        """Return the claims, then the actions of the commit for the run after them."""
+        claims = self._writer_token.claim(run)
         actions = self._change.actions(after_commit(run, claims))
-        self.says_something = actions is not None
+        self.has_actions = actions is not None
         return None if actions is None else [*claims, *actions]

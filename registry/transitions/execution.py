@@ -16,8 +16,7 @@ from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream,
 from holdfast.registry.history.log_values import check_phase
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, Pin, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
-from holdfast.registry.loading.load_to_train import load_to_train
-from holdfast.registry.loading.stored import Stored
+from holdfast.registry.loading.stored import Stored, load_to_train
 from holdfast.registry.names.pins import find_pin
 from holdfast.registry.pool.promotion import Candidate, find_entry, promotion
 from holdfast.registry.pool.ratings import DEFAULT

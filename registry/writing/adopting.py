@@ -1,8 +1,7 @@
-"""Making stored states one's own: what another run, another registry or an eviction left behind.
+"""Import states that are already stored: from another registry, a parent run, or an eviction.
 
-Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): the one that
-is there, or a verified copy of it. `holdfast.registry.sync` brings runs from another registry, a
-fork takes over what its parent holds, an eviction that is undone comes back through here.
+Each object gets a key that may be named (`holdfast.registry.writing.object_writer`): an existing
+object, or a verified copy. `holdfast.registry.sync`, a fork and an undone eviction use this.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from holdfast.registry.writing.placing import put_place
 #: Packs held in memory at once on their way from store to store.
 _PACKS_IN_FLIGHT = 4
 
-#: Told of each pack, and whether it had to be sent.
-Counted = Callable[[PackRef, bool], object]
+#: Called for each pack, with whether it had to be sent.
+OnPack = Callable[[PackRef, bool], object]
 
 
 def adopt(
@@ -34,45 +33,45 @@ def adopt(
     destination: Store,
     writer: Writer,
     wanted: Sequence[Place],
-    counted: Counted | None = None,
+    on_pack: OnPack | None = None,
 ) -> tuple[list[Place], ChosenKeys]:
-    """Make sure that placed manifests lie in a registry under keys that may be named.
+    """Make sure that a registry has placed manifests under keys that may be named.
 
     Args:
-        source: Where they lie; may be the destination itself.
-        destination: Where they are to lie.
+        source: The registry that has them; it may be the destination.
+        destination: The registry that gets them.
         writer: Chooses the keys.
         wanted: Their places at the source.
-        counted: Told of each pack.
+        on_pack: Called for each pack.
 
     Returns:
-        Their places at the destination, and every key that naming them names.
+        Their places at the destination, and all keys that a commit of them names.
 
     Raises:
-        MissingObject: Something is gone at the source.
-        IntegrityError: Something is damaged there; it is not passed on.
+        MissingObject: An object is missing at the source.
+        IntegrityError: An object is damaged there; it is not copied.
     """
-    _ = writer.epoch  # observed before any key is chosen, and not by several threads at once
+    _ = writer.epoch  # observed before any key is chosen, and by one thread
     placements = [source.placement(place.placement_key) for place in wanted]
     packs = dict.fromkeys(ref for placement in placements for ref in placement.packs)
     copied: dict[ObjectKey, ObjectKey] = {}
-    waiting = iter(packs)
-    while batch := list(islice(waiting, _PACKS_IN_FLIGHT)):
+    remaining = iter(packs)
+    while batch := list(islice(remaining, _PACKS_IN_FLIGHT)):
         jobs = [destination.pools.bulk.submit(_copy_pack, source, writer, ref) for ref in batch]
         for ref, (key, sent) in zip(batch, results(jobs), strict=True):
             copied[ref.key] = key
-            if counted is not None:
-                counted(ref, sent)
+            if on_pack is not None:
+                on_pack(ref, sent)
     places, keys = [], set[ObjectKey]()
     for place, placement in zip(wanted, placements, strict=True):
-        moved = replace(
+        adopted = replace(
             placement,
             packs=tuple(PackRef(copied[ref.key], ref.size_bytes) for ref in placement.packs),
         )
         manifest = source.manifest(place.manifest_key)
-        index_chunks(manifest, moved, read_lists(destination, manifest, moved))
-        places.append(put_place(destination, writer, manifest, moved))
-        keys |= placed_keys(places[-1], moved)
+        index_chunks(manifest, adopted, read_lists(destination, manifest, adopted))
+        places.append(put_place(destination, writer, manifest, adopted))
+        keys |= placed_keys(places[-1], adopted)
     return places, ChosenKeys(frozenset(keys))
 
 
@@ -82,7 +81,7 @@ def _copy_pack(source: Store, writer: Writer, ref: PackRef) -> tuple[ObjectKey, 
     if present is not None:
         return present, False
     data = source.read(ref.key)
-    # A damaged pack must not spread; its bytes are in memory, so checking costs one hash.
+    # Do not copy a damaged pack. Its bytes are in memory, so the check costs one hash.
     table = open_pack(data, ref.key.digest, where=str(ref.key))
     verify_pack_chunks(data, table, ref.key)
     return writer.put_pack(ref.key.digest, [data], len(data)), True

@@ -1,13 +1,13 @@
-"""A change of one run: what it puts on the store, and which lines it then adds to the run's log.
+"""A change of one run: the objects that it puts on the store, and its lines in the log.
 
-A change knows nothing of races, sweeps or slots. `holdfast.registry.writing.committer` carries it
-through. It asks for the objects once, and again if a sweep condemned one of them. It asks for the
-lines each time that it has read the run, so a change answers for the run that it is given and
-remembers no other.
+A change knows nothing of races, sweeps or slots: `holdfast.registry.writing.committer` carries it
+through. The committer asks for the objects once, and again if a sweep has condemned one of them. It
+asks for the lines each time that it has read the run; a change must answer for that run and
+remember no earlier one.
 
-A subclass of `Change` names stored states or lines that are there already: a sync, a repack. A
-subclass of `NewCommit` says something new: a save, a promotion, a release. A function is enough for
-a commit that writes no state, such as a tag.
+A subclass of `Change` commits states or lines that exist already: a sync, a repack. A subclass of
+`NewCommit` makes a new commit: a save, a promotion, a release. For a commit that writes no state,
+such as a tag, a function is enough.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import ClassVar
 
 from holdfast.registry.history.actions import Action, Line
 from holdfast.registry.history.log import commit_line
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import RunManifest, foresee
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.writing.object_writer import ChosenKeys
 from holdfast.registry.writing.placing import Written
 
-#: Gives the actions of a commit for the run as it is, or `None` if there is nothing to say.
+#: Returns the actions of a commit for a run, or `None` if there is nothing to commit.
 Actions = Callable[[RunManifest], Sequence[Action] | None]
 
 
 class Stale(Exception):
-    """What was written for a change does not fit the run any more: write it again."""
+    """The objects that were written for a change do not fit the run any more: write them again."""
 
 
 class Change(ABC):
     """A change of one run.
 
     Attributes:
-        noun: What a message calls it.
-        given_up: What a message says of the run after the change was given up.
-        writes: Whether it puts objects on the store. A change that does not never waits for a save.
+        noun: Its noun in messages.
+        given_up: The sentence on the run in the message that the change was given up.
+        writes: Whether it puts objects on the store. If not, it never waits for a save.
     """
 
     noun: ClassVar[str] = "commit"
@@ -57,37 +57,37 @@ class Change(ABC):
         """Put the objects on the store that the lines name; return all of them.
 
         Raises:
-            MissingObject: Something that the change is made from is gone.
+            MissingObject: An object that the change is made from is missing.
             Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
         """
         return ChosenKeys()
 
     @abstractmethod
     def lines(self, run: RunManifest) -> Sequence[Line | bytes] | None:
-        """Return the lines of the next slot for the run as it is; `None` if there are none.
+        """Return the lines of the next slot for a run; `None` if there are none.
 
         Raises:
-            Stale: What was written does not fit the run; `write` is called again.
+            Stale: The written objects do not fit the run; `write` is called again.
             Forgotten: As for `write`.
         """
 
     def read_again(self) -> bool:
-        """Read again what the change is made from, if that is not the run itself.
+        """Read the source of the change again, if that is not the run itself.
 
         It is called when an object was missing.
 
         Returns:
-            Whether it is different now, so that writing again can succeed.
+            Whether the source is different now, so that writing again can succeed.
         """
         return False
 
     def bases(self) -> Sequence[PlacedState]:
-        """Return the states that it wrote, so that later ones can be stored against them."""
+        """Return the states that it wrote; later states can be stored against them."""
         return ()
 
 
 class NewCommits(Change):
-    """A change that adds commits: the states that they name, and the actions of each."""
+    """A change that adds commits: it writes the states that they name, and makes their actions."""
 
     _written: Sequence[Written] = ()
 
@@ -96,23 +96,23 @@ class NewCommits(Change):
         check_not_dropped(run)
 
     def write_states(self) -> Sequence[Written]:
-        """Put the states on the store that the actions name; otherwise as `write`."""
+        """Put the states that the actions name on the store; otherwise as `write`."""
         return ()
 
     @abstractmethod
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         """Return the actions of each commit; otherwise as `lines`.
 
-        Without actions a slot holds only the places that have changed; `None` means no slot.
+        Without actions the slot has only the new places; `None` means no slot.
         """
 
     def write(self) -> ChosenKeys:
         """Put the states on the store."""
         self._written = self.write_states()
-        return reduce(ChosenKeys.__or__, [one.choice for one in self._written], ChosenKeys())
+        return reduce(ChosenKeys.__or__, [one.chosen for one in self._written], ChosenKeys())
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
-        """Return the places that the run does not give yet, then the commits."""
+        """Return the places that the run does not have yet, then the commits."""
         commits = self.commits(run)
         if commits is None:
             return None
@@ -137,7 +137,7 @@ class NewCommit(NewCommits):
 
     @abstractmethod
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return what the commit says; otherwise as `commits`."""
+        """Return the actions of the commit; otherwise as `commits`."""
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         """Return the one commit."""
@@ -151,7 +151,7 @@ class Composed(NewCommit):
     Args:
         actions: As `NewCommit.actions`.
         states: As `NewCommit.write_states`; without it nothing is written.
-        on_dropped: Whether the actions also answer for a run that was dropped.
+        on_dropped: Whether the actions are also asked for if the run was dropped.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Composed(NewCommit):
         self.writes = states is not None
 
     def check(self, run: RunManifest) -> None:
-        """Refuse to add to a run that was dropped, unless the actions answer for it."""
+        """Refuse to add to a run that was dropped, unless `on_dropped` was given."""
         if not self._on_dropped:
             super().check(run)
 
@@ -176,10 +176,10 @@ class Composed(NewCommit):
         return () if self._states is None else self._states()
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return what the commit says."""
+        """Return the actions of the commit."""
         return self._actions(run)
 
 
 def after_commit(run: RunManifest, actions: Sequence[Action]) -> RunManifest:
-    """Return the run as it is after a commit of these actions."""
+    """Return the run after a commit of these actions."""
     return foresee(run, [commit_line(run, actions)]) if actions else run

@@ -1,10 +1,9 @@
-"""The one loop that carries a change of a run through, and the states that changes write.
+"""The one loop that carries a change of a run through, and the writing of its states.
 
-One `Committer` belongs to one handle of a run. It looks at the log, has the change write its
-objects, and puts its lines into the next slot. It starts again if a sweep condemned an object or
-the run has moved on. `holdfast.registry.writing.change` defines a change;
-`holdfast.registry.writing.object_writer` keeps the rules for the objects,
-`holdfast.registry.history.log` those for the slot.
+A `Committer` belongs to one handle of a run. It checks the log, lets the change write its objects,
+and puts its lines into the next slot. It starts again if a sweep has condemned an object, or the
+run has changed. `holdfast.registry.writing.change` defines a change. The rules for objects are in
+`holdfast.registry.writing.object_writer`, those for slots in `holdfast.registry.history.log`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IntegrityError, MissingObject
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.replay import Forgotten, RunManifest
-from holdfast.registry.history.state_reader import StateReader
+from holdfast.registry.history.state_reader import PlacedState, StateReader
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.codecs import COMPRESSIONS, Compression
 from holdfast.registry.storage.reading import read_lists
@@ -37,18 +35,18 @@ from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, Write
 from holdfast.registry.writing.placing import Written, cut_state
 from holdfast.registry.writing.saving import write_state
 
-#: Checkpoints whose chunks a save looks through before it stores any.
+#: Checkpoints whose chunks a save can use again.
 MAX_BASES = 8
-#: States that a handle remembers, so that they need not be read again: bases of its states and of
-#: what it saves beside them.
+#: States that a handle remembers, so that it need not read them again: bases of its states and of
+#: their companions.
 _KEPT_BASES = 3 * MAX_BASES
-_PLANS = 5
+_ATTEMPTS = 5
 
 _T = TypeVar("_T")
 
 
 class Committer:
-    """Writes states of one run, and commits what names them.
+    """Writes states of one run, and commits changes of it.
 
     Attributes:
         store: The registry's objects.
@@ -67,7 +65,7 @@ class Committer:
     @property
     def _lock(self) -> RLock:
         if self._pid != os.getpid():
-            # A fork copies the lock as it was: a save that the parent has under way holds it.
+            # A fork copies the lock, which a running save of the parent may hold.
             self._pid, self._made_lock = os.getpid(), RLock()
         return self._made_lock
 
@@ -75,19 +73,19 @@ class Committer:
         """Carry a change through: its objects first, then its lines in one slot.
 
         Args:
-            change: The change, or what gives the actions of one that writes no state.
+            change: The change, or a function that returns the actions of one that writes no state.
 
         Returns:
-            The run at the slot, or at the head if there was nothing to say.
+            The run at the slot, or at the head if there was nothing to commit.
 
         Raises:
-            Conflict: Sweeps, or other writers, came between too often.
+            Conflict: Sweeps or other writers interfered too often.
         """
         if not isinstance(change, Change):
             change = Composed(change)
-        # A change that writes no objects need not wait for a save that does.
+        # A change that writes no objects need not wait for a running save.
         with self._lock if change.writes else nullcontext():
-            for _ in range(_PLANS):
+            for _ in range(_ATTEMPTS):
                 run = self._attempt(change)
                 if run is None:
                     continue
@@ -96,57 +94,57 @@ class Committer:
                         self._keep(base)
                 return run
         raise Conflict(
-            f"sweeps or other writers overtook this {change.noun} {_PLANS} times in a row",
+            f"sweeps or other writers overtook this {change.noun} {_ATTEMPTS} times in a row",
             where=self.log.run_id,
             hint=f"{change.given_up}; try again, and let collectors run less often.",
         )
 
     def _attempt(self, change: Change) -> RunManifest | None:
-        """Write what a change names and put its slot; return `None` if it has to be written again.
+        """Write the objects of a change and put its slot; return `None` to write them again.
 
         Races for the slot are not counted here: `RunLog.append` asks for the lines again.
         """
         if change.writes:
             self._recalling(lambda: change.check(self.log.run))
         read = self.log.run.next_slot
-        look = self.log.look()  # beside what is sent
+        look = self.log.look()  # while objects are sent
         try:
-            choice = self._recalling(change.write) if change.writes else ChosenKeys()
+            chosen = self._recalling(change.write) if change.writes else ChosenKeys()
         except MissingObject:
             look.outcome.result()
             if not self._has_moved(change, read):
                 raise
             return None
         try:
-            return self.writer.commit(partial(_lines, change), choice, look)
+            return self.writer.commit(partial(_lines, change), chosen, look)
         except Condemned:
-            # A sweep passed between choosing and committing, and bases may be condemned as well.
+            # There was a sweep since the keys were chosen; it may have condemned bases too.
             self._bases.clear()
         except Stale:
             pass
         return None
 
     def _recalling(self, act: Callable[[], _T]) -> _T:
-        """Do what may need the records of evicted checkpoints."""
-        for _ in range(_PLANS):
+        """Call a function that may need the records of evicted checkpoints."""
+        for _ in range(_ATTEMPTS):
             with suppress(Forgotten):
                 return act()
-            # Once is enough, unless another thread reads on and makes the run compact again.
+            # Once is enough, unless another thread refreshes the run and makes it compact again.
             self.log.recall()
         return act()
 
     def _has_moved(self, change: Change, read: int) -> bool:
-        """Return whether the run, or what a change is made from, is different by now.
+        """Return whether the run, or the source of a change, has changed meanwhile.
 
         Args:
-            change: One that missed an object.
-            read: The slot after those that were read when it was written.
+            change: A change that did not find an object.
+            read: The next slot of the run when the change was written.
         """
         is_different = change.read_again()
         run = self.log.refresh()
         if run.next_slot == read:
             return is_different
-        # Evicted and collected meanwhile? Then the change says so better.
+        # If a state was evicted and collected meanwhile, the error of the change says it better.
         with suppress(Stale):
             try:
                 _lines(change, run)
@@ -166,14 +164,14 @@ class Committer:
 
         Args:
             state: The state.
-            bases: States that hold chunks of it already.
-            compression: `none`, `zstd` or `lz4`; the registry's own without it.
-            keyframe_every: How often a chunk that goes on changing is stored whole; as the registry
-                has it without it. Deltas are compressed, by `zstd` where nothing else is said.
+            bases: Stored states whose chunks can be used again.
+            compression: `none`, `zstd` or `lz4`; by default that of the registry.
+            keyframe_every: How often a changing chunk is stored whole; by default that of the
+                registry. Deltas are compressed, by `zstd` if no compression is set.
             watched: Patterns of the paths of tensors that are checked for NaN and infinity.
 
         Raises:
-            StoreFull: It cannot fit.
+            StoreFull: It does not fit into the free space.
         """
         config = self.store.config
         every = keyframe_every or config.keyframe_every or 1
@@ -191,20 +189,20 @@ class Committer:
         )
 
     def write_plain(self, state: object) -> Written:
-        """Put a state on the store that is like none of the checkpoints."""
+        """Put a state on the store that shares no chunks with checkpoints."""
         with collector_paused():
             flat = state if isinstance(state, FlatState) else pytree.flatten(state)
         pytree.await_devices(flat)
         return self.write(flat, ())
 
     def adopt(self, source: Store, places: Sequence[Place]) -> list[Written]:
-        """Take over states that another run, another registry or an eviction left behind.
+        """Import stored states of another registry, a parent run or an eviction.
 
         Raises:
-            IntegrityError: Something of them is damaged or gone.
+            IntegrityError: An object of them is damaged or missing.
         """
-        adopted, choice = adopt(source, self.store, self.writer, places)
-        return [Written(self._placed(place), choice, 0) for place in adopted]
+        adopted, chosen = adopt(source, self.store, self.writer, places)
+        return [Written(self._placed(place), chosen, 0) for place in adopted]
 
     def _placed(self, place: Place) -> PlacedState:
         manifest = self.store.manifest(place.manifest_key)
@@ -212,19 +210,19 @@ class Committer:
         return PlacedState(place, manifest, placement, read_lists(self.store, manifest, placement))
 
     def cut(self, manifest: Digest, names: Sequence[str]) -> Written:
-        """Make a state of some components of one that the run holds; no chunk is stored again.
+        """Make a state of some components of a stored one; no chunk is stored again.
 
         Raises:
-            IntegrityError: Its manifest or placement is damaged or gone.
+            IntegrityError: Its manifest or placement is damaged or missing.
         """
         base = self.base(manifest)
         return cut_state(self.store, self.writer, base, names)
 
     def base(self, manifest: Digest) -> PlacedState:
-        """Return what a state of the run is and where.
+        """Return a state of the run with its place.
 
         Raises:
-            IntegrityError: Its manifest or placement is damaged or gone.
+            IntegrityError: Its manifest or placement is damaged or missing.
         """
         reader = StateReader(self.store, self.log, manifest, f"{self.log.run_id}/{manifest.short}")
         kept = self._bases.get(manifest)
@@ -240,7 +238,7 @@ class Committer:
             del self._bases[next(iter(self._bases))]
 
     def choose_bases(self, wanted: Iterable[Digest]) -> list[PlacedState]:
-        """Return the first `MAX_BASES` states that another one can be stored against."""
+        """Return the first `MAX_BASES` of these states that are usable as bases."""
         held = self.log.run.held
         bases: dict[Digest, PlacedState] = {}
         for manifest in wanted:
@@ -251,8 +249,7 @@ class Committer:
             try:
                 bases[manifest] = self.base(manifest)
             except IntegrityError:
-                # A damaged state saves nothing; what it held is stored again.
-                continue
+                continue  # a damaged state is no base; its chunks are stored again
         return list(bases.values())
 
 

@@ -1,8 +1,8 @@
-"""Lossless deltas: which chunk a new one can be stored as the difference to.
+"""Choose the base of a lossless delta: the stored chunk that a new chunk differs little from.
 
-That is the chunk in its place in the first base that has a tensor of this path, dtype and shape,
-as long as the chain of differences below it is short. What wins by it is the business of
-`holdfast.registry.writing.encoding`; reading deltas that of `holdfast.registry.storage.fetching`.
+It is the chunk with the same number in the first base state that has a tensor of this path, dtype
+and shape, as long as its chain of deltas is short. `holdfast.registry.writing.encoding` decides
+whether the delta is worth it; `holdfast.registry.storage.fetching` reads deltas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IntegrityError, InvalidInput
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.fetching import Fetch
 from holdfast.registry.storage.manifest import TensorEntry, parse_list
@@ -22,27 +22,27 @@ from holdfast.registry.storage.placement import MAX_DEPTH
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.writing.encoding import Below
+from holdfast.registry.writing.encoding import DeltaBase
 from holdfast.registry.writing.placing import ChunkLocation
 
 
 class Trials:
-    """Which tensors gain nothing by differences, so that not every save reads their bases in vain.
+    """The tensors for which deltas gain nothing, so that not every save reads their bases in vain.
 
-    They rest for as many saves as a chain may have links. Any thread may tell.
+    They are not tried again for as many saves as a chain may have links. Any thread may call this.
     """
 
     def __init__(self) -> None:
         self._resting: dict[str, int] = {}
 
     def resting(self) -> frozenset[str]:
-        """Begin a save; return the paths of the tensors that it is not to try."""
+        """Begin a save; return the paths of the tensors that it does not try."""
         resting = self._resting
         self._resting = {path: left - 1 for path, left in resting.items() if left > 1}
         return frozenset(resting)
 
     def rest(self, path: str, saves: int) -> None:
-        """Remember that a tensor has gained nothing: so many saves are not to try it."""
+        """Do not try a tensor in the next `saves` saves."""
         self._resting[path] = saves
 
 
@@ -55,20 +55,20 @@ class _Origin(NamedTuple):
 
 
 def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int | None:
-    """Return how often a chunk is to be stored whole, as it was asked for.
+    """Check how often a chunk is stored whole, and return it.
 
     Args:
-        wanted: What was asked for; `None` for nothing.
-        compresses: Whether chunks may be compressed: differences are worth nothing otherwise.
+        wanted: The option of the caller, or `None`.
+        compresses: Whether chunks may be compressed; deltas save nothing otherwise.
 
     Raises:
-        InvalidInput: It is not a number of versions that a chain may have.
+        InvalidInput: It is not a length that a chain may have.
     """
     if wanted is None:
         return None
     if type(wanted) is not int or not 1 <= wanted <= MAX_DEPTH:
         raise InvalidInput(
-            "not a distance of keyframes",
+            "not a whole number in range",
             where="keyframe_every",
             expected=f"1 (no deltas) to {MAX_DEPTH}",
             found=quoted(wanted),
@@ -84,14 +84,14 @@ def check_keyframe_every(wanted: int | None, *, compresses: bool = True) -> int 
 
 
 class Predecessors:
-    """The chunks that those of a state take the place of. Any thread may ask.
+    """The earlier versions of the chunks of a state. Any thread may call this.
 
     Args:
-        store: Where they are.
+        store: The registry's objects.
         bases: States of the run, the nearest first.
-        locations: Where the chunks of the bases lie.
-        keyframe_every: So many versions of a chunk at most are read for the last of them.
-        trials: What earlier saves have found.
+        locations: The locations of their chunks.
+        keyframe_every: The most versions of a chunk that a read of the last one needs.
+        trials: The results of earlier saves.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Predecessors:
     ) -> None:
         self._store = store
         self._bases = bases
-        self._spots = locations
+        self._locations = locations
         self._keyframe_every = keyframe_every
         self._trials = trials
-        self._resting = trials.resting()  # what this save finds is for the next ones
+        self._resting = trials.resting()  # results of this save are for the next ones
         self._fetches: dict[Digest, Fetch] = {}
 
-    def below(self, leaf: ArrayLeaf, number: int) -> Below | None:
-        """Return what chunk `number` of a tensor can be stored as the difference to."""
+    def base_of(self, leaf: ArrayLeaf, number: int) -> DeltaBase | None:
+        """Return the base for a delta of chunk `number` of a tensor."""
         path = leaf.path
         origin = self._origins.get(path)
         if origin is None or (origin.entry.dtype, origin.entry.shape) != (leaf.dtype, leaf.shape):
@@ -121,7 +121,7 @@ class Predecessors:
         digest, size = origin.digests[number], origin.entry.grid.sizes()[number]
         if self._links(digest) + 1 >= self._keyframe_every:
             return None
-        return Below(
+        return DeltaBase(
             digest,
             read=lambda: self._read(origin.base, digest, size),
             gains_nothing=lambda: self._trials.rest(path, self._keyframe_every),
@@ -129,22 +129,22 @@ class Predecessors:
 
     def _links(self, digest: Digest) -> int:
         links = 0
-        while links < self._keyframe_every and (below := self._spots[digest].base) is not None:
-            digest = below
+        while links < self._keyframe_every and (base := self._locations[digest].base) is not None:
+            digest = base
             links += 1
         return links
 
     def _read(self, base: PlacedState, digest: Digest, size: int) -> memoryview | None:
-        """Return a chunk's bytes, verified; `None` where it is damaged or gone."""
+        """Return a chunk's bytes, verified; `None` if it is damaged or missing."""
         fetch = self._fetches.get(base.manifest.digest)
         if fetch is None:
-            places = index_chunks(base.manifest, base.placement, base.lists)
-            fetch = self._fetches[base.manifest.digest] = Fetch(self._store, base.placement, places)
+            index = index_chunks(base.manifest, base.placement, base.lists)
+            fetch = self._fetches[base.manifest.digest] = Fetch(self._store, base.placement, index)
         data = memoryview(bytearray(size))
         try:
             fetch.read({digest: data})
         except IntegrityError:
-            return None  # a difference to it would be lost with it
+            return None  # a delta would be lost with its base
         return data
 
     @cached_property

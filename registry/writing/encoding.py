@@ -1,8 +1,8 @@
-"""Chunks made shorter: by a fixed codec, and only where a sample says that it is worth it.
+"""Compress chunks, or store them as deltas, if a sample shows that it is worth it.
 
-Each tensor is tried once, in its middle; one that hardly shrinks (some moments, noise) stays raw as
-a whole. A chunk that does not get shorter stays raw by itself. Differences to another chunk are
-tried on the first of them, against what compression alone would give.
+Each tensor is tried once, in its middle: if it hardly shrinks, as noise and some moments do, all of
+it stays raw. A single chunk that does not get shorter stays raw too. Deltas of a tensor are tried
+on its first chunk, and compared with compression alone.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from holdfast.registry.storage.pack import PackEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import item_size
 
-#: So much of a tensor is tried.
+#: Bytes of a tensor that are tried.
 _SAMPLE_BYTES = 128 * 1024
-#: A sample that keeps more of its length than this is not worth decoding later.
+#: A sample that keeps more than this share of its length is not worth compressing.
 WORTH = 0.95
-#: A difference that keeps more than this of what compression leaves is not worth reading two for.
+#: A delta that is longer than this share of the compressed chunk is not worth reading two chunks.
 DELTA_WORTH = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A chunk as it is to be stored.
+    """A chunk in its stored form.
 
     Attributes:
-        stored: Its bytes; where it is raw, the memory that it came from.
+        stored: Its stored bytes; if it is raw, the given memory.
         raw_bytes: Its decoded length.
         codec: A name of `holdfast.registry.storage.codecs`.
-        digest: SHA-256 of the stored bytes where it is not raw.
-        base: The chunk that it is a difference to.
+        digest: SHA-256 of the stored bytes, unless it is raw.
+        base: The base, if it is a delta.
     """
 
     stored: Buffer
@@ -47,19 +47,18 @@ class Encoded:
 
     @classmethod
     def raw(cls, view: memoryview) -> Encoded:
-        """Return a chunk as it is."""
+        """Return a raw chunk."""
         return cls(view, len(view))
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """What a chunk can be stored as the difference to.
+class DeltaBase:
+    """A stored chunk that can be the base of a delta.
 
     Attributes:
-        digest: That chunk.
-        read: Gives its bytes, verified, in memory of their own; `None` where nothing can be built
-            on it.
-        gains_nothing: Is told that it was read in vain.
+        digest: The chunk.
+        read: Returns its bytes, verified, in fresh memory; `None` if it cannot be a base.
+        gains_nothing: Called if it was read in vain.
     """
 
     digest: Digest
@@ -68,7 +67,7 @@ class Below:
 
 
 class Encoding:
-    """How the chunks of one state are encoded. Any thread may ask.
+    """The encoding of the chunks of one state. Any thread may call this.
 
     Args:
         codec: A name of `holdfast.registry.storage.codecs`.
@@ -76,7 +75,7 @@ class Encoding:
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
-        # By tensor. Two threads may both try one: of compression they find the same.
+        # By tensor. Two threads may try the same tensor; they find the same ratio.
         self._ratios: dict[int, float] = {}
         self._gains_by_deltas: dict[int, bool] = {}
 
@@ -84,16 +83,17 @@ class Encoding:
         self,
         view: memoryview,
         leaf: ArrayLeaf | None,
-        below: Below | None = None,
+        base: DeltaBase | None = None,
         whole: memoryview | None = None,
     ) -> Encoded:
-        """Return a chunk as it is to be stored.
+        """Return a chunk in its stored form.
 
         Args:
             view: Its raw bytes.
-            leaf: The tensor that it is of; `None` for a list of digests, which never shrinks.
-            below: What it can be stored as the difference to.
-            whole: The tensor, where it is at hand: tried instead of whichever chunk comes first.
+            leaf: Its tensor; `None` for a list of digests, which never shrinks.
+            base: A base for a delta.
+            whole: The bytes of the tensor, if they are in memory: then a sample is taken of them
+                and not of the chunk.
         """
         if leaf is None:
             return Encoded.raw(view)
@@ -104,10 +104,10 @@ class Encoding:
             expected = len(alone.stored)
         else:
             expected = int(len(view) * self._ratio_of(leaf, view if whole is None else whole, item))
-        if below is not None:
-            difference = self._difference(view, leaf, below, int(expected * DELTA_WORTH))
-            if difference is not None:
-                return difference
+        if base is not None:
+            delta = self._delta(view, leaf, base, int(expected * DELTA_WORTH))
+            if delta is not None:
+                return delta
         if alone is None:
             alone = self._alone(view, item) if expected < len(view) else Encoded.raw(view)
         return alone
@@ -119,7 +119,7 @@ class Encoding:
         return Encoded(stored, len(view), self._codec, Digest(hashlib.sha256(stored).digest()))
 
     def _ratio_of(self, leaf: ArrayLeaf, data: memoryview, item: int) -> float:
-        """Return to what compression will shrink a tensor; the same whoever asks first."""
+        """Return the share of its length that compression leaves of a tensor."""
         ratio = self._ratios.get(id(leaf))
         if ratio is None:
             ratio = self._ratio(data, item)
@@ -128,36 +128,36 @@ class Encoding:
 
     def _ratio(self, view: memoryview, item: int) -> float:
         begin = max(0, (len(view) - _SAMPLE_BYTES) // 2) // item * item
-        # A copy, since the tensor may change: a compressor is not made for that.
+        # A copy: the tensor may change meanwhile, which a compressor does not expect.
         sample = bytes(view[begin : begin + _SAMPLE_BYTES])
         return len(codecs.encode(sample, item, self._codec)) / len(sample)
 
-    def _difference(
-        self, view: memoryview, leaf: ArrayLeaf, below: Below, most_bytes: int
+    def _delta(
+        self, view: memoryview, leaf: ArrayLeaf, base: DeltaBase, most_bytes: int
     ) -> Encoded | None:
-        """Return a chunk as the difference to another one if that takes few bytes enough."""
+        """Return a chunk as a delta if that takes at most `most_bytes`."""
         if not self._gains_by_deltas.get(id(leaf), True):
             return None
-        base = below.read()
-        if base is None:
+        delta = base.read()
+        if delta is None:
             return None
         item = item_size(leaf.dtype)
-        codecs.join(base, view)  # the base's memory becomes the difference
+        codecs.join(delta, view)  # the memory of the base becomes the delta
         if id(leaf) not in self._gains_by_deltas:
-            gains = self._ratio(base, item) * len(view) <= most_bytes
+            gains = self._ratio(delta, item) * len(view) <= most_bytes
             self._gains_by_deltas[id(leaf)] = gains
             if not gains:
-                below.gains_nothing()
+                base.gains_nothing()
                 return None
-        stored = codecs.encode(base, item, self._codec)
+        stored = codecs.encode(delta, item, self._codec)
         if len(stored) > most_bytes:
             return None
         digest = Digest(hashlib.sha256(stored).digest())
-        return Encoded(stored, len(view), self._codec, digest, below.digest)
+        return Encoded(stored, len(view), self._codec, digest, base.digest)
 
 
 def chain_entries(digests: Iterable[Digest], chunks: Sequence[Encoded]) -> tuple[PackEntry, ...]:
-    """Return the entries of chunks that lie one after another in a pack."""
+    """Return the pack entries of chunks that are stored one after another."""
     entries, offset = [], 0
     for digest, chunk in zip(digests, chunks, strict=True):
         length = len(chunk.stored)

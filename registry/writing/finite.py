@@ -1,4 +1,4 @@
-"""Finding NaN and infinity in tensors by their bits, without a copy and whatever made them."""
+"""Find NaN and infinity in tensors of any library by their bits, without a copy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from holdfast.backends import Buffer
 from holdfast.registry.pytree import ArrayLeaf
 
-#: Dtype -> (bytes of the words that are looked at, mask, what a word that is not finite has under
-#: it): the bits of the exponent, and for types without infinity the one pattern that is NaN.
+#: Dtype -> (bytes of a word, mask, pattern). A word is not finite if its bits under the mask are
+#: the pattern. The mask is the exponent, or all bits if one NaN is the only such value.
 _NOT_FINITE = {
     "float8_e5m2": (1, 0x7C, 0x7C),
     "float8_e5m2fnuz": (1, 0xFF, 0x80),
@@ -24,9 +24,9 @@ _NOT_FINITE = {
     "complex64": (4, 0x7F80_0000, 0x7F80_0000),
     "complex128": (8, 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
 }
-#: Words looked at in one go: few enough that the masked copy stays in the processor's cache.
+#: Words in one step: few enough that the masked copy stays in the processor's cache.
 _BLOCK = 2**16
-#: The most paths that a checkpoint names.
+#: The most paths that a checkpoint lists.
 NAMED_AT_MOST = 8
 
 
@@ -35,7 +35,7 @@ def is_watched(leaf: ArrayLeaf, patterns: Sequence[str]) -> bool:
 
     Args:
         leaf: The tensor.
-        patterns: Patterns of the paths that are; `*` matches anything.
+        patterns: Patterns of the paths of checked tensors; `*` matches anything.
     """
     return leaf.dtype in _NOT_FINITE and any(fnmatchcase(leaf.path, p) for p in patterns)
 
@@ -44,8 +44,8 @@ def is_finite(data: Buffer, dtype: str) -> bool:
     """Return whether elements hold neither NaN nor infinity.
 
     Args:
-        data: The elements, whole ones; nobody may write to them meanwhile.
-        dtype: Their type, one that `is_watched` looks through.
+        data: Whole elements; nobody may write to them meanwhile.
+        dtype: Their type, one that can be watched.
     """
     import numpy as np  # here, since `import holdfast` stays light
 

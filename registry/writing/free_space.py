@@ -1,10 +1,10 @@
-"""Check that a state fits into the free space of its store, before a byte is written.
+"""Check that a state fits into the free space of its store, before anything is written.
 
 A state that would fit is never refused. Its stored size is known only after hashing: chunks may be
 stored already, in a base or in a pack of another run. If the whole state is smaller than the free
 space, nothing else is checked. Otherwise it is hashed once before the save, and refused as soon as
-the packs that are certainly new exceed the free space. The size of encoded chunks is not known in
-advance; like all packs, theirs are checked against the free space one by one
+its new packs exceed the free space. The size of encoded chunks is not known in advance; their packs
+are checked one by one when they are put
 (`holdfast.registry.writing.object_writer`).
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
 from holdfast.registry.storage.codecs import RAW
@@ -31,14 +31,14 @@ def check_state_fits(
     """Refuse a state that cannot fit.
 
     Args:
-        store: Where it is to be stored.
-        writer: Knows which packs are there already.
+        store: The registry's objects.
+        writer: Knows which packs exist.
         state: The state.
         bases: Checkpoints whose chunks may be used again.
-        codec: How chunks are encoded; a name of `holdfast.registry.storage.codecs`.
+        codec: The codec of chunks, a name of `holdfast.registry.storage.codecs`.
 
     Raises:
-        StoreFull: It takes more bytes than are free; nothing was written.
+        StoreFull: It needs more bytes than are free; nothing was written.
     """
     free_bytes = store.backend.free_bytes()
     if codec != RAW or free_bytes is None or _size_bytes(state) <= free_bytes:
@@ -76,7 +76,7 @@ def _new_packs(
 
 
 def _chunks(state: FlatState) -> Iterator[tuple[str, int, tuple[ArrayLeaf, int, int]]]:
-    """Yield every chunk with its pack group and its length, as leaf, start and stop."""
+    """Yield each chunk: the name of its pack group, its length, and its leaf, start and stop."""
     for part in state.components:
         for leaf in part.leaves:
             if leaf.nbytes <= INLINE_BYTES:

@@ -1,12 +1,12 @@
-"""Copy the chunks of a state where they can change, and hash them.
+"""Copy the chunks of a state, and hash them.
 
 A program may write to its tensors while they are saved. So each chunk is read once from the
 program's memory, into a block of ours (`holdfast.registry.storage.blocks`). Everything else uses
-the copy: hashing, the search for NaN, encoding, sending and sending again. So stored bytes always
-match their digest, whatever the program does; the parts of a state may be of different moments.
+the copy: hashing, the search for NaN, encoding, sending and retries. So stored bytes always match
+their digest, whatever the program does; the parts of a state may be of different moments.
 
-Groups of chunks are hashed in the thread pool, a few ahead of the one that is packed, as far as
-there are blocks.
+Groups of chunks are hashed in the thread pool, a few groups before they are packed, as long as
+there are free blocks.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from holdfast.registry.storage.blocks import BLOCK_BYTES, Lease
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.finite import is_finite
 
-#: A copy is hashed in steps that the processor's cache still holds.
+#: A copy is hashed in steps that fit into the processor's cache.
 _STEP_BYTES = 256 * 1024
-#: Groups hashed ahead of the one that is being packed.
+#: Groups that are hashed before the present one is packed.
 _GROUPS_AHEAD = 3
-#: Where chunks may begin in a block: elements of every type are aligned.
+#: Chunks begin at multiples of this in a block, so that elements of every type are aligned.
 _ALIGNMENT = 64
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One chunk of one leaf, on its way.
+    """One chunk of a tensor that is being saved.
 
     Attributes:
         leaf: The tensor.
-        number: The chunk's place in its grid.
-        start: Where it begins in the tensor's bytes.
-        stop: Where it ends.
+        number: The number of the chunk in the tensor's grid.
+        start: Its start in the tensor's bytes.
+        stop: Its end.
         is_watched: Whether it is checked for NaN and infinity.
         digest: Its id, once it is hashed.
-        view: Its bytes, until they are packed; `None` where it is stored already.
-        is_finite: Whether nothing was found.
+        view: Its bytes, until they are packed; `None` if it is stored already.
+        is_finite: Whether it holds neither NaN nor infinity.
     """
 
     leaf: ArrayLeaf
@@ -58,7 +58,7 @@ class Piece:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Chunks that may share a pack, hashed.
+    """Hashed chunks that may share a pack.
 
     Attributes:
         pieces: The chunks.
@@ -68,8 +68,8 @@ class Group:
     pieces: list[Piece]
     blocks: list[memoryview] = field(default_factory=list)
 
-    def let_go(self) -> None:
-        """Drop the bytes of a group that is packed; copies from other devices go with them."""
+    def release(self) -> None:
+        """Release the bytes after packing, and copies from other devices."""
         for piece in self.pieces:
             piece.view = None
             if piece.stop == piece.leaf.nbytes:
@@ -80,9 +80,9 @@ class Hashing:
     """The hashing of one state.
 
     Args:
-        submit: Hands work to the thread pool.
+        submit: Submits work to the thread pool.
         lease: The blocks to copy to.
-        stored: What is stored already; their bytes are not kept.
+        stored: Chunks that are stored already; their bytes are not kept.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Hashing:
         self._stored = stored
 
     def groups(self, groups: Iterable[list[Piece]]) -> Iterator[Group]:
-        """Yield groups in order, each hashed, with a few more under way."""
+        """Yield hashed groups in order, while a few more are being hashed."""
         ahead: deque[tuple[Group, list[Future[None]]]] = deque()
         for pieces in groups:
             batches = list(_batches(pieces))
             blocks = sum(map(_needs_block, batches))
-            # Send hashed groups first: they hold the blocks that this group needs.
+            # Send hashed groups first: they have the blocks that this group needs.
             while not self._lease.reserve(blocks, wait=not ahead):
                 yield _await(*ahead.popleft())
             group = Group(pieces)
@@ -140,7 +140,7 @@ def copy_and_hash(source: memoryview, target: memoryview) -> Digest:
         return Digest(hashlib.sha256(target).digest())
     import numpy as np  # here, since `import holdfast` stays light
 
-    # Unlike assignment to a slice it lets other threads run.
+    # Unlike assignment to a slice, this lets other threads run.
     from_, to = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
     hashed = hashlib.sha256()
     for start in range(0, len(source), _STEP_BYTES):
@@ -151,7 +151,7 @@ def copy_and_hash(source: memoryview, target: memoryview) -> Digest:
 
 
 def in_use(blocks: Iterable[memoryview], kept: Iterable[Buffer]) -> list[memoryview]:
-    """Return the blocks that some of these buffers are a part of."""
+    """Return the blocks that contain some of these buffers."""
     owners = {id(one.obj) for one in kept if isinstance(one, memoryview)}
     return [block for block in blocks if id(block.obj) in owners]
 

@@ -1,11 +1,14 @@
-"""The writer's side of collection: the one place where a key is chosen for an object.
+"""The writer's side of collection: the only module that chooses a key for an object.
 
-Rules W1 to W5 of docs/spec.md, "Collecting garbage": the run exists before the epoch is observed;
-an object that a sweep condemned is never named again but put anew under the observed epoch; a mark
-met while committing moves the epoch and asks for every choice to be made again; what a manifest
-live in this run's own replay uses needs no check while the commit lands right after that replay.
-Objects of other writers are made durable before a commit uses them. Saving, syncing and everything
-later that names an object goes through `Writer`.
+It obeys rules W1 to W5 of docs/spec.md, "Collecting garbage":
+
+- The run exists before the epoch is observed.
+- A condemned object is never named again; its content is put under a key of the observed epoch.
+- A newer mark in the log moves the observed epoch, and all chosen keys are checked again.
+- An object of a needed manifest of this run needs no check if the commit follows that run directly.
+- Objects of other writers are made durable before a commit names them.
+
+Every commit that names objects goes through `Writer`.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ _FREED_WITHIN_S = 0.1
 
 
 class Condemned(Exception):
-    """Objects that were chosen may not be named any more; choose again.
+    """Chosen keys may not be named any more; choose again.
 
     Attributes:
-        keys: Which.
+        keys: The condemned keys.
     """
 
     def __init__(self, keys: Collection[ObjectKey]) -> None:
@@ -48,19 +51,19 @@ class _Decodable(Protocol):
 
 @dataclass(frozen=True)
 class ChosenKeys:
-    """The objects that a commit is about to name.
+    """The keys of the objects that a commit will name.
 
     Attributes:
-        keys: Each of them.
-        covered_by: For a key that manifests of this run used when it was chosen: their places.
-            While one of them still stands, the key needs no check (W2a).
+        keys: The keys.
+        covered_by: The places of those manifests of this run that used a key when it was chosen.
+            While one of these places is current, the key needs no check (W2a).
     """
 
     keys: frozenset[ObjectKey] = frozenset()
     covered_by: Mapping[ObjectKey, Collection[Place]] = field(default_factory=dict)
 
     def unproven(self, run: RunManifest) -> set[ObjectKey]:
-        """Return the keys that no manifest live in `state` uses."""
+        """Return the keys that no needed manifest of a run uses."""
         return {
             key
             for key in self.keys
@@ -76,19 +79,19 @@ class ChosenKeys:
 
 
 class Writer:
-    """Puts objects for one run, and commits what names them.
+    """Puts objects for one run, and commits lines that name them.
 
     Attributes:
         log: The run's log; its slot 0 must exist (W1).
-        suspect: Objects that were found damaged: never reused, and replaced when their content
-            is written again.
+        suspect: Keys of objects that were found damaged. They are never used again, and replaced
+            when the same content is written again.
     """
 
     def __init__(self, store: Store, log: RunLog) -> None:
         self._store = store
         self._epochs = Epochs.of(store)
         self._observed: int | None = None
-        # Chosen for the next commit, and put by this writer or made durable since it saw them.
+        # Keys for the next commit whose objects this writer has put or made durable.
         self._durable: set[ObjectKey] = set()
         self.log = log
         self.suspect: set[ObjectKey] = set()
@@ -109,15 +112,15 @@ class Writer:
             try:
                 key = ObjectKey.parse(info.key)
             except Malformed:
-                continue  # a foreign file; `verify` tells of it
-            sound = info.size_bytes == size_bytes and key not in self.suspect
-            if sound and not self._epochs.condemned([key], self.epoch):
+                continue  # a foreign file, which `verify` reports
+            is_sound = info.size_bytes == size_bytes and key not in self.suspect
+            if is_sound and not self._epochs.condemned([key], self.epoch):
                 refuse_links(self._store.backend, info.key)
                 return key
         return None
 
     def put_pack(self, digest: Digest, body: Sequence[Buffer], size_bytes: int) -> ObjectKey:
-        """Make sure that a pack is there; return its key."""
+        """Make sure that a pack exists; return its key."""
         key = self.usable("packs", digest, size_bytes)
         if key is not None:
             return key
@@ -125,14 +128,14 @@ class Writer:
         check_room(self._store.backend, size_bytes)
         if key not in self.suspect and self._store.backend.put_if_absent(str(key), body):
             self._durable.add(key)
-        # Another writer's, or one that is not what it should be?
+        # The pack exists. Replace it if it is damaged.
         elif key in self.suspect or not self._has_size(key, size_bytes):
             self._replace(key, body)
             self.suspect.discard(key)
         return key
 
     def _replace(self, key: ObjectKey, body: Body) -> None:
-        # Content decides the name, so these bytes are the only ones that belong here.
+        # The key is made from the content, so only these bytes are right here.
         self._store.backend.put(str(key), body)
         self._durable.add(key)
 
@@ -143,10 +146,10 @@ class Writer:
             return False
 
     def put_small(self, kind: Kind, digest: Digest, data: bytes, form: _Decodable) -> ObjectKey:
-        """Make sure that a manifest or placement is there; return its key.
+        """Make sure that a manifest or placement exists; return its key.
 
         Two versions of zstd may write different bytes for one content, so an existing file is
-        decoded rather than compared.
+        decoded and not compared.
         """
         key = ObjectKey(kind, digest, self.epoch)
         if self._store.backend.put_if_absent(str(key), data):
@@ -161,61 +164,62 @@ class Writer:
     def commit(
         self,
         compose: Callable[[RunManifest], Sequence[Line | bytes] | None],
-        choice: ChosenKeys,
+        chosen: ChosenKeys,
         look: Look | None = None,
     ) -> RunManifest:
-        """Put the next slot with lines that name the chosen objects (W3 to W5).
+        """Put the next slot with lines that name the chosen keys (W3 to W5).
 
         Args:
             compose: As for `RunLog.append`.
-            choice: The objects.
+            chosen: The keys.
             look: As for `RunLog.append`.
 
         Raises:
-            Condemned: Some of them were condemned meanwhile; nothing was committed.
+            Condemned: Some keys were condemned meanwhile; nothing was committed.
         """
 
         def guarded(run: RunManifest) -> Sequence[Line | bytes] | None:
             lines = compose(run)
             if lines is not None:
-                self._recheck(run, choice)
-                self._make_durable(run, choice)
+                self._recheck(run, chosen)
+                self._make_durable(run, chosen)
             return lines
 
         committed = self.log.append(guarded, look=look)
-        self._durable.difference_update(choice.keys)
+        self._durable.difference_update(chosen.keys)
         return committed
 
-    def _recheck(self, run: RunManifest, choice: ChosenKeys) -> None:
-        if not choice.keys:
+    def _recheck(self, run: RunManifest, chosen: ChosenKeys) -> None:
+        if not chosen.keys:
             return
         if run.epoch > self.epoch:
             self._epochs.require(run.epoch)
             self._observed = run.epoch
-        refused = self._epochs.condemned(choice.unproven(run), self.epoch)
+        refused = self._epochs.condemned(chosen.unproven(run), self.epoch)
         if refused:
             raise Condemned(refused)
 
-    def _make_durable(self, run: RunManifest, choice: ChosenKeys) -> None:
+    def _make_durable(self, run: RunManifest, chosen: ChosenKeys) -> None:
         """Make chosen objects of other writers durable that no place covers (W5).
 
-        Their writer may have died before its sync. The author of a place made its objects durable.
+        Their writer may have died before they were durable. The author of a place has made its
+        objects durable.
         """
-        seen = choice.unproven(run) - self._durable
-        if seen:
-            self._store.backend.make_durable(map(str, sorted(seen)))
-            self._durable |= seen
+        unsure = chosen.unproven(run) - self._durable
+        if unsure:
+            self._store.backend.make_durable(map(str, sorted(unsure)))
+            self._durable |= unsure
 
 
 def check_room(backend: Backend, needed_bytes: int) -> None:
-    """Raise if some bytes cannot fit, before any of them are written.
+    """Refuse bytes that do not fit, before any of them are written.
 
     Raises:
-        StoreFull: The store reports less space.
+        StoreFull: The store has less free space.
     """
     free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:
-        # Some file systems free what was just deleted a moment later.
+        # Some file systems free deleted files a moment later.
         time.sleep(_FREED_WITHIN_S)
         free_bytes = backend.free_bytes()
     if free_bytes is not None and needed_bytes > free_bytes:

@@ -1,7 +1,7 @@
-"""Stored states against which others are stored: which chunks they hold, and where a new one lies.
+"""Place a state whose chunks are stored: put its manifest and its placement.
 
-Owns the step from chunks on the store to a placed manifest, and the cut: a state made of components
-of another one, for which no chunk is stored again. Nothing here commits.
+Also owns the locations of the chunks of stored states, and the cut: a state made of components of
+another one, for which no chunk is stored again. Nothing here commits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
@@ -22,14 +22,14 @@ from holdfast.registry.writing.object_writer import ChosenKeys, Writer, placed_k
 
 @dataclass(frozen=True, slots=True)
 class ChunkLocation:
-    """Where a stored chunk lies, whichever placement said so.
+    """The location of a stored chunk.
 
     Attributes:
         pack: The pack.
-        offset: Where its stored bytes begin.
+        offset: The start of its stored bytes.
         stored_bytes: Their length.
         codec: Number in `holdfast.registry.storage.codecs`.
-        base: The chunk that a delta is against.
+        base: The base, if it is a delta.
     """
 
     pack: PackRef
@@ -44,26 +44,26 @@ class Written:
     """A state whose objects are all on the store.
 
     Attributes:
-        base: What and where it is; the next state can be stored against it.
-        choice: Every object that a commit of it names.
-        new_bytes: Bytes of chunks that had to be stored.
-        nonfinite: Paths of watched tensors of which NaN or infinity was stored, the first few.
+        base: The state and its place; the next state can be stored against it.
+        chosen: The keys of all objects that a commit of it names.
+        new_bytes: Stored bytes of its new chunks.
+        nonfinite: Paths of watched tensors that hold NaN or infinity, the first few.
     """
 
     base: PlacedState
-    choice: ChosenKeys
+    chosen: ChosenKeys
     new_bytes: int
     nonfinite: tuple[str, ...] = ()
 
 
 def cut_state(store: Store, writer: Writer, base: PlacedState, names: Sequence[str]) -> Written:
-    """Make a stored state of some components of another; its chunks stay where they are.
+    """Make a stored state of some components of another one; no chunk is stored again.
 
     Args:
         store: The registry's objects.
         writer: Chooses the keys.
         base: The state that is cut.
-        names: Components, in the order in which they are to stand.
+        names: Its components, in order.
     """
     _ = writer.epoch  # observed before any key is chosen
     parts = {name: base.manifest.components[name] for name in names}
@@ -86,20 +86,20 @@ def place_manifest(
     Args:
         store: The registry's objects.
         writer: Chooses the keys.
-        manifest: What the state is.
+        manifest: The manifest.
         lists: The bytes of its stored digest lists.
-        locations: Where each of its chunks lies, bases of deltas included.
+        locations: The location of each of its chunks, bases of deltas included.
         bases: States of this run that cover some of these chunks (W2a).
-        new_bytes: Bytes of chunks that were stored for it.
+        new_bytes: Stored bytes of its new chunks.
     """
     placement = build_placement(manifest, lists, locations)
     place = put_place(store, writer, manifest, placement)
-    choice = ChosenKeys(placed_keys(place, placement), cover(bases))
-    return Written(PlacedState(place, manifest, placement, lists), choice, new_bytes)
+    chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
+    return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
 
 
 def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Placement) -> Place:
-    """Put a manifest and a placement of it; return the place that names both."""
+    """Put a manifest and its placement; return the place that names both."""
     manifest_key, placement_key = results(
         [
             store.pools.small.submit(
@@ -121,7 +121,7 @@ def put_place(store: Store, writer: Writer, manifest: Manifest, placement: Place
 
 
 def cover(bases: Iterable[PlacedState]) -> dict[ObjectKey, list[Place]]:
-    """Return the objects of stored states, each with the places that cover it (W2a)."""
+    """Return the keys of the objects of stored states, each with the places that cover it (W2a)."""
     covered: dict[ObjectKey, list[Place]] = {}
     for base in bases:
         for key in placed_keys(base.place, base.placement):
@@ -132,12 +132,12 @@ def cover(bases: Iterable[PlacedState]) -> dict[ObjectKey, list[Place]]:
 def build_placement(
     manifest: Manifest, lists: Mapping[Digest, bytes], locations: Mapping[Digest, ChunkLocation]
 ) -> Placement:
-    """Return the placement of a manifest, given where every chunk lies.
+    """Return the placement of a manifest.
 
     Args:
         manifest: The manifest.
         lists: The bytes of each stored digest list.
-        locations: Where each chunk lies, bases of deltas included.
+        locations: The location of each chunk, bases of deltas included.
     """
     order = list(manifest.all_chunks(lists))
     seen = set(order)
@@ -162,10 +162,10 @@ def build_placement(
 
 
 def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
-    """Return where every chunk of stored states lies, deltas with all that is below them.
+    """Return the locations of all chunks of stored states, with the bases of their deltas.
 
-    Of several places of a chunk the one with the fewest differences below it counts, then the
-    first. So the chains of different states, however they cross, never join to a longer one.
+    Of several locations of a chunk the one with the shortest chain of deltas is returned, then the
+    first one. So chains of different states never join to a longer chain.
     """
     locations: dict[Digest, ChunkLocation] = {}
     links: dict[Digest, int] = {}
@@ -173,14 +173,14 @@ def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
         packs = base.placement.packs
         digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
         rows = base.placement.rows
-        # A base before what stands on it.
+        # Bases before their deltas.
         for number in sorted(range(len(rows)), key=base.placement.depths.__getitem__):
             row, digest = rows[number], digests[number]
-            below = None if row.base == NO_BASE else digests[row.base]
-            count = 0 if below is None else links[below] + 1
+            base_digest = None if row.base == NO_BASE else digests[row.base]
+            count = 0 if base_digest is None else links[base_digest] + 1
             if count < links.get(digest, count + 1):
                 locations[digest] = ChunkLocation(
-                    packs[row.pack], row.offset, row.stored_bytes, row.codec, below
+                    packs[row.pack], row.offset, row.stored_bytes, row.codec, base_digest
                 )
                 links[digest] = count
     return locations

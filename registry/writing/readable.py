@@ -1,6 +1,6 @@
-"""Check that a state can be read again, before any of it is stored.
+"""Check that a state can be read again, before anything of it is stored.
 
-Type and shape of a tensor decide the length of its entry in a manifest; the digests do not matter.
+Dtype and shape of a tensor decide the length of its entry in a manifest; the digests do not matter.
 So a state whose manifest would exceed the bound of `holdfast.registry.values.parse_limits` is
 refused before anything is written. The manifest itself is checked again when it is encoded.
 """
@@ -24,9 +24,9 @@ from holdfast.registry.values.parse_limits import (
 )
 
 _ANY = Digest(bytes(32))
-#: What an entry of a tensor takes at most, 64 axes and all, but for its chunks.
+#: The most bytes of a tensor's entry, with 64 axes, without its chunks.
 _MOST_BYTES = 8192
-#: What is around all components and around each, and what is between tensors.
+#: Bytes around all components and around each one; bytes between tensors.
 _AROUND_BYTES = 1024
 _BETWEEN_BYTES = 36
 
@@ -39,8 +39,8 @@ def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
         skeletons: The canonical JSON of each component's skeleton, in their order.
 
     Raises:
-        InvalidInput: It has too many tensors, chunks or plain values; the message says how more can
-            be allowed.
+        InvalidInput: It has too many tensors, chunks or plain values; the message says how to allow
+            more.
     """
     plain = sum(map(len, skeletons)) * HEAVIEST
     leaves = [leaf for part in state.components for leaf in part.leaves]

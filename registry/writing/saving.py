@@ -1,9 +1,9 @@
-"""The write path: from a flat state to objects on the store, ready to be committed.
+"""The write path: from a flat state to objects on the store, ready for a commit.
 
-Groups of up to a pack's size are copied and hashed in the thread pool, a few groups ahead
-(`holdfast.registry.writing.hashing`); in order of the manifest each group drops the chunks that are
-stored already and the rest goes out as one pack, while later groups are hashed.
-`holdfast.registry.writing.object_writer` decides which key an object gets; nothing here commits.
+Chunks are copied and hashed in the thread pool, in groups of up to the size of a pack
+(`holdfast.registry.writing.hashing`). In the order of the manifest, the new chunks of each group
+are sent as one pack, while later groups are hashed. `holdfast.registry.writing.object_writer`
+chooses the keys of objects; nothing here commits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
-from holdfast.registry.history.placed_state import PlacedState
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf
 from holdfast.registry.storage.chunking import INLINE_BYTES, grid
@@ -52,9 +52,9 @@ from holdfast.registry.writing.placing import (
 )
 from holdfast.registry.writing.readable import check_readable
 
-#: The most packs sent at once. With copied chunks there are fewer: blocks run out first.
+#: The most packs that are sent at once. With copied chunks it is fewer: blocks are used up first.
 _PACKS_IN_FLIGHT = 8
-#: The same of packs whose chunks are encoded: those bytes are in no block.
+#: The same for encoded chunks, whose bytes are in no block.
 _ENCODED_IN_FLIGHT = 2
 
 _P = ParamSpec("_P")
@@ -71,19 +71,19 @@ def write_state(
     trials: Trials | None = None,
     watched: Sequence[str] = (),
 ) -> Written:
-    """Store what of a state is not stored yet.
+    """Store a state; only its new chunks are sent.
 
     Args:
-        store: Where to.
+        store: The registry's objects.
         writer: Chooses the keys.
-        state: The state. Where its memory changes before this returns, each part is stored as it
-            was at some moment.
+        state: The state. If the program changes it meanwhile, each part is stored as it was at some
+            moment.
         bases: Checkpoints of this registry whose chunks may be used again.
-        codec: How chunks are encoded where that makes them shorter; a name of
+        codec: The codec of chunks that it makes shorter, a name of
             `holdfast.registry.storage.codecs`.
-        keyframe_every: So many versions of a chunk at most are read for the last of them: the
-            others are stored as differences where that wins. 1 for no differences.
-        trials: What earlier saves have found out about differences.
+        keyframe_every: The most versions of a chunk that a read of the last one needs; later
+            versions are stored as deltas if that is shorter. 1 for no deltas.
+        trials: The results of earlier saves with deltas.
         watched: Patterns of the paths of tensors that are checked for NaN and infinity.
     """
     made = _StateWriter(store, writer, bases, codec, keyframe_every, trials or Trials())
@@ -100,15 +100,15 @@ def write_stream(
     locations: Mapping[Digest, ChunkLocation],
     codec: str = RAW,
 ) -> Written:
-    """Store a state whose chunks are made as they are wanted; one group is in memory at a time.
+    """Store a state whose chunks are made one group after another; one group is in memory.
 
     Args:
-        store: Where to.
+        store: The registry's objects.
         writer: Chooses the keys.
-        groups: Chunks that one pack may hold; each list is emptied once its pack is on the store.
-        finish: Gives the manifest and its digest lists, after the last group.
+        groups: Chunks for one pack each; a list is emptied once its pack is on the store.
+        finish: Returns the manifest and its digest lists, after the last group.
         bases: Checkpoints of the run that cover chunks.
-        locations: Where chunks lie that need not be stored again; each may be named.
+        locations: The locations of stored chunks that may be named.
         codec: As for `write_state`.
     """
     made = _StateWriter(store, writer, bases, codec, 1, Trials())
@@ -116,13 +116,13 @@ def write_stream(
 
 
 class Chunk(NamedTuple):
-    """A chunk to be stored: of a tensor, or a list of digests.
+    """A chunk to store: a part of a tensor, or a list of digests.
 
     Attributes:
         digest: Its id.
         view: Its raw bytes.
-        leaf: The tensor; `None` of a list.
-        number: Its place in the tensor's grid.
+        leaf: The tensor; `None` for a list.
+        number: Its number in the tensor's grid.
     """
 
     digest: Digest
@@ -132,7 +132,7 @@ class Chunk(NamedTuple):
 
 
 class _StateWriter:
-    """One state being written."""
+    """The writing of one state."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _StateWriter:
         try:
             packed = 0
             groups = hashing.groups(cut_groups(self._cut(state, watched)))
-            first = next(groups, None)  # by now further ones are being hashed
+            first = next(groups, None)  # meanwhile the next groups are hashed
             self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
             check_readable(state, self._skeletons)
             for group in groups if first is None else chain([first], groups):
@@ -188,7 +188,7 @@ class _StateWriter:
         return replace(written, nonfinite=self._named(state)) if watched else written
 
     def _end(self) -> None:
-        """Give the blocks back once no thread uses them; an interrupt may end the wait for that."""
+        """Give the blocks back once no thread uses them; an interrupt may end that wait."""
         try:
             abandon(self._under_way)
         except BaseException:
@@ -209,7 +209,7 @@ class _StateWriter:
                 group.clear()
                 while self._in_flight:
                     self._in_flight.popleft().result()
-                self._under_way.clear()  # what is done holds the bytes that it made
+                self._under_way.clear()  # finished futures keep the bytes of their results
             manifest, lists = finish()
             self._lists.update(lists)
             return self._place(manifest)
@@ -220,7 +220,7 @@ class _StateWriter:
         return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
-        """Yield every chunk with the name of the pack group that it belongs to and its length.
+        """Yield each chunk after the name of its pack group and its length.
 
         Args:
             state: The state.
@@ -265,14 +265,14 @@ class _StateWriter:
             Chunk(p.digest, p.view, p.leaf, p.number) for p in group.pieces if p.digest and p.view
         ]
         self._pack(chunks, group.blocks)
-        group.let_go()
+        group.release()
 
     def _pack(self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = ()) -> None:
-        """Send those chunks that are stored nowhere yet as one pack.
+        """Send the chunks that are not stored yet as one pack.
 
         Args:
             chunks: The chunks.
-            blocks: What they are copied to; given back once nothing of it is wanted any more.
+            blocks: The blocks that they are copied to; given back once nothing in them is needed.
         """
         fresh: dict[Digest, Chunk] = {}
         for chunk in chunks:
@@ -294,37 +294,37 @@ class _StateWriter:
         size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
         body: list[Buffer] = [*stored, encoded, trailer(encoded)]
         future = self._submit(self._store.pools.bulk, self._writer.put_pack, name, body, size)
-        # Only after the put: a failing store is sent the same bytes again.
+        # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
         self._packs[name] = (size, future)
 
     def _encode(self, fresh: Collection[Chunk]) -> tuple[Sequence[PackEntry], list[Buffer]]:
-        """Return chunks as they are to be stored, with their entries in a pack's table."""
+        """Return chunks in their stored form, with their entries in the table of a pack."""
         digests = [chunk.digest for chunk in fresh]
         if self._codec == RAW:
             views: list[Buffer] = [chunk.view for chunk in fresh]
             return raw_entries(digests, [len(view) for view in views]), views
-        # What differences are to has to be read first, and reading is waiting.
+        # Deltas have to read their bases first; such threads mostly wait.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing
-        # Not remembered as under way: each result holds its bytes.
+        # Not added to `_under_way`: each future keeps the bytes of its result.
         made = results([pool.submit(self._encode_one, chunk) for chunk in fresh])
         return chain_entries(digests, made), [one.stored for one in made]
 
     def _encode_one(self, chunk: Chunk) -> Encoded:
-        below = None
+        base = None
         if self._predecessors is not None and chunk.leaf is not None:
-            below = self._predecessors.below(chunk.leaf, chunk.number)
+            base = self._predecessors.base_of(chunk.leaf, chunk.number)
             if self._store.cache is not None:
-                # The next save builds on it.
+                # The next save needs it as a base.
                 self._store.cache.offer({chunk.digest: chunk.view})
-        is_at_hand = chunk.leaf is not None and not isinstance(chunk.leaf, NamedLeaf)
-        whole = chunk.leaf.buffer() if chunk.leaf is not None and is_at_hand else None
-        return self._encoding.encode(chunk.view, chunk.leaf, below, whole)
+        is_in_memory = chunk.leaf is not None and not isinstance(chunk.leaf, NamedLeaf)
+        whole = chunk.leaf.buffer() if chunk.leaf is not None and is_in_memory else None
+        return self._encoding.encode(chunk.view, chunk.leaf, base, whole)
 
     def _assemble(self, state: FlatState, packed: int, watched: Sequence[str]) -> None:
-        """Make the components of which every chunk is packed, while later ones are hashed."""
+        """Make the components whose chunks are all packed, while later ones are hashed."""
         with collector_paused():
             for part in state.components[len(self._components) :]:
                 position = len(self._components)
@@ -353,7 +353,7 @@ class _StateWriter:
         return chunked_entry(leaf, chunks, self._lists)
 
     def _place(self, manifest: Manifest) -> Written:
-        """Put manifest and placement once every pack is there; neither where a base is the same."""
+        """Put manifest and placement after all packs; neither if a base is the same state."""
         for base in self._bases:
             if base.manifest.digest == manifest.digest:
                 keys = placed_keys(base.place, base.placement)
@@ -377,7 +377,7 @@ def _pieces(leaf: ArrayLeaf) -> list[Piece]:
     cut = grid(leaf.dtype, leaf.shape)
     if cut.count == 1:
         return [Piece(leaf, 0, 0, cut.nbytes)]
-    leaf.buffer()  # where this copies, from another device, the threads below must not all do it
+    leaf.buffer()  # a copy from another device is made once here, not in every thread
     pieces, start = [], 0
     for number, size in enumerate(cut.sizes()):
         pieces.append(Piece(leaf, number, start, start + size))
@@ -388,7 +388,7 @@ def _pieces(leaf: ArrayLeaf) -> list[Piece]:
 def chunked_entry(
     leaf: ArrayLeaf, chunks: tuple[Digest, ...], lists: dict[Digest, bytes]
 ) -> TensorEntry:
-    """Return a tensor as it stands in a manifest; a long list of digests is added to `lists`."""
+    """Return the entry of a tensor in a manifest; a long list of digests is added to `lists`."""
     if len(chunks) <= LIST_THRESHOLD:
         return TensorEntry(leaf.dtype, leaf.shape, chunks=chunks)
     data = b"".join(chunks)
@@ -398,15 +398,15 @@ def chunked_entry(
 
 
 def group_name(component: FlatComponent) -> str:
-    """Return what packs of a component are called: bare tensors share them, others never do."""
+    """Return the name of the pack group of a component: bare tensors share one, others do not."""
     return "" if component.is_bare else component.name
 
 
 def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
-    """Split chunks, in manifest order, into what one pack may hold.
+    """Split chunks, in manifest order, into groups for one pack each.
 
-    Depends on the state alone, not on what is stored already, so that whole components of equal
-    content make equal packs in any run.
+    The groups depend on the state alone, not on the chunks that are stored already. So equal
+    components make equal packs in any run.
 
     Args:
         pieces: Each with the name of its group and its length.

@@ -1,6 +1,6 @@
-"""Host memory that a state is copied to before it is saved in the background.
+"""Host memory to which a state is copied before it is saved in the background.
 
-Fresh pages cost more than the copy itself, so the memory is kept and used again from save to save.
+Fresh pages cost more than the copy itself, so later saves use the same memory again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from holdfast.registry.pytree import ArrayLeaf, FlatState
 from holdfast.registry.storage.threads import abandon, results
 
 _ALIGNMENT = 64
-#: From here on it pays to hand a copy to another thread.
+#: Copies of at least this size are made in other threads.
 _LARGE_BYTES = 64 * 1024
-#: Parts of a copy that run side by side.
+#: Parts of a copy that run in parallel.
 _SHARES = 4
 
 _Job = tuple[ArrayLeaf, int]
@@ -29,7 +29,7 @@ class Staging:
         self._memory = bytearray()
 
     def copy(self, state: FlatState, pool: Executor) -> FlatState:
-        """Return the same state with its bytes here; what was here before is overwritten."""
+        """Return a copy of a state in this memory; the copy before is overwritten."""
         leaves = [leaf for part in state.components for leaf in part.leaves]
         offsets, total = _layout(leaves)
         if total > len(self._memory):

@@ -1,4 +1,4 @@
-"""An operation over a store that fails as told, and what must hold after it."""
+"""An operation over a store that fails at a given call, and the conditions after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.stores import contents, opened
 
 
 class Attempt:
-    """A scenario's operation over a store that fails as told, in one process."""
+    """A scenario's operation over a store that fails at a given call, in one process."""
 
     def __init__(
         self, scenario: Scenario, store: Backend, faults: list[Fault], *, resumed: bool = False

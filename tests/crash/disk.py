@@ -1,8 +1,8 @@
-"""A disk that loses its power: it tells which names of a folder would still be there.
+"""A disk that loses power: it knows which names of a folder would survive.
 
-A name that was made is kept for certain only once a sync of its folder that began after it has
-ended; so is every folder on the way to it. Whatever was removed is gone, as the worst case has it:
-nobody syncs a removal.
+A new name is certain to survive only after a sync of its folder that began later; the same holds
+for each folder above it. A removed name does not survive, which is the worst case: nobody syncs a
+removal.
 """
 
 # Paths stay strings here, as in the backend that is watched.
@@ -20,7 +20,7 @@ from tests.support.stores import Scratch
 
 
 class Disk:
-    """What lies below a folder, as it is and as a loss of power would leave it.
+    """The files below a folder, at present and after a power loss.
 
     Args:
         base: The folder; it stays.

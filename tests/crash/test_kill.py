@@ -28,7 +28,7 @@ Acks = list[tuple[str, int]]
 
 
 def _push_and_kill(url: str, patience_s: float) -> Acks:
-    """Start a pusher, kill it so long after its first acknowledgement, return what it had told."""
+    """Kill a pusher some time after its first acknowledgement; return what it acknowledged."""
     context = servers()
     receiving, sending = context.Pipe(duplex=False)
     pusher = context.Process(target=push_until_killed, args=(url, sending), daemon=True)
@@ -50,7 +50,7 @@ def _check_all(reg: Registry, acked: int, tagged: int, since: int) -> None:
     """Check that every acknowledged step from `since` on loads, and that older ones are listed."""
     run = reg.run(RUN)
     checkpoints = {checkpoint.step: checkpoint for checkpoint in run.checkpoints()}
-    # A kill between the commit and its acknowledgement leaves a step that nobody was told of.
+    # A kill between the commit and its acknowledgement leaves an unacknowledged step.
     assert list(checkpoints) == list(range(1, len(checkpoints) + 1))
     assert len(checkpoints) >= acked
     for step in range(since, len(checkpoints) + 1):
@@ -89,7 +89,7 @@ def test_acknowledged_checkpoints_survive_kill(
     tmp_path: Path, kills: int, record_property: Callable[[str, object], None]
 ) -> None:
     acked, found = _kill_again_and_again(tmp_path / "registry", kills)
-    # At every kill at most one commit can have landed untold.
+    # At every kill at most one commit can have landed without an acknowledgement.
     assert acked <= found <= acked + kills
     record_property("acknowledged", acked)
     print(f"{kills} kills: {acked} checkpoints acknowledged, {found} found")

@@ -1,15 +1,15 @@
-"""The collector's side, G1 to G5: one store call a step; by single processes, or by a crowd.
+"""The collector's side, G1 to G5: one store call a step, by single processes or by a crowd.
 
-What needs no step of its own (`Scenario.apart` makes them steps all the same):
+Three things need no step of their own, unless `Scenario.apart` is on:
 
-- Choosing candidates. A collector condemns any keys of generations before its epoch, whether they
-  exist or not, and so whatever a listing could have shown.
-- Reading the head before putting a mark. The line depends on the head only in that there is no
-  such mark yet, and a put at a slot that is taken changes nothing.
-- Replaying (G4). A collector may have read each log at its mark or at any later slot. What stood
-  there does not change, so what it could have found is worked out when it is needed (`Log.gone`).
-  G5 dooms each key that every run did without at some such slot: whatever one collector can find
-  dead, and more, since it need not be the same slots for every key.
+- Choosing the keys to condemn. A collector condemns any keys of generations before its epoch,
+  whether they exist or not; that includes every result of a listing.
+- Reading the head before a mark is put. The line depends only on whether there is such a mark yet,
+  and a put at an existing slot changes nothing.
+- Replaying (G4). A collector may have read each log at its mark or at any later slot. Slots do not
+  change, so the result is computed when it is needed (`Log.unneeded`). G5 deletes each key that
+  every run did not need at some such slot: all that one collector can find unneeded, and more,
+  since the slots may differ from key to key.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ IDLE, PUBLISH, LIST, SWEEP, MARK, DONE = range(6)
 
 
 class Memory(NamedTuple):
-    """What a collector knows.
+    """The memory of a collector.
 
     Attributes:
-        step: What it does next.
+        step: Its next step.
         e: Its epoch.
         listed: The runs that it listed, as bits; -1 before it did.
-        seen: Keys that it found live, where a broken rule has it look too early; -1 otherwise.
-        keys: What it is about to condemn; later what it found live.
+        seen: Keys that it found needed too early, by a broken rule; -1 otherwise.
+        keys: The keys that it will condemn; later those that it found needed.
         replayed: The runs that it replayed, as bits.
         head: A run and the log that was read of it.
     """
@@ -47,10 +47,10 @@ class Memory(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A step of a collector: words for a trace, and what is there afterwards."""
+    """A step of a collector: its words in a trace, and the state after it."""
 
     words: tuple[object, ...]
-    doomed: int
+    deleting: int
     epochs: Epochs
     logs: tuple[Log | None, ...]
     me: Memory
@@ -67,7 +67,7 @@ class Collectors:
         self._logs = logs
 
     def moves(self, me: Memory, state: State) -> Iterator[Move]:
-        """Yield what one collector may do next."""
+        """Yield the next steps of one collector."""
         match me.step:
             case 0:  # IDLE
                 yield from self._begin(me, state)
@@ -75,7 +75,7 @@ class Collectors:
                 if me.e == len(state.epochs) + 1:
                     words, epochs = self._publish(state, me.keys)
                     after = me._replace(step=LIST, keys=0)
-                    yield Move(words, state.doomed, epochs, state.logs, after)
+                    yield Move(words, state.deleting, epochs, state.logs, after)
                 else:
                     yield _private(state, Memory(), "loses the epoch")
             case 2:  # LIST
@@ -85,7 +85,7 @@ class Collectors:
                 yield from self._sweep(me, state)
 
     def _begin(self, me: Memory, state: State) -> Iterator[Move]:
-        """G1, or the sweep of somebody who may be dead."""
+        """G1, or joining the sweep of another collector, which may have died."""
         if not self._rules.publish_before_list and me.listed < 0:
             yield _private(state, me._replace(listed=born(state.logs)), "lists the runs")
             return
@@ -98,14 +98,14 @@ class Collectors:
                 after = me._replace(step=PUBLISH, e=e, keys=keys)
                 yield _private(state, after, "chooses", self._keys.words[keys])
         elif e <= self._highest:
-            for keys in self._candidates(e):
+            for keys in self._condemnable(e):
                 words, epochs = self._publish(state, keys)
                 after = me._replace(step=LIST, e=e)
-                yield Move(words, state.doomed, epochs, state.logs, after)
+                yield Move(words, state.deleting, epochs, state.logs, after)
         for e in range(1, len(state.epochs) + 1):
             yield from self._list(me._replace(e=e), state, "joins sweep", e, "and")
 
-    def _candidates(self, e: int) -> Iterator[int]:
+    def _condemnable(self, e: int) -> Iterator[int]:
         return subsets(self._keys.up_to(e - 1))
 
     def _publish(self, state: State, keys: int) -> tuple[tuple[object, ...], Epochs]:
@@ -137,7 +137,7 @@ class Collectors:
             else:
                 logs = self._marked(state, run, me.e)
                 words = ("marks run", run)
-                yield Move(words, state.doomed, state.epochs, logs, me._replace(head=(-1, -1)))
+                yield Move(words, state.deleting, state.epochs, logs, me._replace(head=(-1, -1)))
 
     def _sweep(self, me: Memory, state: State) -> Iterator[Move]:
         """G4, then G5."""
@@ -155,11 +155,11 @@ class Collectors:
             ready = list(runs(me.replayed))
         if len(ready) < me.listed.bit_count():
             return
-        dead = self._dead(me, state)
-        words = ("sends DELETEs of", self._keys.words[dead])
-        yield Move(words, state.doomed | dead, state.epochs, state.logs, Memory(DONE))
+        unneeded = self._unneeded(me, state)
+        words = ("sends DELETEs of", self._keys.words[unneeded])
+        yield Move(words, state.deleting | unneeded, state.epochs, state.logs, Memory(DONE))
 
-    def _dead(self, me: Memory, state: State) -> int:
+    def _unneeded(self, me: Memory, state: State) -> int:
         """Return C_e without M_e."""
         condemned = state.epochs[me.e - 1][0]
         if not self._rules.spare_the_live:
@@ -186,42 +186,42 @@ class Collectors:
             log = state.logs[run]
             assert log is not None
             # Unmarked only where a rule is broken: then it is read as it is.
-            keys &= log.gone[e - 1] if log.mark >= e else ~log.keys
+            keys &= log.unneeded[e - 1] if log.mark >= e else ~log.keys
         return keys
 
     def crowd(self, state: State) -> Iterator[Move]:
-        """Yield what any number of collectors may do next.
+        """Yield the next steps of any number of collectors.
 
         They share nothing but the store, and some of them may be anywhere in any sweep, so nobody's
-        memory matters; nor need a DELETE be sent before it lands (`doomed_by_crowd`).
+        memory matters; nor need a DELETE be sent before it lands (`deletable_by_crowd`).
         """
         if len(state.epochs) < self._highest:
-            for keys in self._candidates(len(state.epochs) + 1):
+            for keys in self._condemnable(len(state.epochs) + 1):
                 words, epochs = self._publish(state, keys)
-                yield Move(words, state.doomed, epochs, state.logs, Memory())
+                yield Move(words, state.deleting, epochs, state.logs, Memory())
         for run in runs(born(state.logs)):
             for e in range(1, len(state.epochs) + 1):
                 if not self._is_marked(state.logs[run], e):
                     logs = self._marked(state, run, e)
                     words = ("marks run", run, "for epoch", e)
-                    yield Move(words, state.doomed, state.epochs, logs, Memory())
+                    yield Move(words, state.deleting, state.epochs, logs, Memory())
 
-    def doomed_by_crowd(self, state: State) -> int:
+    def deletable_by_crowd(self, state: State) -> int:
         """Return the keys whose DELETE somebody may have sent by now.
 
         Who listed the runs right after an epoch was published saw the fewest of them, and waits for
-        no others. What is once unused by `Log.gone` stays so; so does what is doomed.
+        no others. What is once unused by `Log.unneeded` stays so; so does what is deleting.
         """
-        doomed = 0
+        deleting = 0
         for e, (_, listed) in enumerate(state.epochs, start=1):
             if all(self._is_marked(state.logs[run], e) for run in runs(listed)):
-                doomed |= self._unused(state, e, listed)
-        return doomed
+                deleting |= self._unused(state, e, listed)
+        return deleting
 
 
 def _private(state: State, me: Memory, *words: object) -> Move:
     """Return a step that nobody else notices."""
-    return Move(words, state.doomed, state.epochs, state.logs, me)
+    return Move(words, state.deleting, state.epochs, state.logs, me)
 
 
 def born(logs: tuple[Log | None, ...]) -> int:

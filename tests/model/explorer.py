@@ -1,8 +1,8 @@
-"""Breadth-first search through every state of a small model; knows nothing of what is modelled.
+"""Breadth-first search through all states of a small model of anything.
 
-A model gives its first state, the steps that lead on from a state, and what is wrong with one.
-States are hashable values. The search ends at the first wrong state, so the way that it tells is
-one of the shortest, or when every reachable state has been seen.
+A model has a first state, the steps from a state, and a check of a state. States are hashable
+values. The search ends at the first wrong state, so its trace is one of the shortest, or when all
+reachable states have been seen.
 """
 
 from __future__ import annotations

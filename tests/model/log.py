@@ -1,8 +1,8 @@
-"""Logs of runs: slots, what a replay says, and what a collector can find in one.
+"""Logs of runs: slots, their replay, and the keys that a collector can find unneeded.
 
-A log is append-only, so all that anybody can still learn from it is what stands at its head and,
-for a collector, what stood at the slot of its mark and since. Logs that nobody can tell apart are
-one `Log` here, however they came about: that keeps the number of states small.
+A log is append-only. All that a reader can learn from it is its replay at the head, and all that a
+collector can learn are the replays from the slot of its mark on. Logs that no reader can
+distinguish are one `Log` here, which keeps the number of states small.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class Slot(NamedTuple):
     Attributes:
         mark: Epoch of a `mark` line; 0 without one.
         places: `place` lines: manifests, each with the set of keys that it needs from here on.
-        names: What a commit names, as bits.
-        let_go: What a commit after it evicts, as bits.
+        names: The names that a commit adds, as bits.
+        evicts: The names that a later commit in the slot evicts, as bits.
         drops: Whether a commit drops the run.
     """
 
     mark: int = 0
     places: tuple[tuple[int, int], ...] = ()
     names: int = 0
-    let_go: int = 0
+    evicts: int = 0
     drops: bool = False
 
 
 class Log:
-    """What a log says to whoever reads it. Each exists once, so identity is equality.
+    """A log as its readers see it. Each exists once, so identity is equality.
 
     Attributes:
-        number: Tells it from others.
-        says: All that tells logs apart; the next five are its parts.
-        names: What is named, as bits.
-        places: For each manifest its keys: the last `place` line wins, whether it is live or not.
+        number: Its number among all logs.
+        says: Everything by which logs differ; the next five are its parts.
+        names: The present names, as bits.
+        places: For each manifest its keys: the last `place` line counts, live or not.
         mark: The highest mark.
-        gone: For each epoch: keys that no live manifest needed at the slot of its mark, or at some
-            slot since. A collector of that epoch may have read the log at any of them.
+        unneeded: For each epoch: keys that no live manifest needed at the slot of its mark, or at
+            a later slot. A collector of that epoch may have read the log at any of them.
         dropped: Whether no commit may follow.
         held: The manifests that are live.
         keys: Every key that the current place of a live manifest needs.
@@ -57,7 +57,6 @@ class Log:
 
     __slots__ = (
         "dropped",
-        "gone",
         "held",
         "keys",
         "mark",
@@ -66,13 +65,14 @@ class Log:
         "placed",
         "places",
         "says",
+        "unneeded",
         "unplaced",
     )
 
     def __init__(self, number: int, says: Says) -> None:
         self.number = number
         self.says = says
-        self.names, self.places, self.mark, self.gone, self.dropped = says
+        self.names, self.places, self.mark, self.unneeded, self.dropped = says
         self.held = held(self.names, len(self.places))
         self.keys = union(self.places[manifest] for manifest in self.held)
         self.placed = union(self.places)
@@ -85,12 +85,12 @@ class Says(NamedTuple):
     names: int
     places: tuple[int, ...]
     mark: int
-    gone: tuple[int, ...]
+    unneeded: tuple[int, ...]
     dropped: bool
 
 
 class Logs:
-    """Every log that a search has come across.
+    """Every log of a search.
 
     Args:
         manifests: How many there are.
@@ -120,20 +120,20 @@ class Logs:
 
 
 def _replay(log: Log, slot: Slot) -> Says:
-    names = 0 if slot.drops else (log.names | slot.names) & ~slot.let_go
+    names = 0 if slot.drops else (log.names | slot.names) & ~slot.evicts
     places = list(log.places)
     for manifest, keys in slot.places:
         places[manifest] = keys
     mark = max(log.mark, slot.mark)
     needed = union(places[manifest] for manifest in held(names, len(places)))
-    gone = tuple(
-        was | ~needed if epoch <= mark else was for epoch, was in enumerate(log.gone, start=1)
+    unneeded = tuple(
+        was | ~needed if epoch <= mark else was for epoch, was in enumerate(log.unneeded, start=1)
     )
-    return Says(names, tuple(places), mark, gone, log.dropped or slot.drops)
+    return Says(names, tuple(places), mark, unneeded, log.dropped or slot.drops)
 
 
 def held(names: int, manifests: int) -> frozenset[int]:
-    """Return the manifests that are live, given what is named."""
+    """Return the live manifests for some names."""
     return frozenset(m for m in range(manifests) if names & (name_bit(m, 0) | name_bit(m, 1)))
 
 

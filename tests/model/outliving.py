@@ -1,8 +1,8 @@
-"""A handle that outlives its log: the look at the newest slot, ready to be explored.
+"""A handle that outlives its log: the check of the newest slot, as a model to explore.
 
-Slots are numbers that tell their bytes. Between two of the handle's operations anybody may cut the
-log, or put another one in its place, and others may write to what is there then. What happens
-within an operation, after its look, no look can tell: the next one does.
+Slots are numbers that stand for their bytes. Between two operations of the handle anybody may cut
+the log or replace it, and others may then write to it. A change during an operation, after its
+check, is noticed by the next operation.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ IDLE, COMMITS, STOPPED = "idle", "commits", "stopped"
 
 @dataclass(frozen=True)
 class Rules:
-    """When the handle looks whether the newest slot is the one that it has read.
+    """When the handle checks that the newest slot is the one that it has read.
 
     Attributes:
         commit: Before it puts a slot.
-        told: Before it says that there is nothing left to do.
-        refresh: Before it goes on from what it has read to what has come since.
+        acknowledgements: Before it reports that nothing is left to do.
+        refresh: Before it reads new slots.
     """
 
     commit: bool = True
-    told: bool = True
+    acknowledgements: bool = True
     refresh: bool = True
 
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
         log: Its slots; `None` is a gap.
         replay: The slots that the handle has read or put.
         does: What the handle is about to do.
-        acked: Whether the handle has just told somebody that what it has read is there.
+        acked: Whether the handle has just acknowledged the slots that it has read.
         fresh: The next slot's bytes, which nobody has had before.
         left: What may still be done: harm from outside, slots by others, commits of the handle.
     """
@@ -62,13 +62,13 @@ class Outliving:
         return State()
 
     def wrong(self, state: State) -> str | None:
-        """Say what the handle acknowledged without ground."""
+        """Return what the handle has acknowledged wrongly."""
         if state.acked and state.log[: len(state.replay)] != state.replay:
             return "The handle acknowledged what the log does not hold."
         return None
 
     def successors(self, state: State) -> Iterator[tuple[Step, State]]:
-        """Yield every step that somebody may take next, and the state after it."""
+        """Yield every possible next step, and the state after it."""
         state = state._replace(acked=False)
         harm, others, commits = state.left
         if state.does == STOPPED:
@@ -95,7 +95,7 @@ class Outliving:
                 if refused
                 else (("the handle", "composes"), begun._replace(does=COMMITS))
             )
-        if self._rules.told and not self._stands(state):
+        if self._rules.acknowledgements and not self._stands(state):
             yield ("the handle", "refuses to tell"), state._replace(does=STOPPED)
         else:
             yield ("the handle", "tells that all is done"), state._replace(acked=True)

@@ -1,9 +1,8 @@
-"""Names that a loss of power takes: W5, and what a collector makes durable, ready to be explored.
+"""Power loss: W5, and the syncs of a collector, as a model to explore.
 
-One run, one file of a state (a pack, say), at most one sweep. Every name is given in one step and
-synced with its folder in another; whoever gave it may stop for ever in between. The power may go
-after any step: names that were not synced are lost then, each or not. Of the rules of `protocol`
-all are kept.
+One run, one file of a state (a pack, say), at most one sweep. A name is created in one step and
+synced with its folder in another; its creator may stop for ever in between. The power may fail
+after any step: each name that was not synced may then be lost. All rules of `protocol` are kept.
 """
 
 from __future__ import annotations
@@ -23,30 +22,31 @@ STOPPED = -1
 
 @dataclass(frozen=True)
 class Rules:
-    """Each says what is synced that somebody else named, and when.
+    """The names of other actors that an actor syncs, and when.
 
     Attributes:
-        objects: What a writer found and names, before its slot.
+        objects: Existing objects that a writer names, before its slot.
         slots: The slots that were read, before the next one is put.
-        told: ... and before anybody is told that there is nothing left to do, collectors included.
-        epochs: The epoch that was observed, before anything is put or marked under it.
-        reread: The slots that a collector took the needs from, before it deletes.
+        acknowledgements: The slots that were read, before anybody reports that nothing is left to
+            do, collectors included.
+        epochs: The observed epoch, before anything is put or marked under it.
+        reread: The slots that a collector has replayed, before it deletes.
     """
 
     objects: bool = True
     slots: bool = True
-    told: bool = True
+    acknowledgements: bool = True
     epochs: bool = True
     reread: bool = True
 
 
 class Memory(NamedTuple):
-    """What an actor knows.
+    """The memory of an actor.
 
     Attributes:
-        step: What it does next.
+        step: Its next step.
         u: Its observed epoch.
-        own: Whether it gave the name that it is about to use.
+        own: Whether it created the name that it will use.
         read: Slots that it has read.
     """
 
@@ -57,16 +57,16 @@ class Memory(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that is somewhere.
+    """The state of the store and of the actors.
 
     Attributes:
-        file: How the file stands under generation 0 and 1.
-        epoch: How epoch 1 stands.
-        log: What each slot says.
-        synced: Slots that are durable.
-        acked: Slots that somebody was told of.
-        doomed: Whether a DELETE was sent of the file of generation 0.
-        memory: What each actor knows.
+        file: The file under generation 0 and 1: absent, present or durable.
+        epoch: The same for epoch 1.
+        log: The content of each slot.
+        synced: Number of durable slots.
+        acked: Number of acknowledged slots.
+        deleting: Whether a DELETE of the file of generation 0 was sent.
+        memory: The memory of each actor.
     """
 
     file: tuple[int, int] = (ABSENT, ABSENT)
@@ -74,7 +74,7 @@ class State(NamedTuple):
     log: tuple[str, ...] = ()
     synced: int = 0
     acked: int = 0
-    doomed: bool = False
+    deleting: bool = False
     memory: tuple[Memory, ...] = ()
 
 
@@ -112,12 +112,12 @@ class Power:
         return State((DURABLE, ABSENT), log=(SAVED[0],), synced=1, acked=1, memory=memory)
 
     def wrong(self, state: State) -> str | None:
-        """Say what a loss of power could leave."""
+        """Return the damage that a power loss could leave."""
         if len(state.log) - state.synced > 1:
             return "A slot may be lost, and a later one stay: the log has a gap."
         if state.acked > state.synced:
-            return "A slot that somebody was told of may be lost."
-        if state.doomed and state.epoch != DURABLE:
+            return "An acknowledged slot may be lost."
+        if state.deleting and state.epoch != DURABLE:
             return "An epoch by which something is deleted may be lost."
         if state.file[1] == DURABLE and state.epoch != DURABLE:
             return "The epoch of a file may be lost."
@@ -199,7 +199,7 @@ class Power:
             case 3:
                 return self._put(state, me, MARK, back=2, then=5)
             case 4:
-                if self._rules.told:
+                if self._rules.acknowledgements:
                     return "syncs the log", self._synced(state, me.read), Memory(6)
                 return "finds the mark", state, Memory(6)
             case 5:
@@ -207,14 +207,14 @@ class Power:
             case 6:
                 if held(state.log) == 0:
                     return "finds it held", state, Memory(STOPPED)
-                return "finds it dead", state, Memory(7, read=len(state.log))
+                return "finds it unneeded", state, Memory(7, read=len(state.log))
             case 7:
                 if self._rules.reread:
                     return "syncs the log", self._synced(state, me.read), Memory(8)
                 return "goes on", state, Memory(8)
             case _:
-                gone = self._with_file(state, 0, ABSENT)._replace(doomed=True)
-                return "deletes the file", gone, Memory(STOPPED)
+                deleted = self._with_file(state, 0, ABSENT)._replace(deleting=True)
+                return "deletes the file", deleted, Memory(STOPPED)
 
     def _put(
         self, state: State, me: Memory, slot: str, *, back: int, then: int | None = None
@@ -231,7 +231,7 @@ class Power:
         return "syncs and tells", after._replace(acked=len(state.log)), Memory(STOPPED)
 
     def _tell(self, state: State, me: Memory) -> tuple[str, State, Memory]:
-        if self._rules.told and state.synced < me.read:
+        if self._rules.acknowledgements and state.synced < me.read:
             return "syncs the log", self._synced(state, me.read), me
         acked = max(state.acked, me.read)
         return "tells that it is saved", state._replace(acked=acked), Memory(STOPPED)

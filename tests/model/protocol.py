@@ -1,8 +1,7 @@
 """The collection protocol of docs/spec.md, ready to be explored.
 
-The adversary: any interleaving of single store calls; whoever takes part may stop for ever at any
-step, since nobody is ever asked to go on; a DELETE that was sent lands at any later time, any
-number of times; collectors condemn whatever they like.
+The adversary: store calls interleave in any order; an actor may stop for ever at any step; a DELETE
+that was sent lands at any later time, any number of times; collectors condemn any keys.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.model.scenario import (
 )
 from tests.model.writers import Turn, Writers
 
-#: What somebody's next steps depend on.
+#: Everything on which the next steps of an actor depend.
 Seen = tuple[object, ...]
 
 
@@ -36,7 +35,7 @@ class Protocol:
     """A scenario under some rules: a model for `explorer.explore`.
 
     Attributes:
-        scenario: Who takes part, and from where.
+        scenario: The actors and the first state.
     """
 
     def __init__(self, scenario: Scenario, rules: Rules = KEPT) -> None:
@@ -55,12 +54,12 @@ class Protocol:
             for actor in self._actors
         ]
         self._crowd_kept: dict[Seen, list[collectors.Move]] = {}
-        self._doomed_kept: dict[Seen, int] = {}
+        self._deletable_kept: dict[Seen, int] = {}
         self._collectors_kept: dict[Seen, list[collectors.Move]] = {}
         self._writers_kept: dict[Seen, list[writers.Move]] = {}
 
     def initial(self) -> State:
-        """Return the first state: what runs hold lies under generation 0."""
+        """Return the first state: all objects have generation 0."""
         logs = tuple(None if held is None else self._holding(held) for held in self.scenario.runs)
         memory = tuple(
             collectors.Memory() if isinstance(actor, Collector) else writers.Memory()
@@ -90,13 +89,13 @@ class Protocol:
         return None
 
     def successors(self, state: State) -> Iterator[tuple[Step, State]]:
-        """Yield every step that somebody may take next, and the state after it."""
-        objects, doomed, epochs, logs, memory = state
+        """Yield every possible next step, and the state after it."""
+        objects, deleting, epochs, logs, memory = state
         yield from self._store(state)
         if self.scenario.crowd:
             for words, _, published, longer, _ in self._crowd_moves(state):
                 there = self._with_strangers(objects, published)
-                yield ("the crowd", *words), State(there, doomed, published, longer, memory)
+                yield ("the crowd", *words), State(there, deleting, published, longer, memory)
         for index, actor in enumerate(self._actors):
             if isinstance(actor, Collector):
                 for words, sent, published, longer, then in self._collector_moves(index, state):
@@ -110,9 +109,9 @@ class Protocol:
                 for words, there, log, me in self._writer_moves(actor, index, state):
                     longer = (*logs[:run], log, *logs[run + 1 :])
                     known = self._known(state, index, me)
-                    yield (actor.who, *words), State(there, doomed, epochs, longer, known)
+                    yield (actor.who, *words), State(there, deleting, epochs, longer, known)
 
-    # What somebody may do next depends on what they can see and on nothing else, so it is kept.
+    # The next steps of an actor depend only on what it can see, so they are cached.
 
     def _crowd_moves(self, state: State) -> list[collectors.Move]:
         seen = (state.epochs, state.logs)
@@ -121,12 +120,12 @@ class Protocol:
             moves = self._crowd_kept[seen] = list(self._collectors.crowd(state))
         return moves
 
-    def _doomed_by_crowd(self, state: State) -> int:
+    def _deletable_by_crowd(self, state: State) -> int:
         seen = (state.epochs, state.logs)
-        doomed = self._doomed_kept.get(seen)
-        if doomed is None:
-            doomed = self._doomed_kept[seen] = self._collectors.doomed_by_crowd(state)
-        return doomed
+        deleting = self._deletable_kept.get(seen)
+        if deleting is None:
+            deleting = self._deletable_kept[seen] = self._collectors.deletable_by_crowd(state)
+        return deleting
 
     def _collector_moves(self, index: int, state: State) -> list[collectors.Move]:
         seen = (state.memory[index], *state[:4])
@@ -148,21 +147,21 @@ class Protocol:
         return moves
 
     def _store(self, state: State) -> Iterator[tuple[Step, State]]:
-        """DELETEs that land; with strangers who take steps, what they put."""
-        objects, doomed, epochs, logs, memory = state
+        """Yield DELETEs that land, and puts of strangers if those are steps."""
+        objects, deleting, epochs, logs, memory = state
         # One that nobody needs yet can wait: it lands again, and an absent key only leaves fewer
         # choices (a writer may always put its own).
-        landing = doomed
+        landing = deleting
         if self.scenario.crowd:
-            landing |= self._doomed_by_crowd(state)
+            landing |= self._deletable_by_crowd(state)
         if not self.scenario.apart:
             landing &= collectors.live(logs)
         for key in single(objects & landing):
-            after = State(objects & ~key, doomed, epochs, logs, memory)
+            after = State(objects & ~key, deleting, epochs, logs, memory)
             yield ("the store", "deletes", self._keys.words[key]), after
         if self.scenario.strangers and self.scenario.apart:
             for key in single(self._keys.up_to(len(epochs)) & ~objects):
-                after = State(objects | key, doomed, epochs, logs, memory)
+                after = State(objects | key, deleting, epochs, logs, memory)
                 yield ("a stranger", "puts", self._keys.words[key]), after
 
     def _with_strangers(self, objects: int, epochs: Epochs) -> int:
@@ -175,7 +174,7 @@ class Protocol:
         return objects
 
     def _known(self, state: State, index: int, me: Seen) -> tuple[Any, ...]:
-        """Return what each actor knows after one of them has learned something."""
+        """Return the memories of all actors after one of them has changed."""
         known = (*state.memory[:index], me, *state.memory[index + 1 :])
         if index < self._others or len(known) - self._others < 2:
             return known
@@ -187,9 +186,9 @@ class Protocol:
         done = state.memory[index][0]
         if done or log is None or log.dropped or not (actor.drop or log.names & name):
             return
-        slot = Slot(drops=True) if actor.drop else Slot(let_go=name)
+        slot = Slot(drops=True) if actor.drop else Slot(evicts=name)
         logs = list(state.logs)
         logs[actor.run] = self._logs.append(log, slot)
         known = self._known(state, index, writers.Memory(step=1))
-        words = (actor.who, "drops" if actor.drop else "lets go in", f"run {actor.run}")
+        words = (actor.who, "drops" if actor.drop else "evicts in", f"run {actor.run}")
         yield words, state._replace(logs=tuple(logs), memory=known)

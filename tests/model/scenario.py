@@ -1,4 +1,4 @@
-"""What is explored: who takes part, from where, and which rules are kept."""
+"""Scenarios: the actors, the first state, and the rules that are kept."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ class Rules:
 
     Attributes:
         run_before_epoch: W1: the run exists before its writer observes the epoch.
-        run_before_choice: W1: the run exists before its writer chooses a key.
-        slot_0_references_nothing: W1: what a fork inherits stands in commit 1.
+        run_before_key: W1: the run exists before its writer chooses a key.
+        slot_0_references_nothing: W1: a fork inherits in commit 1.
         refuse_condemned: W2: a key that a sweep up to u condemned is not used.
-        generations: W2: what is put anew gets a name of its own, `<sha256>.<u>`.
-        recheck: W3: a mark met on the way to the head moves u, and the choice is checked again.
+        generations: W2: content that is put again gets a new key, `<sha256>.<u>`.
+        recheck: W3: a mark before the head moves u, and the chosen keys are checked again.
         exact_slot: W2a: a key needs no check only while it is live right before the commit's slot.
-        held_only: W2a: it must be live there; a `place` line of what was let go proves nothing.
-        relocation_checks: A relocation keeps W2 and W3 as every writer.
-        one_slot: A sync shows everything that it brings in one slot.
+        held_only: W2a: it must be live there; a `place` line of an evicted state proves nothing.
+        relocation_checks: A relocation keeps W2 and W3 like every writer.
+        one_slot: A sync commits everything that it copies in one slot.
         places_with_commits: ... and places no later than the commits that need them.
         publish_before_list: G1 before G2.
-        every_run: G2 to G4 leave out no run, whatever its log looks like.
+        every_run: G2 to G4 include every run, whatever its log looks like.
         all_marked: G5 waits until every run is marked.
-        remark: G4: M_e comes from a replay made after G1, not from the one that chose candidates.
+        remark: G4: M_e comes from a replay after G1, not from the one before the keys were chosen.
         replay_reaches_mark: G4: ... and that reaches the mark.
         mark_of_this_epoch: G3: only a mark of this epoch or a later one serves.
-        spare_the_live: G5: what is live in M_e is not deleted.
+        spare_the_live: G5: keys that are needed in M_e are not deleted.
     """
 
     run_before_epoch: bool = True
-    run_before_choice: bool = True
+    run_before_key: bool = True
     slot_0_references_nothing: bool = True
     refuse_condemned: bool = True
     generations: bool = True
@@ -60,18 +60,18 @@ KEPT = Rules()
 class Writer:
     """Names manifests in a run, by W1 to W4.
 
-    A save, a promotion, an undone eviction, a fork and a sync are the same writer in other places:
-    a promotion finds its manifest live in its own run, an undo finds it let go, a fork and a sync
-    are born with their run.
+    A save, a promotion, an undone eviction, a fork and a sync are the same writer in different
+    situations: a promotion finds its manifest live in its own run, an undo finds it evicted, a fork
+    and a sync create their run.
 
     Attributes:
         who: Its name in a trace.
-        run: Whose log it writes.
+        run: The run whose log it writes.
         manifests: What it names, all in one slot.
         name: As what.
         born: Whether it creates the run.
         own: Whether it makes use of W2a.
-        passing: A manifest that it names and lets go in the same slot, without a place: a sync of
+        passing: A manifest that it names and evicts in the same slot, without a place: a sync of
             what the source has evicted and collected since.
     """
 
@@ -90,7 +90,7 @@ class Relocate:
 
     Attributes:
         who: Its name in a trace.
-        run: Whose log it writes.
+        run: The run whose log it writes.
         file: The file that replaces those of the manifest.
         manifest: Which is moved.
     """
@@ -104,7 +104,7 @@ class Relocate:
 
 @dataclass(frozen=True)
 class Evict:
-    """Lets names of a manifest go in a run; `drop`: lets everything go, for good."""
+    """Evicts names of a manifest in a run; `drop`: drops the run."""
 
     who: str
     run: int
@@ -115,7 +115,7 @@ class Evict:
 
 @dataclass(frozen=True)
 class Collector:
-    """Carries out one sweep, G1 to G5: its own, or one that it finds, finished or not."""
+    """Performs one sweep, G1 to G5: its own, or an existing one, finished or not."""
 
     who: str
 
@@ -125,11 +125,11 @@ Actor = Writer | Relocate | Evict | Collector
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who takes part, and from where.
+    """The actors, and the first state.
 
     Attributes:
         actors: Each may stop for ever at any step.
-        runs: For each run the manifests that it holds at first; `None`: it is not born yet.
+        runs: For each run the manifests that it holds at first; `None` if it does not exist yet.
         files: For each manifest the files that it needs.
         epochs: Sweeps that may be published.
         crowd: Besides the actors there are any number of collectors, at any point of any sweep.
@@ -156,18 +156,18 @@ Epochs = tuple[tuple[int, int], ...]
 
 
 class State(NamedTuple):
-    """Everything that is somewhere.
+    """The state of the store and of the actors.
 
     Attributes:
         objects: Keys that exist, as bits.
-        doomed: Keys whose DELETE has been sent: it may land at any time, any number of times.
+        deleting: Keys whose DELETE has been sent: it may land at any time, any number of times.
         epochs: Those that are published.
         logs: Of each run; `None` before its slot 0.
-        memory: What each actor knows: `Memory` of `writers` or of `collectors`.
+        memory: The memory of each actor: `Memory` of `writers` or of `collectors`.
     """
 
     objects: int
-    doomed: int
+    deleting: int
     epochs: Epochs
     logs: tuple[Log | None, ...]
     memory: tuple[Any, ...]

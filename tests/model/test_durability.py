@@ -25,7 +25,7 @@ SAFE = {
 UNSAFE = {
     "objects": ("two writers", 9),
     "slots": ("an eviction and two collectors", 6),
-    "told": ("two writers", 12),
+    "acknowledgements": ("two writers", 12),
     "epochs": ("an eviction and two collectors", 5),
     "reread": ("an eviction and two collectors", 10),
 }
@@ -66,7 +66,7 @@ def test_a_handle_acknowledges_nothing_that_its_log_lacks() -> None:
     } <= outcome.kinds
 
 
-@pytest.mark.parametrize("rule", ["commit", "told", "refresh"])
+@pytest.mark.parametrize("rule", ["commit", "acknowledgements", "refresh"])
 def test_without_a_look_it_acknowledges_what_its_log_lacks(rule: str) -> None:
     outcome = explore(Outliving(replace(outliving.Rules(), **{rule: False})))
     print(f"{rule}:\n{tell(outcome)}")
@@ -75,6 +75,6 @@ def test_without_a_look_it_acknowledges_what_its_log_lacks(rule: str) -> None:
 
 def test_every_rule_is_broken_once() -> None:
     assert set(UNSAFE) == {field.name for field in dataclasses.fields(power.Rules)}
-    assert {"commit", "told", "refresh"} == {
+    assert {"commit", "acknowledgements", "refresh"} == {
         field.name for field in dataclasses.fields(outliving.Rules)
     }

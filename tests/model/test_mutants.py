@@ -71,9 +71,9 @@ class Mutant:
 
 MUTANTS = {
     "epoch observed before the run exists": Mutant("run_before_epoch", BIRTH, 10, 14),
-    "files chosen before the run exists": Mutant("run_before_choice", BIRTH, 10, 14),
+    "files chosen before the run exists": Mutant("run_before_key", BIRTH, 10, 14),
     "a fork's commit 0 references": Mutant("slot_0_references_nothing", BIRTH, 9, 13),
-    "a sync chooses before its run exists": Mutant("run_before_choice", SYNC, 11, 15),
+    "a sync chooses before its run exists": Mutant("run_before_key", SYNC, 11, 15),
     "a sync shows a prefix": Mutant("one_slot", ARRIVAL, 4, 5),
     "a sync shows commits before places": Mutant("places_with_commits", ARRIVAL, 4, 5),
     "a condemned key is used": Mutant("refuse_condemned", ONE_RUN, 9, 13),
@@ -136,7 +136,7 @@ def test_a_counterexample_can_be_read() -> None:
     assert tell(explore(Protocol(mutant.scenario, mutant.rules))).splitlines() == [
         " 1. saver: observes epoch 0",
         " 2. saver: finds a.0",
-        " 3. evictor: lets go in run 0",
+        " 3. evictor: evicts in run 0",
         " 4. collector 1: publishes epoch 1 condemning a.0",
         " 5. collector 1: lists the runs",
         " 6. collector 1: marks run 0",

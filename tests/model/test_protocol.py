@@ -117,7 +117,7 @@ PROTOCOL = {
         _crowd(BEGINS, SAVES_W2A, EVICTS, DROPS), 60_191, (("saver", "gives up"),)
     ),
     "undo of an eviction": Safe(
-        _crowd(SAVES_W2A, EVICTS, EVICTS_AGAIN, BEGINS), 53_478, (("second evictor", "lets go in"),)
+        _crowd(SAVES_W2A, EVICTS, EVICTS_AGAIN, BEGINS), 53_478, (("second evictor", "evicts in"),)
     ),
     "promotion": Safe(_crowd(PROMOTES, BEGINS_W2A, EVICTS), 30_314),
     "three runs": Safe(
@@ -187,12 +187,12 @@ SMALL = {
 
 
 def _public(scenario: Scenario) -> set[tuple[object, ...]]:
-    """Return what everybody could see, and what is doomed, in each state of a scenario."""
+    """Return what everybody could see, and what is deleting, in each state of a scenario."""
     seen: set[tuple[object, ...]] = set()
 
     def note(state: State) -> None:
         logs = tuple(log and log.says for log in state.logs)
-        seen.add((state.doomed, state.epochs, logs))
+        seen.add((state.deleting, state.epochs, logs))
 
     assert explore(Protocol(scenario), visit=note).safe
     return seen
@@ -226,12 +226,12 @@ def test_a_crowd_dooms_what_collectors_do(name: str) -> None:
     files = 2 if name == "relocation" else 1
     logs = Logs(len(scenario.files), scenario.epochs)
     crowd = Collectors(scenario, KEPT, Keys(files, scenario.epochs), logs)
-    doomed = 0
+    deleting = 0
 
     def compare(state: State) -> None:
-        nonlocal doomed
-        doomed += bool(state.doomed)
-        assert not state.doomed & ~crowd.doomed_by_crowd(state)
+        nonlocal deleting
+        deleting += bool(state.deleting)
+        assert not state.deleting & ~crowd.deletable_by_crowd(state)
 
     explore(Protocol(scenario), visit=compare)
-    assert doomed
+    assert deleting

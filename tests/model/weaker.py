@@ -1,8 +1,8 @@
-"""Protocols that were weighed and rejected: one content under one name, two writers, one sweeper.
+"""Rejected protocols: one content under one name, two writers, one sweeper.
 
 Each is two short programs over a shared store. The first run holds the content at first, and may
-let it go; the writers name it in runs of their own. As everywhere, whoever takes part may stop for
-ever at any step.
+evict it; the writers name it in runs of their own. As everywhere, an actor may stop for ever at any
+step.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Process(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that is somewhere.
+    """The state of the store and of the processes.
 
     Attributes:
-        objects: Whether the content lies under its one name (bit 0), or a second one (bit 1).
-        fresh: Whether a writer has put it again, so that its age says: let it be.
-        doomed: Whether a DELETE of the first name is under way.
+        objects: Whether the content exists under its name (bit 0), or a second one (bit 1).
+        fresh: Whether a writer has put it again, so that it is too young to delete.
+        deleting: Whether a DELETE of the first name was sent.
         runs: Runs that name the content, as bits.
         moved: Runs that name it by the second name, as bits.
         leases: Writers that hold a lease, as bits.
-        sweeping: Whether the sweeper's flag stands, or its condemned set is published.
+        sweeping: Whether the sweeper's flag is set, or its condemned set is published.
         writers: The writers.
         sweeper: The sweeper.
     """
 
     objects: int = 1
     fresh: bool = False
-    doomed: bool = False
+    deleting: bool = False
     runs: int = 1 << OLD_RUN
     moved: int = 0
     leases: int = 0
@@ -75,7 +75,7 @@ NO_PROTECTION = Scheme(("looks", "commits"), ("replays the logs", "deletes"))
 PUT_AGAIN = Scheme(("puts", "commits"), ("replays the logs", "sees that it is old", "deletes"))
 LEASES_THAT_EXPIRE = Scheme(_LEASED, _DEKKER, leases_expire=True)
 LEASES_AND_LATE_DELETES = Scheme(_LEASED, _DEKKER, deletes_land_late=True)
-#: Safe, but one dead writer stops collection for ever, and no store promises that a DELETE whose
+#: Safe, but one crashed writer stops collection for ever, and no store promises that a DELETE whose
 #: answer was lost will not land any more.
 LEASES_IN_A_PERFECT_WORLD = Scheme(_LEASED, _DEKKER)
 COMMIT_THEN_CHECK = Scheme(
@@ -95,17 +95,17 @@ class Weaker:
         return State()
 
     def wrong(self, state: State) -> str | None:
-        """The invariant: what a run names is there."""
+        """The invariant: the content that a run names exists."""
         if state.runs & ~state.moved and not state.objects & 1:
             return "A run names the content, which is not there."
         return None
 
     def successors(self, state: State) -> Iterator[tuple[Step, State]]:
-        """Yield every step that somebody may take next, and the state after it."""
-        if state.doomed and state.objects & 1:
+        """Yield every possible next step, and the state after it."""
+        if state.deleting and state.objects & 1:
             yield ("the store", "deletes"), state._replace(objects=state.objects & ~1)
         if state.runs >> OLD_RUN & 1:
-            yield ("the old run", "lets go"), state._replace(runs=state.runs & ~(1 << OLD_RUN))
+            yield ("the old run", "evicts"), state._replace(runs=state.runs & ~(1 << OLD_RUN))
         if self._scheme.leases_expire:
             for one in WRITERS:
                 if state.leases >> one & 1:
@@ -123,7 +123,7 @@ class Weaker:
                 yield ("the sweeper", step), after._replace(sweeper=me)
 
     def _sweep(self, step: str, state: State) -> Iterator[State]:
-        dead = state.sweeper._replace(saw=int(not state.runs))
+        saw = state.sweeper._replace(saw=int(not state.runs))
         match step:
             case "raises its flag":
                 yield state._replace(sweeping=True)
@@ -133,7 +133,7 @@ class Weaker:
                 if not state.leases:
                     yield state
             case "replays the logs":
-                yield state._replace(sweeper=dead)
+                yield state._replace(sweeper=saw)
             case "sees that it is old":
                 if not state.fresh:
                     yield state
@@ -141,7 +141,7 @@ class Weaker:
                 if not state.sweeper.saw:
                     yield state
                 elif self._scheme.deletes_land_late:
-                    yield state._replace(doomed=True)
+                    yield state._replace(deleting=True)
                 else:
                     yield state._replace(objects=state.objects & ~1)
 

@@ -1,15 +1,15 @@
 """The writer's side, W1 to W4 and W2a: one store call a step.
 
-What needs no step of its own:
+Three things need no step of their own:
 
-- Reading the head before a put (`Scenario.apart` is off). The put succeeds only if no slot came
-  between, so what was read still stands when it does; of the rest, epochs are immutable and the
-  choice is the writer's own. A read that another's slot overtook ends in a put that changes
-  nothing, and u is read again with the next head before it is used.
-- Looking before an upload: whether or not a usable key is there, a writer may put its own.
-- An answer that is lost. The writer reads the slot: its own bytes mean that it has succeeded,
-  another's that it has lost, none that it puts at the same slot again, as if it had been slow.
-  An upload that lands late, or twice, is a stranger's (`Scenario.strangers`).
+- Reading the head before a put, if `Scenario.apart` is off. The put succeeds only if no other slot
+  was put meanwhile, so the head is then still the same; epochs are immutable, and the chosen keys
+  are the writer's own. If another slot was put meanwhile, the put changes nothing, and u is read
+  again with the next head before it is used.
+- Looking before an upload: whether or not a usable key exists, a writer may put its own.
+- A lost answer. The writer reads the slot: its own bytes mean that it has succeeded, other bytes
+  that it has lost the race; without a slot it puts again, as if it had been slow. An upload that
+  lands late, or twice, is a stranger's (`Scenario.strangers`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.model.scenario import Relocate, Rules, Scenario, State, Writer
 
 
 class Memory(NamedTuple):
-    """What a writer knows.
+    """The memory of a writer.
 
     Attributes:
         step: Index of the next step of its program.
         u: Its observed epoch.
-        keys: What it has chosen so far.
-        trusted: Chosen keys that a broken rule keeps from being checked.
-        head: The log as it was read last, where that is a step of its own.
+        keys: The keys that it has chosen so far.
+        trusted: Chosen keys that are not checked, by a broken rule.
+        head: The log as it was read last, if that is a step of its own.
     """
 
     step: int = 0
@@ -41,14 +41,14 @@ class Memory(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A writer, and what it can see.
+    """A writer, and everything that it can see.
 
     Attributes:
-        actor: Who it is.
-        program: Its steps in their order.
-        me: What it knows.
-        state: What is somewhere.
-        log: Of its run; `None` before slot 0.
+        actor: The actor.
+        program: Its steps, in order.
+        me: Its memory.
+        state: The state of the model.
+        log: The log of its run; `None` before slot 0.
     """
 
     actor: Writer | Relocate
@@ -59,7 +59,7 @@ class Turn(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A step of a writer: words for a trace, and what is there afterwards."""
+    """A step of a writer: its words in a trace, and the state after it."""
 
     words: tuple[object, ...]
     objects: int
@@ -83,14 +83,14 @@ class Writers:
         steps = ["observe", "choose"]
         if isinstance(actor, Writer) and actor.born and rules.slot_0_references_nothing:
             earliest = 0 if rules.run_before_epoch else 1
-            steps.insert(earliest if rules.run_before_choice else 2, "create")  # W1
+            steps.insert(earliest if rules.run_before_key else 2, "create")  # W1
         steps += ["read", "put"] if self._apart else ["commit"]
         if isinstance(actor, Writer) and not (rules.one_slot and rules.places_with_commits):
             steps.append("commit the rest")
         return (*steps, "done")
 
     def moves(self, turn: Turn) -> Iterator[Move]:
-        """Yield what a writer may do next."""
+        """Yield the next steps of a writer."""
         _, program, me, state, log = turn
         match program[me.step]:
             case "create":
@@ -120,7 +120,7 @@ class Writers:
                 yield self._put(turn, log, slot, _done(program))
 
     def _choose(self, turn: Turn) -> Iterator[Move]:
-        """W2: a key for the next file that has none, by whichever way."""
+        """W2: choose a key for the next file that has none, in any way."""
         actor, _, me, state, log = turn
         lacking = [file for file in self._wanted(actor) if not me.keys & self._keys.of_file(file)]
         keys = self._keys.of_file(lacking[0])
@@ -143,7 +143,7 @@ class Writers:
             yield from self._choose_own(turn, log, keys, chosen)
 
     def _choose_own(self, turn: Turn, log: Log, keys: int, chosen: Memory) -> Iterator[Move]:
-        """W2a: what its own run holds."""
+        """W2a: choose the keys that its own run holds."""
         actor, program, me, state, _ = turn
         for key in single(self._covered(actor, log) & keys):
             believed = 0 if self._rules.exact_slot else key
@@ -205,7 +205,7 @@ class Writers:
         if isinstance(actor, Relocate):
             return Slot(places=changed)
         passing = _passing(actor)
-        return Slot(places=changed, names=_names(actor) | passing, let_go=passing)
+        return Slot(places=changed, names=_names(actor) | passing, evicts=passing)
 
     def _too_little(self, actor: Writer) -> Slot:
         """Return the first of two slots of a sync that breaks the rules."""

@@ -1,11 +1,10 @@
 """Actors: real programs on a registry that can be stopped between any two calls to the store.
 
-An actor runs in one thread, its clock stands still and its random names follow from its own name,
-so what it does next depends on the answers that it got and on nothing else. That is how it is
-stopped and continued: each of its states is the list of those answers, and a state that no schedule
-has been in yet is found by running the real program on them, up to its next call. What it asks on
-the way is compared with what it asked before, so a program that depended on anything else would be
-noticed at once.
+An actor runs in one thread, its clock does not move, and its random names follow from its own name.
+So its next call depends only on the answers that it got. That makes it possible to stop and
+continue it: each of its states is the list of those answers. A new state is reached by running the
+real program on these answers, up to its next call. Its calls are compared with the earlier ones, so
+a program that depends on anything else is noticed at once.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Stopped(BaseException):
 
 
 class NotRepeatable(BaseException):
-    """The program asked something else than the last time, after the same answers."""
+    """The program made another call than the last time, after the same answers."""
 
 
 class Session:
-    """What an actor's program is given.
+    """The argument of an actor's program.
 
     Attributes:
         backend: The store.
@@ -75,10 +74,10 @@ class Ended:
 
 
 class State:
-    """What an actor has been answered so far, and what it does next.
+    """The answers that an actor has got so far, and its next call.
 
     Attributes:
-        number: Another one for every state of any actor.
+        number: A number that no other state of any actor has.
         request: Its next call; `None` when it has ended.
         ended: How it ended; `None` before.
     """
@@ -107,10 +106,10 @@ class State:
 
 
 class Actor:
-    """One program and every state that any schedule has brought it to.
+    """A program and all states in which a schedule has put it.
 
     Attributes:
-        name: What it is called in schedules.
+        name: Its name in schedules.
         runs: How often the real program was run.
     """
 

@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 
 
 def no_mark(patch: Patch) -> None:
-    """G3 and G4 left out: what nothing needed when it was chosen is deleted."""
+    """Without G3 and G4: keys are deleted that were unneeded when they were chosen."""
 
     def mark(self: Collector) -> None:
         if self._sweep is not None:
@@ -34,7 +34,7 @@ def no_mark(patch: Patch) -> None:
 
 
 def no_second_look(patch: Patch) -> None:
-    """G4 left out: runs are marked, and what was alive is taken from before the marks."""
+    """Without G4: runs are marked, but the replays from before the marks are used."""
     mark = Collector.mark
 
     def mark_and_forget(self: Collector) -> None:
@@ -60,7 +60,7 @@ def deletes_before_all_marks(patch: Patch) -> None:
 
 
 def runs_listed_too_early(patch: Patch) -> None:
-    """G2 before G1: a run that is born in between is not marked."""
+    """G2 before G1: a run that is created in between is not marked."""
     condemn = Collector.condemn
     listed: dict[int, list[str]] = {}
 
@@ -75,12 +75,12 @@ def runs_listed_too_early(patch: Patch) -> None:
 
 
 def no_recheck(patch: Patch) -> None:
-    """W3 left out: what was chosen is committed, whatever was marked meanwhile."""
+    """Without W3: chosen keys are committed in spite of new marks."""
     patch.setattr(Writer, "_recheck", lambda *_: None)
 
 
 def rechecked_once(patch: Patch) -> None:
-    """W3 at the first attempt alone: a lost race is composed anew without another look."""
+    """W3 only at the first attempt: after a lost race keys are not checked again."""
     commit, recheck = Writer.commit, Writer._recheck
     looked: set[int] = set()
 
@@ -97,8 +97,8 @@ def rechecked_once(patch: Patch) -> None:
     patch.setattr(Writer, "_recheck", recheck_once)
 
 
-def marks_unheeded(patch: Patch) -> None:
-    """A mark met on the way to the head does not move the observed epoch."""
+def marks_ignored(patch: Patch) -> None:
+    """A mark before the head does not move the observed epoch."""
 
     def recheck(self: Writer, state: RunManifest, choice: ChosenKeys) -> None:
         refused = self._epochs.condemned(choice.unproven(state), self.epoch)
@@ -125,13 +125,13 @@ def epoch_observed_early(patch: Patch) -> None:
     patch.setattr(Writer, "epoch", property(epoch))
 
 
-def condemned_names_spoken(patch: Patch) -> None:
-    """W2 and W3 broken: what was condemned is used again as long as it is there."""
+def condemned_keys_named(patch: Patch) -> None:
+    """W2 and W3 broken: condemned objects are used again as long as they exist."""
     patch.setattr(Epochs, "condemned", lambda *_: set())
 
 
 def condemned_packs_chosen(patch: Patch) -> None:
-    """W2 broken: a condemned pack is chosen as long as it is there; W3 refuses it for ever."""
+    """W2 broken: a condemned pack is chosen as long as it exists; W3 refuses it for ever."""
 
     def usable(self: Writer, kind: str, digest: Digest, size_bytes: int) -> ObjectKey | None:
         for info in self._store.backend.list(stem(kind, digest)):
@@ -142,8 +142,8 @@ def condemned_packs_chosen(patch: Patch) -> None:
     patch.setattr(Writer, "usable", usable)
 
 
-def names_used_again(patch: Patch) -> None:
-    """Generations left out: once what was condemned is gone, its name is used again."""
+def generations_ignored(patch: Patch) -> None:
+    """Without generations: once a condemned object is deleted, its key is used again."""
 
     def put(self: Writer, kind: Kind, digest: Digest, body: object) -> ObjectKey:
         for generation in dict.fromkeys((0, self.epoch)):
@@ -171,8 +171,8 @@ def names_used_again(patch: Patch) -> None:
     patch.setattr(Writer, "_recheck", recheck)
 
 
-def cover_by_the_dead(patch: Patch) -> None:
-    """W2a stretched: what an evicted checkpoint used is named without a look."""
+def cover_by_evicted(patch: Patch) -> None:
+    """W2a stretched: objects of an evicted checkpoint are named without a check."""
 
     def is_placed(self: RunManifest, place: object) -> bool:
         return self.by_manifest.get(place.manifest) in (place, None)  # of the dead it has none
@@ -195,22 +195,22 @@ def run_overlooked(patch: Patch) -> None:
 
 
 def objects_not_synced(patch: Patch) -> None:
-    """W5 broken: what another writer put is named before it is durable."""
+    """W5 broken: objects of another writer are named before they are durable."""
     patch.setattr(Writer, "_make_durable", lambda *_: None)
 
 
 def slots_not_synced(patch: Patch) -> None:
-    """W5 broken: what was read is built on, and called done, before it is durable."""
+    """W5 broken: slots are followed, and acknowledged, before they are durable."""
     patch.setattr(RunLog, "make_durable", lambda _: None)
 
 
 def epochs_not_synced(patch: Patch) -> None:
-    """W5 broken: what another collector condemned is marked and deleted before it is durable."""
+    """W5 broken: an epoch of another collector is marked and used before it is durable."""
     patch.setattr(Epochs, "make_durable", lambda *_: None)
 
 
 def log_not_looked_at(patch: Patch) -> None:
-    """W4 broken: nobody looks whether the slot before is still the one that was read."""
+    """W4 broken: nobody checks whether the newest slot is still the one that was read."""
     patch.setattr(holdfast.registry.history.log, "check_newest", lambda *_: None)
 
 
@@ -223,12 +223,12 @@ BROKEN: dict[str, Callable[[Patch], None]] = {
         runs_listed_too_early,
         no_recheck,
         rechecked_once,
-        marks_unheeded,
+        marks_ignored,
         epoch_observed_early,
-        condemned_names_spoken,
+        condemned_keys_named,
         condemned_packs_chosen,
-        names_used_again,
-        cover_by_the_dead,
+        generations_ignored,
+        cover_by_evicted,
         run_overlooked,
         objects_not_synced,
         slots_not_synced,

@@ -242,7 +242,7 @@ class Explorer:
                 self._stage.soundness.check(after.world)
                 self._stage.soundness.check(after.world.after_power_loss())
         except Violation as violation:
-            raise self._told(violation) from violation.__cause__
+            raise self._with_schedule(violation) from violation.__cause__
         return after
 
     def _after(self, at: Moment, move: Move) -> Moment:
@@ -267,9 +267,9 @@ class Explorer:
         try:
             self._stage.check_end(at.world, [state.ended for state in at.states])
         except Violation as violation:
-            raise self._told(violation) from violation.__cause__
+            raise self._with_schedule(violation) from violation.__cause__
 
-    def _told(self, violation: Violation) -> Violation:
+    def _with_schedule(self, violation: Violation) -> Violation:
         """Return a violation with the schedule that leads to it."""
         if not violation.moves:
             violation.moves = tuple(self._show(move) for move, _ in self._path)
@@ -307,7 +307,7 @@ def _evenly(chance: random.Random, actors: int) -> Chooser:
     return chance.choice
 
 
-def _in_bursts(chance: random.Random, actors: int) -> Chooser:
+def _in_stretches(chance: random.Random, actors: int) -> Chooser:
     """Return a chooser that lets the same one go on for a while."""
     last = _LANDING
 
@@ -343,4 +343,4 @@ def _by_priority(chance: random.Random, actors: int) -> Chooser:
     return choose
 
 
-_CHOOSERS = (_by_priority, _in_bursts, _evenly, _by_priority)
+_CHOOSERS = (_by_priority, _in_stretches, _evenly, _by_priority)

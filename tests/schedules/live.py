@@ -97,7 +97,7 @@ def play(stage: Stage, moves: Sequence[str]) -> Played:
     world = stage.world.copy()
     players = {actor.name: _Player(actor, stage.scenario.page) for actor in stage.actors}
     calls: list[tuple[str, Request]] = []
-    dead: set[str] = set()
+    died: set[str] = set()
     try:
         _make_ready(players, world)
         for move in moves:
@@ -107,14 +107,14 @@ def play(stage: Stage, moves: Sequence[str]) -> Played:
                 world.deliver(what)
             elif verb == "kill":
                 players[what].die()
-                dead.add(what)
+                died.add(what)
             else:
                 calls.append((name, players[name].go_on(world, fate or "now")))
     finally:
         ends = [player.next for player in players.values()]
         for player in players.values():
             player.die()
-    ended = [None if name in dead else end for name, end in zip(players, ends, strict=True)]
+    ended = [None if name in died else end for name, end in zip(players, ends, strict=True)]
     return Played(world, calls, ended)
 
 

@@ -26,18 +26,18 @@ OLD, OTHER, NEW = "old", "other", "new"
 #: A run of another registry.
 FAR = "far"
 #: Checkpoints of the old run: the one that is evicted, and the one that stays.
-DOOMED, NEWEST = 1, 2
-#: Steps of saves: of the doomed state again; of one that shares its tensors and nothing else.
+EVICTED, NEWEST = 1, 2
+#: Steps of saves: of the evicted state again; of a state that shares only its tensors.
 AGAIN, ALIKE = 3, 4
 #: A later step of the old run that holds what the newest one held.
 LATER = 5
-#: A step at which almost what the doomed checkpoint held is saved, as the difference to it.
+#: A step at which a state that differs little from the evicted one is saved, as a delta.
 NEAR = 6
 #: A step at which something is saved that is nowhere yet.
 FRESH = 7
 
 #: How the pusher stands when the schedule begins: with nothing; with an open handle; with a handle
-#: that goes on from the doomed checkpoint, whose objects it may name without a look (W2a).
+#: that continues from the evicted checkpoint, whose objects it may name without a check (W2a).
 Stand = Literal["fresh", "opened", "resumed"]
 
 
@@ -57,21 +57,21 @@ def content(run_id: str, step: int) -> object:
 
 
 def prepare(registry: Registry) -> None:
-    """Save a checkpoint that retention will let go, and the one that stays."""
+    """Save a checkpoint that will be evicted, and one that stays."""
     run = registry.create_run(OLD, seed=1)
-    run.save(content(OLD, DOOMED), step=DOOMED)
+    run.save(content(OLD, EVICTED), step=EVICTED)
     run.save(content(OLD, NEWEST), step=NEWEST)
     registry.create_run(OTHER, seed=1)
 
 
 def prepare_evicted(registry: Registry) -> None:
-    """Do the same, and let the checkpoint go."""
+    """Do the same, and evict the checkpoint."""
     prepare(registry)
     registry.run(OLD).prune(Retention(last=1))
 
 
 def prepare_swept(registry: Registry) -> None:
-    """Let a sweep pass, and then save the same once more, to be let go again."""
+    """Collect it, and then save and evict the same state again."""
     prepare_evicted(registry)
     collect(registry.store, grace_s=0.0)
     registry.run(OLD).push(content(OLD, AGAIN), step=AGAIN)
@@ -82,7 +82,7 @@ def prepare_swept(registry: Registry) -> None:
 
 
 def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> Program:
-    """Save what the doomed checkpoint held in a run that exists."""
+    """Save the state of the evicted checkpoint in an existing run."""
 
     def push(session: Session) -> Saved:
         if stand == "fresh":
@@ -100,7 +100,7 @@ def push_again(run_id: str = OLD, step: int = AGAIN, stand: Stand = "fresh") -> 
 
 
 def push_born(session: Session) -> Saved:
-    """Begin a run, and save in it what the doomed checkpoint held."""
+    """Create a run, and save the state of the evicted checkpoint in it."""
     session.ready()
     run = session.open().create_run(NEW, seed=1)
     run.save(content(NEW, AGAIN), step=AGAIN)
@@ -108,40 +108,40 @@ def push_born(session: Session) -> Saved:
 
 
 def evict(session: Session) -> None:
-    """Let go of all but the newest checkpoint of the old run."""
+    """Evict all but the newest checkpoint of the old run."""
     session.ready()
     session.open().run(OLD).prune(Retention(last=1))
 
 
 def gather(session: Session) -> None:
-    """Collect whatever nothing needs, however young it is."""
+    """Collect all unneeded objects, without a grace."""
     session.ready()
     collect(session.open().store, grace_s=0.0)
 
 
 def undo(session: Session) -> Saved:
-    """Bring the doomed checkpoint back."""
+    """Recover the evicted checkpoint."""
     session.ready()
     session.open().run(OLD).undo()
-    return Saved(OLD, DOOMED)
+    return Saved(OLD, EVICTED)
 
 
 def fork(session: Session) -> Saved:
-    """Begin a run that goes on from the doomed checkpoint."""
+    """Fork a run from the evicted checkpoint."""
     session.ready()
-    session.open().fork(f"{OLD}/main/step{DOOMED}", NEW)
-    return Saved(NEW, DOOMED)
+    session.open().fork(f"{OLD}/main/step{EVICTED}", NEW)
+    return Saved(NEW, EVICTED)
 
 
 def promote(session: Session) -> None:
-    """Let the model of the doomed checkpoint into the pool."""
+    """Promote the evicted checkpoint to the pool."""
     session.ready()
     run = session.open().run(OLD)
     run.pool.promote(run.checkpoints()[0])
 
 
 def outlive(session: Session) -> Saved:
-    """Go on with a run after its newest slot was deleted from outside."""
+    """Continue a run after somebody has deleted its newest slot."""
     run = session.open().run(OLD)
     session.ready()
     session.backend.delete(slot_key(OLD, run.manifest.next_slot - 1))
@@ -156,8 +156,8 @@ def read(session: Session) -> None:
     assert same(found.load(), content(OLD, NEWEST))
 
 
-def pack_anew(session: Session) -> None:
-    """Put the small packs of the old run together."""
+def repack_all(session: Session) -> None:
+    """Combine the small packs of the old run."""
     session.ready()
     repack(session.open().store, [OLD])
 
@@ -184,7 +184,7 @@ def mirror(session: Session) -> None:
 
 
 def far_registry() -> Registry:
-    """Return another registry, where a run holds what the doomed checkpoint held."""
+    """Return another registry, in which a run has the state of the evicted checkpoint."""
     backend = MemoryBackend()
     with named_after("far"):
         create_config(backend, "skipped")
@@ -247,7 +247,7 @@ MIXES: dict[str, Callable[[], Scenario]] = {
             "near": push_again(step=NEAR, stand="resumed"),
             "evict": evict,
             "gc": gather,
-            "repack": pack_anew,
+            "repack": repack_all,
         }
     ),
     "undo": lambda: play(
@@ -268,9 +268,9 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     ),
     "sync from here": lambda: play({"mirror": mirror, "evict": evict, "gc": gather}),
     "repack": lambda: play(
-        {"repack": pack_anew, "evict": evict, "gc": gather, "again": push_again(stand="resumed")}
+        {"repack": repack_all, "evict": evict, "gc": gather, "again": push_again(stand="resumed")}
     ),
-    "reading under a repack": lambda: play({"read": read, "repack": pack_anew, "gc": gather}),
+    "reading under a repack": lambda: play({"read": read, "repack": repack_all, "gc": gather}),
     "two collectors": lambda: play(
         {"again": push_again(), "evict": evict, "gc": gather, "gc2": gather},
     ),
@@ -284,7 +284,7 @@ MIXES: dict[str, Callable[[], Scenario]] = {
     ),
 }
 
-#: Somebody deletes from a log: what that may bring about is told, not proven.
+#: Somebody deletes from a log: the outcome is reported, not proven.
 CUT: dict[str, Callable[[], Scenario]] = {
     "a log that loses its newest slot": lambda: play(
         {"outlive": outlive, "gc": gather},

@@ -1,4 +1,4 @@
-"""What is interleaved: a registry as it stands before, and the actors that go on from there."""
+"""Scenarios: a prepared registry, and the actors that are interleaved on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.schedules.store import World
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a program returns that was told that its checkpoint is durable."""
+    """The result of a program whose checkpoint was acknowledged as durable."""
 
     run: str
     step: int
@@ -28,7 +28,7 @@ class Scenario:
     """A registry and the actors.
 
     Attributes:
-        prepare: What was done before any of them.
+        prepare: Prepares the registry.
         programs: The actors' programs by their names.
         content: What each checkpoint is saved with.
         refused: Errors that a program may end with, by its name: the documented ones.

@@ -1,7 +1,8 @@
-"""What must hold after every step of a schedule, and at its end.
+"""The conditions that must hold after every step of a schedule, and at its end.
 
-After every step: whatever a run holds by its log loads, every byte hashed, and is what was saved.
-The log is read as it lies there, slot by slot; what was found sound once is not looked at again.
+After every step: every state that a run holds by its log loads, every byte hashed, and equals the
+saved one. The log is read directly, slot by slot; a state that was found sound is not checked
+again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Content = Callable[[str, int], object]
 
 
 class Violation(AssertionError):
-    """Something that may never be was found.
+    """A condition does not hold.
 
     Attributes:
         moves: The schedule that leads there.
@@ -144,7 +145,7 @@ class _Replay:
 
     Attributes:
         state: The run.
-        places: Where what it holds lies.
+        places: The places of the states that it holds.
         loaded: Whether all of that was loaded once.
     """
 

@@ -20,12 +20,12 @@ FOUND: dict[str, tuple[str, int, Fate, str]] = {
     "runs_listed_too_early": ("another run, something alike, opened before", 1, "now", GONE),
     "no_recheck": ("another run", 1, "now", GONE),
     "rechecked_once": ("another run", 1, "now", GONE),
-    "marks_unheeded": ("another run", 1, "now", GONE),
+    "marks_ignored": ("another run", 1, "now", GONE),
     "epoch_observed_early": ("another run", 1, "late", GONE),
-    "condemned_names_spoken": ("another run", 1, "now", GONE),
+    "condemned_keys_named": ("another run", 1, "now", GONE),
     "condemned_packs_chosen": ("another run", 1, "now", "5 times in a row"),
-    "names_used_again": ("another run", 0, "twice", GONE),
-    "cover_by_the_dead": ("resumed from the evicted, something alike", 1, "now", GONE),
+    "generations_ignored": ("another run", 0, "twice", GONE),
+    "cover_by_evicted": ("resumed from the evicted, something alike", 1, "now", GONE),
     "run_overlooked": ("another run", 0, "now", GONE),
     "objects_not_synced": ("the same in two runs", 1, "now", GONE),
     "slots_not_synced": ("the same again", 1, "now", "is saved, and it is lost"),
@@ -40,12 +40,12 @@ def play(name: str) -> Explorer:
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_caught(rule: str) -> None:
-    name, preemptions, fate, told = FOUND[rule]
+    name, preemptions, fate, message = FOUND[rule]
     with without(rule):
-        with pytest.raises(Violation, match=told) as caught:
+        with pytest.raises(Violation, match=message) as caught:
             play(name).exhaust(preemptions, fate)
         # The schedule that is told leads there again, in an explorer that remembers nothing.
-        with pytest.raises(Violation, match=told):
+        with pytest.raises(Violation, match=message):
             play(name).replay(caught.value.moves)
     print(f"{rule}: {caught.value}")
 
@@ -59,5 +59,5 @@ def test_a_broken_rule_is_caught_at_random() -> None:
 
 
 def test_only_a_second_landing_shows_that_names_are_used_again() -> None:
-    with without("names_used_again"):
+    with without("generations_ignored"):
         assert play("another run").exhaust(1, "now").schedules > 1_000

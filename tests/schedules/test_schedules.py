@@ -96,10 +96,10 @@ def test_what_is_saved_near_the_evicted_is_a_delta_on_it() -> None:
     with open_on(new_backend()) as reg:
         prepare(reg)
         run = reg.run(OLD)
-        doomed = run.checkpoints()[0]
-        run.restore(at=doomed)
+        evicted = run.checkpoints()[0]
+        run.restore(at=evicted)
         near = run.save(content(OLD, NEAR), step=NEAR, keyframe_every=8)
-        assert tuple(near._reader.placement.extra) == tuple(doomed.manifest.direct_chunks)
+        assert tuple(near._reader.placement.extra) == tuple(evicted.manifest.direct_chunks)
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""What all rules share: two registries, what is under way, and what must hold after each step."""
+"""The base of all rules: two registries, stopped calls, and the conditions after each step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COLLECTORS = 3
 REFUSALS = (Conflict, InvalidInput, NotFound)
 
 numbers = st.integers(0, 999)
-#: States to save; the second half stands for dead ones.
+#: States to save; the second half stands for unneeded ones.
 states = st.integers(0, 2 * CONTENTS - 1)
 sides = st.sampled_from((0, 0, 0, 0, 1))
 graces = st.sampled_from((0.0, 0.0, 0.0, 60.0, 86_400.0))
@@ -163,12 +163,12 @@ class Base(RuleBasedStateMachine):
         return known[self.pick(names, number)] if names else None
 
     def content(self, side: int, number: int) -> int:
-        """Return the number of a state to save: often one that lies there dead already."""
+        """Return the number of a state to save: often an unneeded one that still exists."""
         there = self.sides[side]
         if number >= CONTENTS:
             held = {digest for run in there.book.runs.values() for digest in run.held()}
-            dead = there.shelf.manifests() - held
-            known = [one for one in range(CONTENTS) if digest_of(content, one) in dead]
+            unneeded = there.shelf.manifests() - held
+            known = [one for one in range(CONTENTS) if digest_of(content, one) in unneeded]
             if known:
                 return self.pick(known, number)
         return number % CONTENTS
@@ -231,7 +231,7 @@ class Base(RuleBasedStateMachine):
             case InjectedCrash():
                 ending = "killed"
                 self._bury(doing.processes)
-            case StoreUnavailable() if act.was_lied_to:
+            case StoreUnavailable() if act.was_failed:
                 ending = "no answer"
             case IntegrityError() if doing.may_miss:
                 ending = "missing"

@@ -1,4 +1,4 @@
-"""The model: what the runs of a registry hold, told from their commits by rules of its own.
+"""The model: the states that the runs of a registry hold, derived from their commits.
 
 For each run a dict of refs with the states that they must load as. It folds commit by commit into
 dicts and lists and shares nothing with `holdfast.registry.history.replay` but the parsing of lines;
@@ -56,7 +56,7 @@ class History:
 
 
 class RunBook:
-    """What is known of a run."""
+    """The model of a run."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class RunBook:
 
 
 class Book:
-    """What is known of a registry.
+    """The model of a registry.
 
     Attributes:
         shelf: Its store.
@@ -276,5 +276,5 @@ class Book:
         needed = self.needed()
         gone = {key: ref for key, ref in needed.items() if key not in self.shelf}
         assert not gone, f"gone, and needed: {gone}"
-        doomed = {key: needed[key] for key in needed.keys() & self.shelf.issued}
-        assert not doomed, f"a delete is on its way to what is needed: {doomed}"
+        deleting = {key: needed[key] for key in needed.keys() & self.shelf.issued}
+        assert not deleting, f"a delete is on its way to what is needed: {deleting}"

@@ -2,7 +2,7 @@
 
 Processes with stale handles, collectors at every step, deletes that land late and twice, crashes
 and lost answers at any call, clocks that jump by decades: nothing live is ever lost, nothing wrong
-ever read, and in the end nothing dead is left.
+ever read, and in the end no unneeded object is left.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _lacking() -> list[str]:
     return [*undone, *unseen]
 
 
-def _told() -> str:
+def _report() -> str:
     return "\n".join(f"{count:7} {what}" for what, count in sorted(Base.tally.items()))
 
 
@@ -103,4 +103,4 @@ def test_nothing_live_is_lost_and_nothing_dead_stays():
 @pytest.mark.timeout(0)
 def test_nothing_live_is_lost_and_nothing_dead_stays_for_long():
     _live(200, 200)
-    print(_told())
+    print(_report())

@@ -1,4 +1,4 @@
-"""A store and processes that do as they are told: late deletes, crashes at any call, wild clocks.
+"""A store and processes under control: late deletes, crashes at any call, wild clocks.
 
 A `Shelf` is a store in memory with a clock of its own and deletes that may land later. A `Process`
 is a handle on it. An `Act` is something that a process does; it may be stopped at any of its calls
@@ -196,7 +196,7 @@ class Act:
         outcome: What it returned.
         error: What it raised.
         was_stopped: Whether others came in between.
-        was_lied_to: Whether a store failed it.
+        was_failed: Whether a store failed it.
         is_over: Whether it is done with, one way or the other.
     """
 
@@ -210,7 +210,7 @@ class Act:
         self._going, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.is_over = False
         self.was_stopped = False
-        self.was_lied_to = False
+        self.was_failed = False
         self.outcome: Any = None
         self.error: BaseException | None = None
 
@@ -276,7 +276,7 @@ class Act:
                 process.wire.is_cut = True
             raise InjectedCrash("killed")
         if self._verdict == "lose":
-            self.was_lied_to = True
+            self.was_failed = True
             raise StoreUnavailable("no answer")
 
 

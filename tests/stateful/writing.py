@@ -1,4 +1,4 @@
-"""Rules of those who write into runs."""
+"""Rules of writers into runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ beside = st.sets(st.sampled_from(("companion", "loss", "bandit", "metrics")))
 
 
 class Writing(Base):
-    """Saving, naming, letting go: everything that the trainer and those beside it do."""
+    """Saving, naming, evicting: everything that the trainer and other writers do."""
 
     @initialize(first=kinds, second=kinds, number=states)
     def begin(self, first: int, second: int, number: int) -> None:

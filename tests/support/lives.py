@@ -39,29 +39,29 @@ class Life:
     """A run as it is lived: one call, one commit in a slot of its own; one day each."""
 
     def __init__(self, spec: RunSpec | None = None) -> None:
-        self.state = RunManifest(run_id="r")
+        self.manifest = RunManifest(run_id="r")
         self.slots: list[Slot] = []
         self.then(creation(spec))
 
     def then(self, *actions) -> Life:
         """Commit."""
         commit = Commit(
-            n=self.state.commits,
+            n=self.manifest.commits,
             run="r",
-            prev=self.state.head,
-            write=f"w{self.state.commits}",
+            prev=self.manifest.head,
+            write=f"w{self.manifest.commits}",
             author="me@here",
-            time_ms=self.state.commits * DAY_MS,
+            time_ms=self.manifest.commits * DAY_MS,
             actions=actions,
         )
-        self.slots.append(Slot.build(self.state.next_slot, [commit]))
-        self.state = advance(self.state, self.slots[-1:])
-        assert self.state.head == line_digest(commit.encode())
+        self.slots.append(Slot.build(self.manifest.next_slot, [commit]))
+        self.manifest = advance(self.manifest, self.slots[-1:])
+        assert self.manifest.head == line_digest(commit.encode())
         return self
 
     def save(self, step: int, phase: str = "main", *, metrics=None, **fields) -> Life:
         """Add a checkpoint; the content is that of its commit."""
-        fields = {"manifest": digest(self.state.commits), "size_bytes": 1} | fields
+        fields = {"manifest": digest(self.manifest.commits), "size_bytes": 1} | fields
         return self.then(AddCheckpoint(step=step, phase=phase, metrics=metrics or {}, **fields))
 
     def report(self, n: int, tier: str | None = None, **metrics: float) -> Life:
@@ -74,7 +74,7 @@ class Life:
         return self.then(SetTag(name=name, checkpoint=n))
 
     def gate(self, n: int, name: str = "g") -> Life:
-        manifest = self.state.by_n[n].manifest
+        manifest = self.manifest.by_n[n].manifest
         return self.then(SetPin(kind="gate", name=name, manifest=manifest, checkpoint=n))
 
     def claim(self, n: int, until_ms: int, group: str = "evals") -> Life:
@@ -91,22 +91,22 @@ class Life:
         return self.then(Recover(checkpoints=checkpoints))
 
     def execute(self, plan: RetentionPlan) -> Life:
-        """Let go of what a plan lets go."""
+        """Evict the checkpoints that a plan evicts."""
         return self.evict(*evicted(plan)) if plan.evicted else self
 
     def __repr__(self) -> str:
-        """Return what happened, for whoever reads that a test failed."""
-        said = [f"{n}: {self._told(n)}" for n in range(self.state.commits)]
+        """Return the actions of all commits, for the message of a failed test."""
+        said = [f"{n}: {self._line(n)}" for n in range(self.manifest.commits)]
         return "\n".join(said)
 
-    def _told(self, n: int) -> str:
+    def _line(self, n: int) -> str:
         ((_, commit),) = self.slots[n].commits
         return ", ".join(repr(action) for action in commit.actions)
 
     @property
     def now_ms(self) -> int:
         """The time of the last commit."""
-        return (self.state.commits - 1) * DAY_MS
+        return (self.manifest.commits - 1) * DAY_MS
 
 
 def kept(plan: RetentionPlan) -> list[int]:

@@ -423,7 +423,7 @@ def test_phases_are_entered_in_order(hydra: Life[Hydra], read_hydra: Reader) -> 
         run = reg.run(run_id)
         training = acts.resume(run)
         training.phase = 3
-        with pytest.raises(Conflict, match="by a transition"):
+        with pytest.raises(Conflict, match="declares a transition"):
             run.save(training, phase=3, step=10**7)
         with pytest.raises(Conflict, match="this phase is over"):
             run.save(training, phase=1, step=10**7)

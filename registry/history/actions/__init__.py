@@ -9,8 +9,11 @@ other modules have the actions, by subject. Specified in docs/spec.md, section 8
 from __future__ import annotations
 
 from holdfast.registry.history.actions.checkpoints import (
+    Acknowledge,
     AddCheckpoint,
     CheckpointFields,
+    Claim,
+    ClaimFields,
     CommitKeys,
     Evict,
     Eviction,
@@ -22,6 +25,7 @@ from holdfast.registry.history.actions.checkpoints import (
     SetTag,
 )
 from holdfast.registry.history.actions.lines import (
+    Action,
     Commit,
     Line,
     Mark,
@@ -37,20 +41,22 @@ from holdfast.registry.history.actions.pool import (
     RateMatch,
 )
 from holdfast.registry.history.actions.run import (
+    AppendStream,
     AppliedRow,
+    ArchiveStream,
     CreateRun,
     DropRun,
     EnterPhase,
+    Lifetime,
     Parent,
     PhaseFields,
     Rewind,
     RunStatus,
+    SegmentFields,
     SetStatus,
     TakeOver,
+    WriterFields,
 )
-from holdfast.registry.history.actions.streams import AppendStream, ArchiveStream, Lifetime
-from holdfast.registry.history.actions.union import Action
-from holdfast.registry.history.actions.watching import Acknowledge, Claim
 
 __all__ = [
     "Acknowledge",
@@ -61,6 +67,7 @@ __all__ = [
     "ArchiveStream",
     "CheckpointFields",
     "Claim",
+    "ClaimFields",
     "Commit",
     "CommitKeys",
     "CreateRun",
@@ -85,10 +92,12 @@ __all__ = [
     "ReportMetrics",
     "Rewind",
     "RunStatus",
+    "SegmentFields",
     "SetPin",
     "SetStatus",
     "SetTag",
     "TakeOver",
+    "WriterFields",
     "decode_line",
     "line_digest",
 ]

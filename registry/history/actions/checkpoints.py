@@ -1,4 +1,4 @@
-"""Actions on checkpoints: adding, reporting, evicting, bringing back, naming."""
+"""Actions on checkpoints: add, report metrics, evict, recover, name, claim."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from holdfast.registry.values.records import (
 
 
 class CommitKeys(Record):
-    """Top-level keys of a state that its commit keeps, so that equal trainings have equal ids.
+    """Top-level keys of a state that are stored in the commit, not in the manifest.
+
+    So trainings that differ only in these keys have equal ids.
 
     Attributes:
-        order: Every top-level key of the state as it was given, in order.
-        values: The keys that were moved, with their values.
+        order: All top-level keys of the saved state, in order.
+        values: The keys that the commit stores, with their values.
     """
 
     order: tuple[str, ...]
@@ -35,16 +37,20 @@ class CheckpointFields(Record):
     Attributes:
         manifest: Its id.
         phase: Name or number of the phase.
-        step: The counter's value.
-        meta: Plain values beside the state.
+        step: Its training step, or the value of another counter.
+        meta: Plain values that were saved with the state.
+        metrics: Its metrics by name.
+        size_bytes: Bytes of all tensors.
         tier: Retention class within the phase.
-        commit_keys: Keys of the state that its commit keeps instead of the manifest.
+        commit_keys: Keys of the state that the commit stores instead of the manifest.
     """
 
     manifest: DigestField
     phase: PhaseName
     step: Step
     meta: Plain = None
+    metrics: Metrics = Field(default={})
+    size_bytes: Annotated[int, Field(ge=0)]
     tier: Name | None = None
     commit_keys: CommitKeys | None = None
 
@@ -53,16 +59,12 @@ class AddCheckpoint(CheckpointFields):
     """Add a checkpoint.
 
     Attributes:
-        metrics: Values known at save.
-        size_bytes: Bytes of all tensors.
-        companions: Ids of the states beside it, by name.
+        companions: Ids of the states that were saved with it, by name.
         nonfinite: Paths of weights that hold NaN or infinity, the first few.
-        held_back: Whether it is never latest, best or resumed from.
+        held_back: Whether it is excluded from latest, best and resuming.
     """
 
     action: Literal["checkpoint.add"] = "checkpoint.add"
-    metrics: Metrics = Field(default={})
-    size_bytes: Annotated[int, Field(ge=0)]
     companions: dict[Name, DigestField] | None = None
     nonfinite: tuple[str, ...] | None = None
     held_back: bool | None = None
@@ -74,7 +76,7 @@ class ReportMetrics(Record):
     Attributes:
         checkpoint: Commit number of the checkpoint.
         metrics: The values.
-        tier: The tier that it belongs to by them, where that is another one.
+        tier: Its new tier, if the values change it.
     """
 
     action: Literal["checkpoint.report"] = "checkpoint.report"
@@ -84,7 +86,7 @@ class ReportMetrics(Record):
 
 
 class Eviction(Record):
-    """One checkpoint that goes.
+    """The eviction of one checkpoint.
 
     Attributes:
         checkpoint: Commit number of the checkpoint.
@@ -96,14 +98,14 @@ class Eviction(Record):
 
 
 class Evict(Record):
-    """Let checkpoints go: they are found no more, and collection may remove their data."""
+    """Evict checkpoints: no ref finds them any more, and collection may delete their data."""
 
     action: Literal["checkpoint.evict"] = "checkpoint.evict"
     evictions: Annotated[tuple[Eviction, ...], Field(min_length=1)]
 
 
 class Recover(Record):
-    """Bring evicted checkpoints back; retention lets them alone from here on.
+    """Recover evicted checkpoints; retention does not evict them again.
 
     Attributes:
         checkpoints: Their commit numbers.
@@ -126,7 +128,7 @@ class PinFields(Record):
 
     Attributes:
         manifest: Id of the state.
-        checkpoint: Commit number of the checkpoint that it is, or was cut from.
+        checkpoint: Commit number of the checkpoint that it is, or was made from.
         metrics: Values that describe it.
         card: Id of the model card, a state of its own.
     """
@@ -153,13 +155,49 @@ class SetPin(PinFields):
 
 
 class PointRelease(Record):
-    """Say which release is `releases/latest`: the last published, or an older one after a rollback.
+    """Set the release that `releases/latest` names: the newest, or an older one after a rollback.
 
     Attributes:
         version: The release.
-        reason: Why, for whoever reads the log.
+        reason: Why, for readers of the log.
     """
 
     action: Literal["release.point"] = "release.point"
     version: str
     reason: str = ""
+
+
+class ClaimFields(Record):
+    """A checkpoint that a follower works on.
+
+    Attributes:
+        checkpoint: Commit number of the checkpoint.
+        follower: Random id of the follower.
+        until_ms: End of the claim, in milliseconds since the epoch by the follower's clock. Until
+            then retention does not evict the checkpoint. After it another follower may evaluate
+            the checkpoint a second time.
+    """
+
+    checkpoint: int
+    follower: str
+    until_ms: int
+
+
+class Claim(ClaimFields):
+    """Claim a checkpoint: until the claim ends, nobody else of the group works on it.
+
+    Attributes:
+        group: The group of followers.
+    """
+
+    action: Literal["watch.claim"] = "watch.claim"
+    group: Name
+
+
+class Acknowledge(Record):
+    """Record that a follower has finished a checkpoint: the group is done with it."""
+
+    action: Literal["watch.ack"] = "watch.ack"
+    group: Name
+    checkpoint: int
+    follower: str

@@ -1,4 +1,4 @@
-"""The lines of a slot: commits of history, places and marks."""
+"""The closed union of actions, and the lines of a slot: commits, places and marks."""
 
 from __future__ import annotations
 
@@ -8,24 +8,69 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from holdfast.registry.errors import Malformed, UnsupportedFormat
-from holdfast.registry.history.actions.union import Action
+from holdfast.registry.history.actions.checkpoints import (
+    Acknowledge,
+    AddCheckpoint,
+    Claim,
+    Evict,
+    PointRelease,
+    Recover,
+    ReportMetrics,
+    SetPin,
+    SetTag,
+)
+from holdfast.registry.history.actions.pool import EvictEntries, Promote, RateMatch
+from holdfast.registry.history.actions.run import (
+    AppendStream,
+    ArchiveStream,
+    CreateRun,
+    DropRun,
+    EnterPhase,
+    Rewind,
+    SetStatus,
+    TakeOver,
+)
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.records import DigestField, Record
+from holdfast.registry.values.records import AtFirstUse, DigestField, Record
+
+Action = Annotated[
+    CreateRun
+    | SetStatus
+    | TakeOver
+    | Rewind
+    | EnterPhase
+    | DropRun
+    | AddCheckpoint
+    | ReportMetrics
+    | Evict
+    | Recover
+    | SetTag
+    | SetPin
+    | PointRelease
+    | Promote
+    | RateMatch
+    | EvictEntries
+    | AppendStream
+    | ArchiveStream
+    | Claim
+    | Acknowledge,
+    AtFirstUse("action"),
+]
 
 
 class Commit(Record):
-    """A line of history, the same bytes in every registry.
+    """A commit of the run, the same bytes in every registry.
 
     Attributes:
-        n: Position among the run's commits, dense from 0.
+        n: Number of the commit, dense from 0.
         run: Id of the run.
-        prev: SHA-256 of the commit line before it; absent in commit 0.
-        write: Random id of this write, by which its author knows it again.
-        author: `user@host` for people to read.
-        time_ms: Milliseconds since the epoch by the author's clock, for information.
-        actions: What happened.
+        prev: SHA-256 of the line of the commit before; absent in commit 0.
+        write: Random id of this write; its author recognizes the commit by it.
+        author: `user@host`, for people.
+        time_ms: Milliseconds since the epoch by the author's clock; nothing depends on it.
+        actions: The changes that it makes.
     """
 
     kind: Literal["commit"] = "commit"
@@ -39,7 +84,7 @@ class Commit(Record):
 
 
 class Place(Record):
-    """Where a manifest lies in this registry; the last line for a manifest wins.
+    """Where a manifest is stored in this registry; the last line for a manifest counts.
 
     Attributes:
         manifest: The checkpoint's id.
@@ -66,7 +111,7 @@ class Place(Record):
 
 
 class Mark(Record):
-    """A sweep passed here: whoever commits after this line has observed epoch `epoch`."""
+    """A collector wrote this mark: later commits know of the epochs up to `epoch`."""
 
     kind: Literal["mark"] = "mark"
     epoch: Annotated[int, Field(ge=1)]
@@ -99,16 +144,16 @@ def decode_line(line: bytes, *, where: str) -> Line:
                 found=_tag(body, detail["loc"]),
                 hint="It was written by a newer Holdfast: upgrade this one.",
             ) from error
-        place = ".".join(str(part) for part in detail["loc"])
+        path = ".".join(str(part) for part in detail["loc"])
         raise Malformed(
-            "breaks the slot format", where=where, found=f"{place}: {detail['msg']}"
+            "breaks the slot format", where=where, found=f"{path}: {detail['msg']}"
         ) from error
     except ValueError as error:
         raise Malformed("breaks the slot format", where=where, found=error) from error
 
 
-def _tag(body: Any, place: tuple[int | str, ...]) -> object:
-    for part in place:
+def _tag(body: Any, path: tuple[int | str, ...]) -> object:
+    for part in path:
         if isinstance(body, Mapping) and part in _KINDS:
             continue
         if isinstance(body, Mapping | list | tuple):
@@ -121,5 +166,5 @@ def _tag(body: Any, place: tuple[int | str, ...]) -> object:
 
 
 def line_digest(line: bytes) -> Digest:
-    """Return the link by which the next commit chains to a commit line."""
+    """Return the digest of a commit line, which the next commit has as `prev`."""
     return Digest.of(line)

@@ -1,4 +1,4 @@
-"""Actions on the opponent pool. Versions only grow; none is given twice."""
+"""Actions on the opponent pool. Version numbers only grow, and none is used twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EntryFields(Record):
 
     Attributes:
         manifest: Id of the inference-only state.
-        checkpoint: Commit number of the checkpoint that it was cut from.
-        gate: Gate that it was cut from.
+        checkpoint: Commit number of the checkpoint that it was made from.
+        gate: Gate that it was made from.
         phase: Phase of its source.
         step: Step of its source.
         mu: Rating: estimated skill.
@@ -37,7 +37,7 @@ class EntryFields(Record):
 
 
 class Promote(EntryFields):
-    """Let a model into the pool.
+    """Add a model to the pool.
 
     Attributes:
         version: Its number.
@@ -48,7 +48,7 @@ class Promote(EntryFields):
 
 
 class Rated(Record):
-    """What a match made of one entry.
+    """The rating of one entry after a match.
 
     Attributes:
         version: The entry.
@@ -69,8 +69,8 @@ class RateMatch(Record):
     """Record a match.
 
     Attributes:
-        match: Its identity: recorded again, it changes nothing.
-        ratings: What it made of each entry that took part.
+        match: Its id; a match that is recorded already changes nothing.
+        ratings: The new rating of each entry that took part.
     """
 
     action: Literal["pool.rate"] = "pool.rate"
@@ -79,10 +79,10 @@ class RateMatch(Record):
 
 
 class EvictEntries(Record):
-    """Let entries go. Their ratings and their history stay in the log.
+    """Evict entries. Their ratings and their history stay in the log.
 
     Attributes:
-        versions: Which.
+        versions: The entries.
         reason: Why.
     """
 

@@ -1,4 +1,4 @@
-"""Actions on the run as a whole: beginning, trainer, status, phases, the end."""
+"""Actions on the run as a whole: creation, trainer, status, phases, streams, the end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from holdfast.registry.values.records import (
     PhaseName,
     Plain,
     Record,
+    Step,
 )
 
 RunStatus = Literal["running", "interrupted", "completed", "failed"]
+Lifetime = Literal["forever", "resettable"]
 
 
 class Parent(Record):
-    """Where a fork comes from.
+    """The origin of a fork.
 
     Attributes:
-        run: The run.
+        run: The parent run.
         commit: Number of the last commit that the fork shares.
-        head: SHA-256 of that commit's line: the same history in whichever registry.
+        head: SHA-256 of the line of that commit, the same in every registry.
         checkpoint: Id of the checkpoint that the fork continues from.
         phase: Its phase.
         step: Its step.
@@ -42,17 +44,17 @@ class Parent(Record):
 
 
 class CreateRun(Record):
-    """Begin a run. The first action of commit 0; it references no manifest.
+    """Create a run: the first action of commit 0, which names no manifest.
 
     Attributes:
         config: The training configuration.
         config_hash: SHA-256 of its canonical encoding.
-        input_hash: SHA-256 of the input data, where the caller gives one.
-        seed: The master seed, 64 bits in hexadecimal: beyond 2^53 other readers' numbers round.
+        input_hash: SHA-256 of the input data, if the caller gave one.
+        seed: The master seed, 64 bits. Hexadecimal, since JSON readers round numbers beyond 2^53.
         environment: Git commit, versions, device, host.
-        monitors: What decides `best`, where no specification says so.
-        spec: What the run is to be.
-        parent: Where it was forked from.
+        monitors: The metrics that decide `best`, if there is no specification.
+        spec: The specification: phases, retention, required keys and so on.
+        parent: The origin, if the run is a fork.
     """
 
     action: Literal["run.create"] = "run.create"
@@ -67,30 +69,35 @@ class CreateRun(Record):
 
 
 class SetStatus(Record):
-    """Say how the run stands."""
+    """Set the status of the run."""
 
     action: Literal["run.status"] = "run.status"
     status: RunStatus
 
 
-class TakeOver(Record):
-    """Make this trainer the only one that may save.
+class WriterFields(Record):
+    """The trainer that may save.
 
     Attributes:
-        token: Random, of the training handle.
-        host: Where it runs, for the message that the fenced one gets.
+        token: Random id of its handle.
+        host: Its machine, for the message that a fenced trainer gets.
     """
 
-    action: Literal["run.take_over"] = "run.take_over"
     token: str
     host: str
+
+
+class TakeOver(WriterFields):
+    """Make this trainer the only one that may save."""
+
+    action: Literal["run.take_over"] = "run.take_over"
 
 
 class Rewind(Record):
     """Supersede every checkpoint after the one that training resumed from.
 
     Attributes:
-        to: Commit number of the checkpoint that was resumed from; `None` supersedes all.
+        to: Commit number of that checkpoint; `None` supersedes all.
     """
 
     action: Literal["run.rewind"] = "run.rewind"
@@ -98,12 +105,12 @@ class Rewind(Record):
 
 
 class AppliedRow(Record):
-    """A row of a transition's table as it was carried out.
+    """A row of a transition's table, as it was applied.
 
     Attributes:
-        part: The part of the state that it was about.
-        change: What became of it.
-        to: The name of the copy, where one was made.
+        part: The part of the state.
+        change: The change of that part.
+        to: The name of the copy, if one was made.
     """
 
     part: str
@@ -117,11 +124,11 @@ class PhaseFields(Record):
     Attributes:
         from_phase: The phase that ends.
         to_phase: The phase that begins.
-        source: Ref within the run of the state that was loaded.
-        manifest: Its id.
+        source: Ref, within the run, of the state that was loaded.
+        manifest: Id of that state.
         rows: The change of each part.
         ready: Metrics that were checked, with their values.
-        companions: Frozen states that every checkpoint of the phase has beside it.
+        companions: Frozen states that every checkpoint of the phase has as companions.
     """
 
     from_phase: PhaseName
@@ -134,7 +141,7 @@ class PhaseFields(Record):
 
 
 class EnterPhase(PhaseFields):
-    """Begin a phase, by a transition.
+    """Enter a phase by a transition.
 
     Attributes:
         enabled: Conditions that the caller enabled.
@@ -144,11 +151,53 @@ class EnterPhase(PhaseFields):
     enabled: tuple[str, ...] = ()
 
 
+class SegmentFields(Record):
+    """A segment of a stream.
+
+    Attributes:
+        manifest: Id of the state that holds the entries.
+        start: Position of its first entry in the stream.
+        count: Number of its entries.
+        first_step: Least step in it.
+        last_step: Greatest step in it.
+    """
+
+    manifest: DigestField
+    start: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1)]
+    first_step: Step
+    last_step: Step
+
+
+class AppendStream(SegmentFields):
+    """Append a segment to a stream.
+
+    A start behind the end of the stream is an error. With a start before the end, the segment
+    replaces the entries from there on; it holds the same entries, merged with new ones.
+
+    Attributes:
+        stream: Name of the stream.
+        lifetime: `forever` or `resettable`; fixed by the first append.
+    """
+
+    action: Literal["stream.append"] = "stream.append"
+    stream: Name
+    lifetime: Lifetime
+
+
+class ArchiveStream(Record):
+    """Archive the entries of a resettable stream under a label, and empty the stream."""
+
+    action: Literal["stream.archive"] = "stream.archive"
+    stream: Name
+    label: Name
+
+
 class DropRun(Record):
     """Release everything that the run holds, pins included. Nothing can be saved afterwards.
 
     Attributes:
-        reason: Why, for whoever reads the log.
+        reason: Why, for readers of the log.
     """
 
     action: Literal["run.drop"] = "run.drop"

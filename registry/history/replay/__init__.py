@@ -11,7 +11,7 @@ section 9.
 from __future__ import annotations
 
 from holdfast.registry.history.replay.advance import advance, foresee
-from holdfast.registry.history.replay.evicted import Forgotten, Gone, has_bit
+from holdfast.registry.history.replay.evicted import EvictedNumbers, Forgotten, has_bit
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.run_parts import (
     Archive,
@@ -32,8 +32,8 @@ __all__ = [
     "Archive",
     "CheckpointRecord",
     "ClaimRecord",
+    "EvictedNumbers",
     "Forgotten",
-    "Gone",
     "GroupRecord",
     "PhaseRecord",
     "Pin",

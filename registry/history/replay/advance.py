@@ -1,4 +1,4 @@
-"""`advance`: further slots folded into a run, rule by rule."""
+"""Fold further slots into a run, and check the rules of the history."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from typing import Any
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Commit, CreateRun, Mark, Place, line_digest
-from holdfast.registry.history.replay import (
-    apply_checkpoints,
-    apply_pool,
-    apply_run,
-    apply_streams,
-    apply_watching,
-)
+from holdfast.registry.history.replay import apply_checkpoints, apply_pool, apply_run
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_manifest import RunManifest
 from holdfast.registry.history.replay.slot import Slot
@@ -24,7 +18,8 @@ def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
 
     Raises:
         Malformed: They do not continue the log legally; the message names slot and rule.
-        Forgotten: A rule needs what a compact run does not have; fold them into the complete one.
+        Forgotten: A rule needs an evicted record, which a compact run does not have; fold the slots
+            into the complete run.
     """
     draft = Draft(run)
     for slot in slots:
@@ -33,11 +28,11 @@ def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
 
 
 def foresee(run: RunManifest, commits: Iterable[Commit]) -> RunManifest:
-    """Return the run as it is after commits that nobody has put yet, nor placed what they name.
+    """Return the run after commits that are not put yet, and whose manifests are not placed yet.
 
     Raises:
         Malformed: They are not legal.
-        Forgotten: A rule needs what a compact run does not have.
+        Forgotten: A rule needs an evicted record, which a compact run does not have.
     """
     run.prepare()
     draft = Draft(run)
@@ -59,7 +54,7 @@ def _fold(draft: Draft, slot: Slot) -> None:
             case Place():
                 draft.place(line)
             case Mark():
-                # Collectors may overlap, so an older mark can stand after a newer one.
+                # Collectors may overlap, so an older mark can follow a newer one.
                 draft.epoch = max(draft.epoch, line.epoch)
     draft.next_slot += 1
     draft.end_slot(is_placed=True)
@@ -68,10 +63,10 @@ def _fold(draft: Draft, slot: Slot) -> None:
 def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
     draft.time_ms = commit.time_ms
     draft.require(commit.run == draft.base.run_id, f"a commit of run {commit.run}")
-    draft.require(commit.n == draft.commits, f"commit {commit.n} where {draft.commits} is due")
+    draft.require(commit.n == draft.commits, f"commit {commit.n} instead of {draft.commits}")
     draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
     begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
-    draft.require(begins == (commit.n == 0), "a run is begun by commit 0 and by no other")
+    draft.require(begins == (commit.n == 0), "a run is created by commit 0 and by no other")
     dropped = draft.fields.get("dropped", draft.base.dropped) is not None
     draft.require(not dropped, "a commit after the run was dropped")
     for action in commit.actions:
@@ -97,8 +92,8 @@ _APPLY: dict[type, Callable[[Draft, Any], None]] = {
     actions.Promote: apply_pool.promote,
     actions.RateMatch: apply_pool.rate,
     actions.EvictEntries: apply_pool.evict,
-    actions.AppendStream: apply_streams.append,
-    actions.ArchiveStream: apply_streams.archive,
-    actions.Claim: apply_watching.claim,
-    actions.Acknowledge: apply_watching.acknowledge,
+    actions.AppendStream: apply_run.append_stream,
+    actions.ArchiveStream: apply_run.archive_stream,
+    actions.Claim: apply_checkpoints.claim,
+    actions.Acknowledge: apply_checkpoints.acknowledge,
 }

@@ -1,10 +1,13 @@
-"""Replay of actions on checkpoints and on the names that pin them."""
+"""Replay of actions on checkpoints, on the names that pin them, and on their claims."""
 
 from __future__ import annotations
 
 from holdfast.registry.history.actions import (
+    Acknowledge,
     AddCheckpoint,
     CheckpointFields,
+    Claim,
+    ClaimFields,
     Evict,
     PinFields,
     PointRelease,
@@ -14,7 +17,7 @@ from holdfast.registry.history.actions import (
     SetTag,
 )
 from holdfast.registry.history.replay.draft import Draft
-from holdfast.registry.history.replay.run_parts import CheckpointRecord, Pin
+from holdfast.registry.history.replay.run_parts import CheckpointRecord, ClaimRecord, Pin
 
 
 def add(draft: Draft, action: AddCheckpoint) -> None:
@@ -25,8 +28,6 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
     record = CheckpointRecord(
         **action.shared(CheckpointFields),
         n=n,
-        metrics=action.metrics,
-        size_bytes=action.size_bytes,
         time_ms=draft.time_ms,
         companions=action.companions or {},
         nonfinite=action.nonfinite or (),
@@ -38,7 +39,7 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
 
 def report(draft: Draft, action: ReportMetrics) -> None:
     """Add or replace metrics."""
-    if draft.gone is not None and draft.is_gone(action.checkpoint):
+    if draft.gone is not None and draft.is_forgotten(action.checkpoint):
         rates = any(name in action.metrics for name in draft.rating_metrics)
         draft.gone.report(action.checkpoint, action.tier, rates=rates)
         return
@@ -50,7 +51,7 @@ def report(draft: Draft, action: ReportMetrics) -> None:
 
 
 def evict(draft: Draft, action: Evict) -> None:
-    """Let checkpoints go."""
+    """Evict checkpoints."""
     for eviction in action.evictions:
         record = draft.checkpoint(eviction.checkpoint)
         draft.require(record.evicted is None, f"checkpoint {record.n} is evicted twice")
@@ -59,7 +60,7 @@ def evict(draft: Draft, action: Evict) -> None:
 
 
 def recover(draft: Draft, action: Recover) -> None:
-    """Bring evicted checkpoints back."""
+    """Recover evicted checkpoints."""
     for n in action.checkpoints:
         record = draft.checkpoint(n)
         draft.require(record.evicted is not None, f"checkpoint {n} is not evicted")
@@ -81,7 +82,7 @@ def set_tag(draft: Draft, action: SetTag) -> None:
 
 
 def set_pin(draft: Draft, action: SetPin) -> None:
-    """Give an immutable name."""
+    """Give an immutable name to a stored state."""
     before = draft.pins.get((action.kind, action.name))
     replaced = () if before is None else before.replaced
     if before is not None:
@@ -93,7 +94,7 @@ def set_pin(draft: Draft, action: SetPin) -> None:
             draft.checkpoint(action.checkpoint).manifest == action.manifest
         )
         draft.require(same, f"{action.kind} {action.name} is no checkpoint")
-    elif action.checkpoint is not None and not draft.is_gone(action.checkpoint):
+    elif action.checkpoint is not None and not draft.is_forgotten(action.checkpoint):
         draft.checkpoint(action.checkpoint)
     pin = Pin(
         **action.shared(PinFields),
@@ -108,6 +109,26 @@ def set_pin(draft: Draft, action: SetPin) -> None:
 
 
 def point_release(draft: Draft, action: PointRelease) -> None:
-    """Say which release is the latest."""
+    """Set the release that is the latest."""
     draft.require(("release", action.version) in draft.pins, f"no release {action.version}")
     draft.fields["release"] = action.version
+
+
+def claim(draft: Draft, action: Claim) -> None:
+    """Claim a checkpoint; a later claim of the same one replaces this one."""
+    group = draft.group(action.group)
+    if draft.is_forgotten(action.checkpoint):
+        return
+    draft.checkpoint(action.checkpoint)
+    group.claims.pop(action.checkpoint, None)
+    group.claims[action.checkpoint] = ClaimRecord(**action.shared(ClaimFields))
+
+
+def acknowledge(draft: Draft, action: Acknowledge) -> None:
+    """Acknowledge a checkpoint: the group is done with it."""
+    group = draft.group(action.group)
+    if draft.is_forgotten(action.checkpoint):
+        return
+    draft.checkpoint(action.checkpoint)
+    group.claims.pop(action.checkpoint, None)
+    group.done.add(action.checkpoint)

@@ -6,20 +6,16 @@ from holdfast.registry.history.actions import EntryFields, EvictEntries, Promote
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_parts import PoolRecord
 
-#: Matches that are remembered, to know one that is recorded again after a lost answer.
+#: Matches that are remembered: a match is recorded again after a lost answer.
 MATCHES_KEPT = 256
 
 
 def promote(draft: Draft, action: Promote) -> None:
-    """Let a model into the pool."""
-    # Not "equal": a fork begins with the versions that its parent had left.
+    """Add a model to the pool."""
+    # Not "equal": a fork continues the version numbers of its parent.
     draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
     draft.next_version = action.version + 1
-    entry = PoolRecord(
-        **action.shared(EntryFields),
-        version=action.version,
-        time_ms=draft.time_ms,
-    )
+    entry = PoolRecord(**action.shared(EntryFields), version=action.version, time_ms=draft.time_ms)
     draft.set_entry(entry)
 
 
@@ -30,10 +26,10 @@ def rate(draft: Draft, action: RateMatch) -> None:
     draft.fields["matches"] = (*matches, action.match)[-MATCHES_KEPT:]
     for rated in action.ratings:
         if draft.gone is not None and draft.gone.has_version(rated.version):
-            continue  # frozen entries never go, so this one may be rated
+            continue  # frozen entries are never evicted, so this one may be rated
         entry = _entry(draft, rated.version)
-        still = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
-        draft.require(still or not entry.frozen, f"pool version {entry.version} is frozen")
+        is_same = (entry.mu, entry.sigma) == (rated.mu, rated.sigma)
+        draft.require(is_same or not entry.frozen, f"pool version {entry.version} is frozen")
         changed = entry.model_copy(
             update={
                 "mu": rated.mu,
@@ -46,10 +42,10 @@ def rate(draft: Draft, action: RateMatch) -> None:
 
 
 def evict(draft: Draft, action: EvictEntries) -> None:
-    """Let entries go."""
+    """Evict entries."""
     for version in action.versions:
-        is_gone = draft.gone is not None and draft.gone.has_version(version)
-        draft.require(not is_gone, f"pool version {version} is evicted twice")
+        is_evicted = draft.gone is not None and draft.gone.has_version(version)
+        draft.require(not is_evicted, f"pool version {version} is evicted twice")
         entry = _entry(draft, version)
         draft.require(not entry.frozen, f"pool version {version} is frozen")
         draft.require(entry.evicted is None, f"pool version {version} is evicted twice")
@@ -57,5 +53,5 @@ def evict(draft: Draft, action: EvictEntries) -> None:
 
 
 def _entry(draft: Draft, version: int) -> PoolRecord:
-    draft.require(version in draft.pool, f"pool version {version}, which there is not")
+    draft.require(version in draft.pool, f"pool version {version} does not exist")
     return draft.pool[version]

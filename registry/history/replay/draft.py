@@ -1,7 +1,7 @@
-"""A run while slots are folded in: the fields of its manifest, open to change.
+"""A mutable run, into which slots are folded.
 
 A table is copied when it is first written to, and lookups are carried over from the run before. So
-a commit costs what it changes and a few copies of flat tables; the cost does not grow with history.
+the cost of a commit is its changes and a few copies of flat tables; it does not grow with history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.replay.evicted import Forgotten, GoneDraft
+from holdfast.registry.history.replay.evicted import EvictedDraft, Forgotten
 from holdfast.registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
@@ -27,7 +27,7 @@ from holdfast.registry.history.replay.run_parts import (
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.values.digest import Digest
 
-#: Lookups of a run that make up fields of it, with the field.
+#: Lookups of a run whose values are a field of it, with that field.
 _FIELDS = {"by_n": "checkpoints", "by_manifest": "places", "by_pin": "pins", "by_version": "pool"}
 _LOOKUPS = (*_FIELDS, "pinned", "uses", "by_step", "by_class", "asked", "spec")
 #: With more changes than this the best are computed again.
@@ -35,10 +35,10 @@ _FEW = 64
 
 
 class GroupDraft:
-    """Followers, open to change.
+    """A mutable group of followers.
 
     Args:
-        group: Their present record.
+        group: Its value so far.
     """
 
     def __init__(self, group: GroupRecord) -> None:
@@ -47,21 +47,21 @@ class GroupDraft:
         self.claims: dict[int, ClaimRecord] = {one.checkpoint: one for one in group.claims}
 
     def freeze(self) -> GroupRecord:
-        """Return them as they are now."""
+        """Return the frozen record."""
         return GroupRecord.model_construct(
             name=self.name, done=tuple(sorted(self.done)), claims=tuple(self.claims.values())
         )
 
 
 class Draft:
-    """A run while slots are folded in.
+    """A mutable run.
 
     Attributes:
         base: The run before.
         fields: Simple fields that have changed.
-        where: The slot that is being folded in, for messages.
-        time_ms: The time that the current commit gives.
-        gone: What was evicted, of a compact run.
+        where: The present slot, for messages.
+        time_ms: The time of the present commit.
+        gone: The evicted checkpoints and entries of a compact run.
     """
 
     def __init__(self, run: RunManifest) -> None:
@@ -78,7 +78,7 @@ class Draft:
         self.phases: list[PhaseRecord] = list(run.phases)
         self.streams: dict[str, StreamRecord] = {s.name: s for s in run.streams}
         self.epoch = run.epoch
-        self.gone = None if run.gone is None else GoneDraft(run.gone)
+        self.gone = None if run.gone is None else EvictedDraft(run.gone)
         self._tables: dict[str, dict[Any, Any]] = {}
         self._groups: dict[str, GroupDraft] = {}
         self._line: list[int] | None = None
@@ -90,17 +90,17 @@ class Draft:
         """Refuse a history that breaks a rule.
 
         Raises:
-            Malformed: It does.
+            Malformed: The rule does not hold.
         """
         if not holds:
             raise Malformed(
                 "the history is not legal",
                 where=self.where,
                 found=rule,
-                hint="Run `holdfast verify`; do not write to this run until it is mended.",
+                hint="Run `holdfast verify`; do not write to this run until it is repaired.",
             )
 
-    # Tables: read as they are, copied before they are written to
+    # Tables, each copied before its first change
 
     def _read(self, name: str) -> dict[Any, Any]:
         found = self._tables.get(name)
@@ -133,19 +133,19 @@ class Draft:
         """
         found: CheckpointRecord | None = self._read("by_n").get(n)
         if found is None:
-            if self.is_gone(n):
+            if self.is_forgotten(n):
                 raise Forgotten
             self.require(False, f"checkpoint of commit {n}, which added none")
-        assert found is not None  # or it was refused
+        assert found is not None  # otherwise `require` has raised
         return found
 
     @property
     def rating_metrics(self) -> tuple[str, str]:
-        """The metrics of a checkpoint that are its rating's mu and sigma."""
+        """The names of the metrics that are the mu and sigma of a rating."""
         return rating_metrics(self.created)
 
-    def is_gone(self, n: int) -> bool:
-        """Return whether a checkpoint was evicted and its record is not here."""
+    def is_forgotten(self, n: int) -> bool:
+        """Return whether a checkpoint was evicted and this run does not have its record."""
         return self.gone is not None and self.gone.has(n)
 
     def add(self, record: CheckpointRecord) -> None:
@@ -158,11 +158,11 @@ class Draft:
             self._line.append(record.n)
 
     def change(self, n: int, **fields: object) -> None:
-        """Change what a checkpoint's record says."""
+        """Change fields of a checkpoint's record."""
         table = self._write("by_n")
         before: CheckpointRecord = table[n]
         kept = {name: getattr(before, name) for name in CheckpointRecord.model_fields}
-        # Not `model_copy`: it would also copy the remembered ranks.
+        # Not `model_copy`, which would also copy the cached ranks.
         after = table[n] = CheckpointRecord.model_construct(**kept | fields)
         self._changed.add(n)
         if fields.keys() != {"metrics"}:
@@ -189,7 +189,7 @@ class Draft:
             open_group.claims.pop(record.n, None)
 
     def recover(self, record: CheckpointRecord) -> None:
-        """Bring an evicted checkpoint back."""
+        """Recover an evicted checkpoint."""
         self.change(record.n, evicted=None, recovered=True)
         self._hold((record.manifest, *record.companions.values()))
 
@@ -205,13 +205,13 @@ class Draft:
                 known = self._read("by_n")
         if self.gone is not None:
             self.gone.rewind(kept)
-        for place, phase in enumerate(self.phases):
+        for position, phase in enumerate(self.phases):
             if phase.n > kept and not phase.superseded:
-                self.phases[place] = phase.model_copy(update={"superseded": True})
+                self.phases[position] = phase.model_copy(update={"superseded": True})
                 self._release(phase.companions.values())
 
     def _note(self, record: CheckpointRecord, *, is_there: bool = True) -> None:
-        """Keep lookups of kept checkpoints up to date, where the run before has made them."""
+        """Update the lookups of kept checkpoints that the run before has made."""
         self._changed.add(record.n)
         if record.evicted is not None:
             return
@@ -224,12 +224,12 @@ class Draft:
             _note_number(self._write("by_step"), step, record.n, is_there=is_there)
 
     def _bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
-        """Return the best that are known without looking at every checkpoint."""
+        """Return the best checkpoints that are known without looking at every checkpoint."""
         known, found = self._read("by_n"), {}
-        # Copied: another thread may ask the run before for one more.
+        # A copy: another thread may ask the run before for another best.
         for (monitor, phase), best in list(self.base.bests.items()):
             if best is not None and best[1] in self._changed:
-                continue  # it went, or has another value
+                continue  # it was evicted or superseded, or has another value
             for n in self._changed:
                 record = known.get(n)
                 if record is None or not record.is_rated_in(phase):
@@ -247,7 +247,7 @@ class Draft:
         return n in self._read("pinned")
 
     def set_pin(self, pin: Pin) -> None:
-        """Set a pin, in place of one of its kind and name."""
+        """Set a pin; it replaces one of its kind and name."""
         before = self.pins.get((pin.kind, pin.name))
         self._write("by_pin")[pin.kind, pin.name] = pin
         self._hold(_named(pin))
@@ -266,7 +266,7 @@ class Draft:
         self._hold(phase.companions.values())
 
     def set_entry(self, entry: PoolRecord) -> None:
-        """Add or change an entry of the pool that plays."""
+        """Add or change a playing entry of the pool."""
         if entry.version not in self.pool:
             self._hold((entry.manifest,))
         self._write("by_version")[entry.version] = entry
@@ -282,7 +282,7 @@ class Draft:
             self.gone.add_version(entry.version)
 
     def set_stream(self, stream: StreamRecord) -> None:
-        """Put a stream in place of what it was; archives are only ever added to it."""
+        """Replace a stream; archives are only added to it, never removed."""
         before = self.streams.get(stream.name)
         segments, archives = (before.segments, before.archives) if before else ((), ())
         self.streams[stream.name] = stream
@@ -291,7 +291,7 @@ class Draft:
         self._release(segment.manifest for segment in segments)
 
     def group(self, name: str) -> GroupDraft:
-        """Return a group of followers, to change it."""
+        """Return a mutable group of followers."""
         if name not in self._groups:
             self._groups[name] = GroupDraft(self.base.group(name))
         return self._groups[name]
@@ -302,7 +302,7 @@ class Draft:
         """Set the place of a manifest."""
         table = self._write("by_manifest")
         if place.manifest not in self._read("uses"):
-            # Not needed until now: a compact run did not have it, so it comes last.
+            # It was not needed until now. A compact run did not have it, so it comes last.
             table.pop(place.manifest, None)
         table[place.manifest] = place
         self._touched.add(place.manifest)
@@ -322,10 +322,10 @@ class Draft:
                 self._touched.add(manifest)
 
     def end_slot(self, *, is_placed: bool) -> None:
-        """Drop places that nothing needs, where the run is compact.
+        """Drop the places of unneeded manifests from a compact run.
 
         Args:
-            is_placed: Whether the slot gives places; a commit that is only foreseen has none.
+            is_placed: Whether the slot has places; a commit that is only foreseen has none.
 
         Raises:
             Forgotten: A manifest is needed again whose place was dropped.
@@ -346,7 +346,7 @@ class Draft:
         self._claimed.clear()
 
     def freeze(self) -> RunManifest:
-        """Return the run as it is now."""
+        """Return the frozen run."""
         base = self.base
         fields = {name: getattr(base, name) for name in RunManifest.model_fields}
         fields |= self.fields
@@ -369,25 +369,25 @@ class Draft:
             groups = {group.name: group for group in base.groups}
             groups |= {name: group.freeze() for name, group in self._groups.items()}
             fields["groups"] = tuple(groups.values())
-        # Not model_copy: it would also copy lookups that have changed.
-        state = RunManifest.model_construct(**fields)
+        # Not `model_copy`, which would also copy lookups that have changed.
+        run = RunManifest.model_construct(**fields)
         for lookup in _LOOKUPS:
             found = self._tables.get(lookup, base.__dict__.get(lookup))
             is_same = lookup != "spec" or self.created is base.created
             if found is not None and is_same:
-                state.__dict__[lookup] = found
+                run.__dict__[lookup] = found
         if "bests" in base.__dict__ and len(self._changed) <= _FEW:
-            state.__dict__["bests"] = self._bests()
-        return state
+            run.__dict__["bests"] = self._bests()
+        return run
 
 
 def _note_number(table: dict[Any, tuple[int, ...]], key: object, n: int, *, is_there: bool) -> None:
-    """Add a number to an ascending row of a table, or take it out."""
-    row = list(table.get(key, ()))
-    at = bisect_left(row, n)
-    row[at : at + (not is_there)] = [n] * is_there
-    if row:
-        table[key] = tuple(row)
+    """Add a number to an ascending list of a table, or remove it."""
+    numbers = list(table.get(key, ()))
+    at = bisect_left(numbers, n)
+    numbers[at : at + (not is_there)] = [n] * is_there
+    if numbers:
+        table[key] = tuple(numbers)
     else:
         del table[key]
 
@@ -397,7 +397,7 @@ def _named(pin: Pin) -> tuple[Digest, ...]:
 
 
 def _count_down(counts: dict[Any, int], key: object) -> bool:
-    """Count one thing less; return whether none is left."""
+    """Subtract one from a count; return whether it is now zero."""
     counts[key] -= 1
     if counts[key]:
         return False

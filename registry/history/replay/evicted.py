@@ -1,7 +1,7 @@
-"""The numbers of evicted checkpoints and pool entries: all that a compact state keeps of them.
+"""The numbers of evicted checkpoints and pool entries: all that a compact run keeps of them.
 
 A number is a bit, so that a run of a hundred thousand saves takes a few kilobytes for them. The
-records are in the log; `holdfast.registry.history.log` reads it when a rule or a caller needs
+records are in the log; `holdfast.registry.history.log` reads them when a rule or a caller needs
 one.
 """
 
@@ -21,7 +21,7 @@ Class = tuple[str, str | None]
 
 
 class Forgotten(Exception):
-    """The record of an evicted checkpoint is needed, and this state keeps no records of those."""
+    """The record of an evicted checkpoint is needed, and a compact run does not have it."""
 
 
 def _bits(value: object) -> object:
@@ -34,7 +34,7 @@ def _bits(value: object) -> object:
         raise ValueError(f"bits beyond {_MOST_BITS}")
     found = int(digits, 16) << int(start)
     if _shown(found) != value:
-        raise ValueError("bits in another spelling than their own")
+        raise ValueError("bits in a spelling that is not canonical")
     return found
 
 
@@ -43,8 +43,8 @@ def _shown(bits: int) -> str:
     return f"{start}:{bits >> start:x}"
 
 
-#: A set of numbers, as the bits of an integer. In JSON the least of them, a colon, and in
-#: hexadecimal digits the bits from that one on.
+#: A set of numbers, as the bits of an integer. In JSON: the least number, a colon, and the bits
+#: from that number on in hexadecimal digits.
 Bits = Annotated[int, BeforeValidator(_bits), PlainSerializer(_shown, when_used="json")]
 
 
@@ -58,18 +58,18 @@ def pack_bits(numbers: Iterable[int]) -> int:
 
 
 def has_bit(bits: int, number: int) -> bool:
-    """Return whether a number is among them."""
+    """Return whether a number is in the set."""
     return number >= 0 and bits >> number & 1 == 1
 
 
-class GoneClass(Record):
+class EvictedClass(Record):
     """The evicted checkpoints of a phase and tier.
 
     Attributes:
         phase: The phase.
         tier: The tier.
-        line: Commit numbers of those on the current line of training.
-        behind: Commit numbers of the superseded ones.
+        line: Commit numbers of the checkpoints on the current line of training.
+        behind: Commit numbers of the superseded checkpoints.
     """
 
     phase: PhaseName
@@ -78,8 +78,8 @@ class GoneClass(Record):
     behind: Bits = 0
 
 
-class GoneRating(Record):
-    """The newest evicted checkpoint of the current line of training that was rated.
+class EvictedRating(Record):
+    """The newest rated checkpoint among the evicted ones of the current line of training.
 
     Attributes:
         n: Its commit number.
@@ -90,29 +90,29 @@ class GoneRating(Record):
     metrics: Metrics
 
 
-class Gone(Record):
-    """What was evicted from a run, without its records.
+class EvictedNumbers(Record):
+    """The evicted checkpoints and pool entries of a run, by number.
 
     Attributes:
-        checkpoints: The evicted checkpoints, by phase and tier in the order of their names.
-        versions: The entries that left the pool.
+        checkpoints: The evicted checkpoints, by phase and tier, sorted by these names.
+        versions: The evicted entries of the pool.
         rating: The newest rating among evicted checkpoints of the current line of training.
     """
 
-    checkpoints: tuple[GoneClass, ...] = ()
+    checkpoints: tuple[EvictedClass, ...] = ()
     versions: Bits = 0
-    rating: GoneRating | None = None
+    rating: EvictedRating | None = None
 
     def has(self, n: int) -> bool:
         """Return whether the checkpoint of a commit was evicted."""
         return any(has_bit(one.line, n) or has_bit(one.behind, n) for one in self.checkpoints)
 
     def is_behind(self, n: int) -> bool:
-        """Return whether the checkpoint of a commit was evicted, and is superseded."""
+        """Return whether the checkpoint of a commit was evicted and is superseded."""
         return any(has_bit(one.behind, n) for one in self.checkpoints)
 
     def on_line(self, phase: str, tier: str | None) -> int:
-        """Return the bits of those of a phase and tier that are on the current line."""
+        """Return the evicted checkpoints of a phase and tier on the current line, as bits."""
         for one in self.checkpoints:
             if (one.phase, one.tier) == (phase, tier):
                 return one.line
@@ -125,39 +125,39 @@ class Gone(Record):
 
     @property
     def superseded(self) -> int:
-        """How many of those are superseded."""
+        """How many evicted checkpoints are superseded."""
         return sum(one.behind.bit_count() for one in self.checkpoints)
 
 
-class GoneDraft:
-    """What was evicted, open to change.
+class EvictedDraft:
+    """A mutable `EvictedNumbers`.
 
     Args:
-        gone: What was evicted so far.
+        evicted: Its value so far.
     """
 
-    def __init__(self, gone: Gone) -> None:
-        self._base = gone
+    def __init__(self, evicted: EvictedNumbers) -> None:
+        self._base = evicted
         self._changed = False
         self._lines: dict[Class, int] = {
-            (one.phase, one.tier): one.line for one in gone.checkpoints
+            (one.phase, one.tier): one.line for one in evicted.checkpoints
         }
         self._behind: dict[Class, int] = {
-            (one.phase, one.tier): one.behind for one in gone.checkpoints
+            (one.phase, one.tier): one.behind for one in evicted.checkpoints
         }
-        self._versions = gone.versions
-        self._rating = gone.rating
+        self._versions = evicted.versions
+        self._rating = evicted.rating
 
     def has(self, n: int) -> bool:
-        """Return whether a checkpoint is among them."""
+        """Return whether the checkpoint of a commit was evicted."""
         return any(has_bit(bits, n) for bits in (*self._lines.values(), *self._behind.values()))
 
     def has_version(self, version: int) -> bool:
-        """Return whether an entry of the pool is among them."""
+        """Return whether an entry of the pool was evicted."""
         return has_bit(self._versions, version)
 
     def add(self, n: int, of: Class, *, superseded: bool) -> None:
-        """Add a checkpoint."""
+        """Add an evicted checkpoint."""
         self._lines.setdefault(of, 0)
         self._behind.setdefault(of, 0)
         into = self._behind if superseded else self._lines
@@ -165,21 +165,21 @@ class GoneDraft:
         self._changed = True
 
     def add_version(self, version: int) -> None:
-        """Add an entry of the pool."""
+        """Add an evicted entry of the pool."""
         self._versions |= 1 << version
         self._changed = True
 
     def rate(self, n: int, metrics: Metrics) -> None:
-        """Note a rated checkpoint of the current line."""
+        """Note the rating of an evicted checkpoint of the current line."""
         if self._rating is None or self._rating.n < n:
-            self._rating = GoneRating(n=n, metrics=metrics)
+            self._rating = EvictedRating(n=n, metrics=metrics)
             self._changed = True
 
     def report(self, n: int, tier: str | None, *, rates: bool) -> None:
-        """Take late metrics of one of them, and the tier that they give it.
+        """Apply metrics that an evicted checkpoint got late, and its new tier.
 
         Raises:
-            Forgotten: They may be the newest rating of the line.
+            Forgotten: The metrics may be the newest rating of the line.
         """
         for of in self._lines:
             on_line, behind = has_bit(self._lines[of], n), has_bit(self._behind[of], n)
@@ -194,10 +194,10 @@ class GoneDraft:
             return
 
     def rewind(self, kept: int) -> None:
-        """Supersede those after a commit.
+        """Supersede the evicted checkpoints after a commit.
 
         Raises:
-            Forgotten: The rating of the line was one of theirs.
+            Forgotten: One of them has the newest rating of the line.
         """
         if self._rating is not None and self._rating.n > kept:
             raise Forgotten
@@ -208,14 +208,14 @@ class GoneDraft:
                 self._behind[of] |= later
                 self._changed = True
 
-    def freeze(self) -> Gone:
-        """Return them as they are now."""
+    def freeze(self) -> EvictedNumbers:
+        """Return the frozen value."""
         if not self._changed:
             return self._base
         order = sorted(self._lines, key=lambda of: (of[0], of[1] or ""))
-        return Gone.model_construct(
+        return EvictedNumbers.model_construct(
             checkpoints=tuple(
-                GoneClass.model_construct(
+                EvictedClass.model_construct(
                     phase=of[0], tier=of[1], line=self._lines[of], behind=self._behind[of]
                 )
                 for of in order
@@ -226,13 +226,13 @@ class GoneDraft:
         )
 
 
-def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[GoneClass]:
-    """Yield evicted checkpoints by class, of numbers with class and whether they are superseded."""
+def classes(members: Iterable[tuple[int, Class, bool]]) -> Iterator[EvictedClass]:
+    """Group evicted checkpoints by class, each given as number, class and superseded or not."""
     found: dict[Class, tuple[list[int], list[int]]] = {}
     for n, of, superseded in members:
         found.setdefault(of, ([], []))[superseded].append(n)
     for of in sorted(found, key=lambda of: (of[0], of[1] or "")):
         line, behind = found[of]
-        yield GoneClass.model_construct(
+        yield EvictedClass.model_construct(
             phase=of[0], tier=of[1], line=pack_bits(line), behind=pack_bits(behind)
         )

@@ -1,4 +1,4 @@
-"""A run at one slot of its log, and the questions that it answers."""
+"""A replayed run at one slot of its log, and its queries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
-from holdfast.registry.history.replay.evicted import Forgotten, Gone, GoneRating, classes, pack_bits
+from holdfast.registry.history.replay.evicted import (
+    EvictedNumbers,
+    EvictedRating,
+    Forgotten,
+    classes,
+    pack_bits,
+)
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     GroupRecord,
@@ -30,38 +36,38 @@ FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
 
 
 class RunManifest(Record):
-    """A run at one slot of its log.
+    """A replayed run at one slot of its log.
 
-    There are two forms. A *complete* one has the records of everything that ever was. A *compact*
-    one has the records of kept checkpoints and entries of the pool, only the numbers of evicted
-    ones, and no places of unneeded manifests. Readers and writers use the compact form;
-    `holdfast.registry.history.log.RunLog.history` gives the complete one.
+    There are two forms. A *complete* run has the records of all checkpoints and pool entries. A
+    *compact* run has the records of the kept ones, only the numbers of the evicted ones, and no
+    places of unneeded manifests. Readers and writers use the compact form;
+    `holdfast.registry.history.log.RunLog.history` returns the complete one.
 
     Attributes:
         run_id: The run.
         next_slot: The slot that the next write goes to.
         commits: Number of commits.
-        head: Link to the last commit line; `None` before the first.
-        created: What the run was begun with; `None` before the first commit.
-        created_ms: When, by its author's clock.
-        status: How it stands.
-        dropped: Why everything that it held was released; `None` while it holds it.
-        writer: Who may save.
-        phase: The phase that training is in; `None` before the first checkpoint.
+        head: Digest of the last commit line; `None` before the first.
+        created: The action that created the run; `None` before the first commit.
+        created_ms: Time of that commit, by its author's clock.
+        status: Its status.
+        dropped: The reason why the run was dropped; `None` if it was not.
+        writer: The trainer that may save.
+        phase: The present phase of training; `None` before the first checkpoint.
         phases: Phases that were entered by a transition.
-        checkpoints: The checkpoints that are kept, superseded ones included, in log order; of a
-            complete one also those that were evicted.
+        checkpoints: The kept checkpoints, superseded ones included, in log order; in a complete run
+            also the evicted ones.
         pins: Gates, releases, artifacts and tags.
         release: The version that `releases/latest` names.
-        pool: The entries of the opponent pool that play, by version; of a complete one all.
-        next_version: Version that the next entry gets.
-        matches: The newest matches that were recorded.
+        pool: The entries of the opponent pool that play, by version; in a complete run all entries.
+        next_version: Version of the next entry.
+        matches: Ids of the newest recorded matches.
         streams: Streams.
         groups: Groups of followers.
-        places: The place of each manifest in this registry that the run needs; of a complete one
-            of all.
-        epoch: Highest epoch whose mark stands in the log.
-        gone: What was evicted, without its records; `None` in a complete one.
+        places: The place in this registry of each manifest that the run needs; in a complete run of
+            all manifests.
+        epoch: Highest epoch that has a mark in the log.
+        gone: The evicted checkpoints and entries by number; `None` in a complete run.
     """
 
     format: Literal["holdfast.run/1"] = FORMAT
@@ -86,21 +92,21 @@ class RunManifest(Record):
     groups: tuple[GroupRecord, ...] = ()
     places: tuple[Place, ...] = ()
     epoch: int = 0
-    gone: Gone | None = None
+    gone: EvictedNumbers | None = None
 
     @classmethod
     def empty(cls, run_id: str) -> Self:
-        """Return a run before its first slot; the rules for what is read are not built for it."""
+        """Return a run before its first slot, without building its validators."""
         return cls.model_construct(run_id=run_id)
 
     def compact(self) -> RunManifest:
-        """Return the run without the records of what was evicted, and without dead places."""
+        """Return the run without evicted records and without places of unneeded manifests."""
         if self.gone is not None:
             return self
         members = ((one.n, (one.phase, one.tier), one.superseded) for one in self.evicted)
         metrics = rating_metrics(self.created)
         ratings = (rating_of(one, metrics) for one in reversed(self.evicted))
-        gone = Gone.model_construct(
+        evicted = EvictedNumbers.model_construct(
             checkpoints=tuple(classes(members)),
             versions=pack_bits(one.version for one in self.pool if one.evicted is not None),
             rating=next(filter(None, ratings), None),
@@ -112,16 +118,15 @@ class RunManifest(Record):
         return RunManifest.model_construct(
             **fields
             | {
-                "gone": gone,
+                "gone": evicted,
                 "checkpoints": kept,
                 "pool": tuple(self.roster()),
-                "groups": tuple(group.without(numbers) for group in self.groups),
+                "groups": tuple(group.restricted(numbers) for group in self.groups),
                 "places": tuple(place for place in self.places if place.manifest in held),
             }
         )
 
-    # Lookups. Replay carries them on from state to state
-    # (`holdfast.registry.history.replay.draft`).
+    # Lookups. Replay carries them over from run to run (`holdfast.registry.history.replay.draft`).
 
     @cached_property
     def by_n(self) -> dict[int, CheckpointRecord]:
@@ -145,17 +150,17 @@ class RunManifest(Record):
 
     @cached_property
     def by_step(self) -> dict[tuple[str, int], tuple[int, ...]]:
-        """Live checkpoints by phase and step; of those on one line of training there is one."""
+        """Numbers of the live checkpoints by phase and step."""
         found: dict[tuple[str, int], tuple[int, ...]] = {}
         for one in self.checkpoints:
             if one.is_live:
-                place = one.phase, one.step
-                found[place] = (*found.get(place, ()), one.n)
+                key = one.phase, one.step
+                found[key] = (*found.get(key, ()), one.n)
         return found
 
     @cached_property
     def by_class(self) -> dict[tuple[str, str | None, bool], tuple[int, ...]]:
-        """Kept checkpoints by phase, tier and whether they are superseded, in log order."""
+        """Numbers of the kept checkpoints by phase, tier and superseded or not, in log order."""
         found: dict[tuple[str, str | None, bool], list[int]] = {}
         for one in self.checkpoints:
             if one.evicted is None:
@@ -164,19 +169,19 @@ class RunManifest(Record):
 
     @cached_property
     def bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
-        """Rank and number of the best, by monitor and phase, as far as they were asked for."""
+        """Rank and number of the best checkpoint by monitor and phase, once it was asked for."""
         return {}
 
     @cached_property
     def asked(self) -> set[tuple[Monitor, str | None]]:
-        """The monitors and phases that `bests` was asked for, in this run or a later state."""
+        """The monitors and phases that `bests` was asked for, in any run of this replay."""
         return set()
 
     def prepare(self) -> None:
         """Make the lookups that saves use, so that replay carries them over.
 
-        A save uses them only on the state after its own commit: made there, they would be made
-        again for each save.
+        A save uses them only on the run after its own commit. If they were made there, each save
+        would make them again.
         """
         _ = self.by_class, self.by_step
         for monitor, phase in list(self.asked):
@@ -193,7 +198,7 @@ class RunManifest(Record):
 
     @cached_property
     def uses(self) -> dict[Digest, int]:
-        """How often each manifest is needed; those that a dropped run had are counted as well."""
+        """How often each manifest is needed; of a dropped run as if it were not dropped."""
         found: dict[Digest, int] = {}
         for manifest, *_ in self._holdings():
             found[manifest] = found.get(manifest, 0) + 1
@@ -217,12 +222,12 @@ class RunManifest(Record):
 
     @property
     def count(self) -> int:
-        """How many checkpoints there ever were."""
+        """How many checkpoints were ever saved."""
         return len(self.checkpoints) + (self.gone.count if self.gone else 0)
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether there ever was a checkpoint."""
+        """Whether a checkpoint was ever saved."""
         return bool(self.checkpoints) or bool(self.gone and self.gone.checkpoints)
 
     def record(self, n: int) -> CheckpointRecord:
@@ -237,7 +242,7 @@ class RunManifest(Record):
         return self.by_n[n]
 
     def is_evicted(self, n: int) -> bool:
-        """Return whether commit `n` added a checkpoint that was evicted since."""
+        """Return whether commit `n` added a checkpoint that was evicted later."""
         if n in self.by_n:
             return self.by_n[n].evicted is not None
         return self.gone is not None and isinstance(n, int) and self.gone.has(n)
@@ -253,26 +258,26 @@ class RunManifest(Record):
         if self.gone is not None:
             return self.gone.on_line(phase, tier)
         of = phase, tier
-        gone = (one for one in self.evicted if not one.superseded and (one.phase, one.tier) == of)
-        return pack_bits(one.n for one in gone)
+        found = (one for one in self.evicted if not one.superseded and (one.phase, one.tier) == of)
+        return pack_bits(one.n for one in found)
 
     def saved_in(self, phase: str) -> bool:
-        """Return whether the current line of training saved in a phase, evicted ones included."""
-        gone = self.gone.checkpoints if self.gone is not None else ()
-        return any(one.phase == phase and one.line for one in gone) or any(
+        """Return whether the current line has a checkpoint in a phase, kept or evicted."""
+        evicted = self.gone.checkpoints if self.gone is not None else ()
+        return any(one.phase == phase and one.line for one in evicted) or any(
             one.phase == phase and not one.superseded for one in self.checkpoints
         )
 
     @property
     def phases_saved(self) -> list[str]:
-        """The phases that checkpoints were ever saved in."""
-        gone = self.gone.checkpoints if self.gone is not None else ()
-        known = [*(one.phase for one in gone), *(one.phase for one in self.checkpoints)]
+        """The phases in which a checkpoint was ever saved."""
+        evicted = self.gone.checkpoints if self.gone is not None else ()
+        known = [*(one.phase for one in evicted), *(one.phase for one in self.checkpoints)]
         return list(dict.fromkeys(known))
 
     @cached_property
     def spec(self) -> RunSpec:
-        """What the run is to be; without a preset, its monitors and nothing else."""
+        """The specification of the run; without a preset, only its monitors."""
         if self.created is None:
             return RunSpec()
         # Not checked again: a run of an older version may have two monitors of one metric.
@@ -280,7 +285,7 @@ class RunManifest(Record):
 
     @property
     def monitors(self) -> tuple[Monitor, ...]:
-        """What decides `best` in the phase that training is in."""
+        """The metrics that decide `best` in the present phase."""
         return self.spec.phase(self.phase or self._first_phase).monitors
 
     @property
@@ -289,7 +294,7 @@ class RunManifest(Record):
 
     @property
     def tags(self) -> dict[str, int]:
-        """Checkpoints by the tags that name them, as commit numbers."""
+        """Commit numbers of checkpoints by the tags that name them."""
         return {pin.name: pin.checkpoint or 0 for pin in self.pins if pin.kind == "tag"}
 
     def pin(self, kind: str, name: str) -> Pin | None:
@@ -314,7 +319,7 @@ class RunManifest(Record):
         return [entry for entry in self.pool if entry.evicted is None]
 
     def entered(self, phase: str) -> PhaseRecord | None:
-        """Return how a phase was entered last on the current line of training."""
+        """Return the last entry into a phase on the current line of training."""
         for record in reversed(self.phases):
             if record.to_phase == phase and not record.superseded:
                 return record
@@ -340,11 +345,11 @@ class RunManifest(Record):
         return [self.by_n[n] for n in reversed(found)]
 
     def best(self, monitor: Monitor, phase: str | None = None) -> CheckpointRecord | None:
-        """Return the live checkpoint with the best value; NaN and missing never win.
+        """Return the live checkpoint with the best value; NaN and missing values never win.
 
-        Of equal values the first one stays best, as a tracker that waits for an improvement has it.
-        Where phases are declared, the values of different phases are not compared: without `phase`
-        it is the best of the phase that training is in.
+        Of equal values the first one counts, as in a tracker that waits for an improvement. If
+        phases are declared, values of different phases are not compared: without `phase` it is the
+        best of the present phase.
         """
         key = monitor, self._compared(phase)
         if key not in self.bests:
@@ -358,32 +363,32 @@ class RunManifest(Record):
         return self.phase if phase is None and self.spec.phases else phase
 
     def ranked(self, monitor: Monitor, phase: str | None = None) -> list[CheckpointRecord]:
-        """Return the live checkpoints that have a value, the best first."""
+        """Return the live checkpoints that have a value, best first."""
         return [found for *_, found in sorted(self.rated(monitor, phase))]
 
     def rated(
         self, monitor: Monitor, phase: str | None = None
     ) -> list[tuple[float, int, CheckpointRecord]]:
-        """Return the live checkpoints that have a value, each after its rank and its number."""
+        """Return rank, number and record of each live checkpoint that has a value."""
         phase = self._compared(phase)
         rated = (
             (one.rank(monitor), one.n, one)
             for one in (self.checkpoints if self.dropped is None else ())
             if one.is_rated_in(phase)
         )
-        return [one for one in rated if not isnan(one[0])]  # among NaN nothing has an order
+        return [one for one in rated if not isnan(one[0])]  # NaN has no order
 
     @property
     def held(self) -> AbstractSet[Digest]:
         """Every manifest that the run needs.
 
-        What is not among these is dead: collection may remove what it alone uses, and nobody may
-        name it again without making sure that it is still there.
+        Any other manifest is unneeded: collection may delete it and the objects that only it uses,
+        and a commit that names it again must first make sure that they still exist.
         """
         return self.uses.keys() if self.dropped is None else frozenset()
 
     def holders(self) -> dict[Digest, tuple[str, ...]]:
-        """Return the manifests in `held`, each with refs within the run of what needs it."""
+        """Return the manifests in `held`, each with the refs within the run that need it."""
         found: dict[Digest, list[str]] = {}
         for manifest, *parts in self._holdings() if self.dropped is None else ():
             shown = (part.short if isinstance(part, Digest) else part for part in parts)
@@ -391,7 +396,7 @@ class RunManifest(Record):
         return {manifest: tuple(refs) for manifest, refs in found.items()}
 
     def _holdings(self) -> Iterator[tuple[Any, ...]]:
-        """Yield every manifest that is needed, with the parts of a ref of what needs it."""
+        """Yield every needed manifest, with the parts of a ref that needs it."""
         for checkpoint in self.checkpoints:
             if checkpoint.evicted is None:
                 yield checkpoint.manifest, checkpoint.manifest
@@ -415,7 +420,7 @@ class RunManifest(Record):
                     yield manifest, "companions", name
 
     def is_placed(self, place: Place) -> bool:
-        """Return whether a place is current and the manifest that it is of is needed: rule W2a."""
+        """Return whether a place is current and its manifest is needed: rule W2a."""
         current = self.by_manifest.get(place.manifest) == place
         return current and place.manifest in self.held
 
@@ -428,8 +433,8 @@ def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
     return rules.mu, rules.sigma
 
 
-def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> GoneRating | None:
+def rating_of(record: CheckpointRecord, names: tuple[str, str]) -> EvictedRating | None:
     """Return the rating of a checkpoint, if it is on the current line and has one."""
     if record.superseded or any(name not in record.metrics for name in names):
         return None
-    return GoneRating(n=record.n, metrics={name: record.metrics[name] for name in names})
+    return EvictedRating(n=record.n, metrics={name: record.metrics[name] for name in names})

@@ -11,27 +11,24 @@ from pydantic import Field
 
 from holdfast.registry.history.actions import (
     CheckpointFields,
+    ClaimFields,
     EntryFields,
     Lifetime,
     PhaseFields,
     PinFields,
+    SegmentFields,
+    WriterFields,
 )
 from holdfast.registry.spec.monitors import Monitor
-from holdfast.registry.values.records import (
-    DigestField,
-    Metrics,
-    Name,
-    Record,
-    Step,
-)
+from holdfast.registry.values.records import DigestField, Name, Record
 
 
 class StreamMark(Record):
-    """How a stream stood at a checkpoint.
+    """The length of a stream at a checkpoint.
 
     Attributes:
-        count: Entries that it held.
-        archives: How often it had been archived.
+        count: Entries in it.
+        archives: Number of its archives.
     """
 
     count: int
@@ -39,25 +36,21 @@ class StreamMark(Record):
 
 
 class CheckpointRecord(CheckpointFields):
-    """A checkpoint of a run.
+    """A checkpoint of a run; `metrics` has the newest value of each metric.
 
     Attributes:
         n: Number of the commit that added it: its name within the run's history.
-        metrics: The newest value of each metric.
-        size_bytes: Bytes of all tensors.
-        time_ms: When it was added, by its author's clock.
+        time_ms: Time of that commit, by its author's clock.
         superseded: Whether training resumed from an earlier one; it is never latest or best.
-        companions: Ids of the states beside it, by name.
+        companions: Ids of the states that were saved with it, by name.
         nonfinite: Paths of weights that hold NaN or infinity, the first few.
-        held_back: Whether it is never latest or best for that reason.
-        evicted: Why it is found no more; `None` while it is kept.
-        recovered: Whether it was evicted and brought back; retention lets it alone then.
-        streams: How each stream stood when it was added: where a resume from it continues them.
+        held_back: Whether it is never latest or best because of them.
+        evicted: The reason of its eviction; `None` while it is kept.
+        recovered: Whether it was evicted and recovered; retention does not evict it again.
+        streams: The length of each stream at this checkpoint; a resume continues there.
     """
 
     n: int
-    metrics: Metrics
-    size_bytes: int
     time_ms: int
     superseded: bool = False
     companions: dict[Name, DigestField] = Field(default={})
@@ -73,12 +66,12 @@ class CheckpointRecord(CheckpointFields):
         return not self.superseded and self.evicted is None
 
     def is_rated_in(self, phase: str | None) -> bool:
-        """Whether it counts when the checkpoints of a phase, or of a run, are compared."""
+        """Whether it takes part when the checkpoints of a phase, or of a run, are compared."""
         counts = self.is_live and not self.held_back
         return counts and (phase is None or self.phase == phase)
 
     def rank(self, monitor: Monitor) -> float:
-        """Return a number that is lower for better values; NaN where there is none."""
+        """Return a number that is lower for better values; NaN without a value."""
         key = monitor.metric, monitor.mode
         found = self._ranks.get(key)
         if found is None:
@@ -90,17 +83,13 @@ class CheckpointRecord(CheckpointFields):
         return {}
 
 
-class WriterRecord(Record):
+class WriterRecord(WriterFields):
     """The trainer that may save.
 
     Attributes:
-        token: Random, of its handle.
-        host: Where it runs.
         time_ms: When it took the run over, by its own clock.
     """
 
-    token: str
-    host: str
     time_ms: int
 
 
@@ -111,7 +100,7 @@ class Pin(PinFields):
         kind: `gate`, `release`, `artifact` or `tag`.
         name: The name.
         time_ms: When it was set, by its author's clock.
-        replaced: Ids of the damaged states that stood here before.
+        replaced: Ids of the damaged states that it named before.
     """
 
     kind: Literal["gate", "release", "artifact", "tag"]
@@ -129,11 +118,11 @@ class PoolRecord(EntryFields):
     """An entry of the opponent pool.
 
     Attributes:
-        version: Its number; never given again.
+        version: Its number, which is never used again.
         games: Games played.
         wins: Games won.
         time_ms: When it was promoted, by its author's clock.
-        evicted: Why it is drawn no more; `None` while it plays.
+        evicted: The reason of its eviction; `None` while it plays.
     """
 
     version: int
@@ -143,30 +132,16 @@ class PoolRecord(EntryFields):
     evicted: str | None = None
 
 
-class Segment(Record):
-    """A part of a stream.
-
-    Attributes:
-        manifest: Id of the state that holds it.
-        start: Position in the stream of its first entry.
-        count: Entries of it that belong to the stream; the state may hold more behind them.
-        first_step: Least step in it.
-        last_step: Greatest step in it.
-    """
-
-    manifest: DigestField
-    start: int
-    count: int
-    first_step: Step
-    last_step: Step
+class Segment(SegmentFields):
+    """A segment of a stream. Its state may hold further entries after the first `count`."""
 
 
 class Archive(Record):
-    """What a stream held when it was archived.
+    """The archived entries of a stream.
 
     Attributes:
         label: Its name.
-        segments: What the stream held.
+        segments: The segments that the stream had.
     """
 
     label: Name
@@ -184,8 +159,8 @@ class StreamRecord(Record):
     Attributes:
         name: Its name.
         lifetime: `forever` or `resettable`.
-        segments: What it holds, in order.
-        archives: What it held each time that it was begun anew, in order.
+        segments: Its segments, in order.
+        archives: Its archives, in order.
     """
 
     name: Name
@@ -204,11 +179,11 @@ class StreamRecord(Record):
 
     @property
     def mark(self) -> StreamMark:
-        """How it stands now."""
+        """Its length now."""
         return StreamMark(count=self.count, archives=len(self.archives))
 
     def at(self, mark: StreamMark | None) -> tuple[Segment, ...]:
-        """Return what it held at a checkpoint, whatever was appended or archived since."""
+        """Return its segments at a checkpoint, without later appends and archives."""
         if mark is None:
             return ()
         archived = mark.archives < len(self.archives)
@@ -225,35 +200,25 @@ class PhaseRecord(PhaseFields):
 
     Attributes:
         n: Number of the commit.
-        superseded: Whether training went back behind it.
+        superseded: Whether training went back to a checkpoint before it.
     """
 
     n: int
     superseded: bool = False
 
 
-class ClaimRecord(Record):
-    """A checkpoint that a follower works on.
-
-    Attributes:
-        checkpoint: Its commit number.
-        follower: Who.
-        until_ms: Until when, by the follower's clock.
-    """
-
-    checkpoint: int
-    follower: str
-    until_ms: int
+class ClaimRecord(ClaimFields):
+    """A claim of a group."""
 
 
 class GroupRecord(Record):
-    """Followers that share a run's checkpoints out among themselves.
+    """A group of followers that share the checkpoints of a run.
 
     Attributes:
-        name: Of the group.
-        done: Commit numbers of the checkpoints that it is done with, ascending; evicted ones only
-            where the run is complete.
-        claims: What is being worked on.
+        name: Its name.
+        done: Commit numbers of its finished checkpoints, ascending; evicted ones only in a complete
+            run.
+        claims: The claims of its followers.
     """
 
     name: Name
@@ -261,13 +226,13 @@ class GroupRecord(Record):
     claims: tuple[ClaimRecord, ...] = ()
 
     def knows(self, n: int) -> bool:
-        """Return whether a checkpoint was ever worked on, as far as this record knows."""
+        """Return whether this record has a checkpoint, finished or claimed."""
         at = bisect_left(self.done, n)
         is_done = at < len(self.done) and self.done[at] == n
         return is_done or any(claim.checkpoint == n for claim in self.claims)
 
-    def without(self, kept: Container[int]) -> GroupRecord:
-        """Return a copy without the checkpoints that are not among `kept`."""
+    def restricted(self, kept: Container[int]) -> GroupRecord:
+        """Return a copy that has only the checkpoints in `kept`."""
         return GroupRecord.model_construct(
             name=self.name,
             done=tuple(n for n in self.done if n in kept),

@@ -15,9 +15,9 @@ class Slot:
     """One numbered file of a run's log.
 
     Attributes:
-        number: Its place in the log, dense from 0.
+        number: Its number in the log, dense from 0.
         data: The file's bytes.
-        lines: What it says, each with its exact bytes.
+        lines: Its lines, each with its exact bytes.
     """
 
     number: int
@@ -43,11 +43,11 @@ class Slot:
 
 
 def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
-    """Return the link of a history after a number of commits, from some of its slots.
+    """Return the digest of the last of a number of commits, from some slots of the log.
 
     Args:
-        slots: Slots that may hold the last of these commits, or the next one.
-        commits: How many, at least 1.
+        slots: Slots that may hold that commit, or the one after it.
+        commits: The number of commits, at least 1.
     """
     for slot in slots:
         for raw, commit in slot.commits:

@@ -172,7 +172,7 @@ def test_wrong_words(call: Call, long: str, words: tuple[str, ...], status: int,
     assert told in call("bisect", "long", *words, status=status).stderr
 
 
-def test_a_run_that_does_not_look_at_its_weights_says_so(call: Call) -> None:
+def test_a_run_that_does_not_check_its_weights_says_so(call: Call) -> None:
     ends = ("--good", "demo/main/step10", "--bad", "demo/2/step20")
     result = call("bisect", "demo", *ends, "--nonfinite", status=3)
-    assert "does not look" in result.stderr
+    assert "does not check" in result.stderr

@@ -394,7 +394,7 @@ _SAID = [
 
 @pytest.mark.parametrize(("action", "said"), _SAID, ids=lambda one: getattr(one, "action", None))
 def test_words(action: Any, said: str) -> None:
-    assert history.say(action, _REFS, 4) == said
+    assert history.in_words(action, _REFS, 4) == said
 
 
 def test_every_action_has_words() -> None:

@@ -94,7 +94,7 @@ def test_what_there_is_not_is_an_error(run):
 @pytest.mark.parametrize("value", [np.arange(9), "x" * 70_000, {"deep": [np.float32([1, 2])]}])
 def test_the_log_takes_no_arrays_and_no_long_texts(run, backend, value):
     before = contents(backend)
-    with pytest.raises(UnsupportedValue, match=r"timestamp.*a key that the commit is to keep"):
+    with pytest.raises(UnsupportedValue, match=r"timestamp.*a key in commit_keys holds"):
         run.save(state(value), step=1)
     assert contents(backend) == before
 

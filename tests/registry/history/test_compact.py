@@ -37,7 +37,7 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.history.replay import Forgotten, RunManifest, Slot, advance, foresee
-from holdfast.registry.history.replay.evicted import Gone, pack_bits
+from holdfast.registry.history.replay.evicted import EvictedNumbers, pack_bits
 from holdfast.registry.history.retention import RetentionPlan, plan_retention
 from holdfast.registry.pool.promotion import rating_of
 from holdfast.registry.spec import Retention, RunSpec
@@ -68,10 +68,10 @@ def place(manifest, placement: int) -> Place:
     )
 
 
-def said(act: str, x: int, y: int, state: RunManifest) -> list[Action]:
+def said(act: str, x: int, y: int, run: RunManifest) -> list[Action]:
     """Return actions of one kind, legal or not."""
-    known = [one.n for one in state.checkpoints if one.evicted is None]
-    gone = [one.n for one in state.evicted]
+    known = [one.n for one in run.checkpoints if one.evicted is None]
+    gone = [one.n for one in run.evicted]
     # Where it makes a difference mostly those that it is about; now and then another one.
     about = gone if act in ("recover", "late") else known
     numbers = (about if x % 8 else [*known, *gone]) or [0]
@@ -104,8 +104,8 @@ def said(act: str, x: int, y: int, state: RunManifest) -> list[Action]:
         case "tag":
             return [SetTag(name=name, checkpoint=n)]
         case "gate":
-            named = state.by_n.get(n)
-            standing = state.pin("gate", name)
+            named = run.by_n.get(n)
+            standing = run.pin("gate", name)
             return [
                 SetPin(
                     kind="gate",
@@ -121,20 +121,20 @@ def said(act: str, x: int, y: int, state: RunManifest) -> list[Action]:
             )
             return [pin]
         case "promote":
-            version = state.next_version
+            version = run.next_version
             promote = Promote(
                 version=version, manifest=manifest, phase="a", step=x, mu=1.0, sigma=1.0
             )
             return [promote]
         case "rate":
             rated = Rated(
-                version=1 + y % max(1, state.next_version - 1), mu=x / 2, sigma=1.0, games=1, wins=0
+                version=1 + y % max(1, run.next_version - 1), mu=x / 2, sigma=1.0, games=1, wins=0
             )
             return [RateMatch(match=f"m{x}", ratings=(rated,))]
         case "leave":
-            return [EvictEntries(versions=(1 + y % max(1, state.next_version - 1),), reason="r")]
+            return [EvictEntries(versions=(1 + y % max(1, run.next_version - 1),), reason="r")]
         case "append":
-            stream = state.stream(name)
+            stream = run.stream(name)
             start = x % (stream.count + 1) if stream else 0
             return [
                 AppendStream(
@@ -194,29 +194,29 @@ def _manifests(actions: list[Action]) -> list[Any]:
     return found
 
 
-def slot_of(state: RunManifest, parts: list[tuple[str, int, int]], *, placed: bool) -> Slot:
+def slot_of(run: RunManifest, parts: list[tuple[str, int, int]], *, placed: bool) -> Slot:
     """Return the next slot of a run."""
     saves = [one for one in parts if one[0] == "save"][:1]
     others = [one for one in parts if one[0] != "save"]
-    said_now = [action for part in (*saves, *others) for action in said(*part, state)]
+    said_now = [action for part in (*saves, *others) for action in said(*part, run)]
     lines: list[Line] = []
     if placed:
         # The same place again, or another one: as a save of the same state, or a repack.
         at = parts[0][2] % 4
         lines += [place(manifest, at) for manifest in dict.fromkeys(_manifests(said_now))]
     commit = Commit(
-        n=state.commits,
+        n=run.commits,
         run="r",
-        prev=state.head,
+        prev=run.head,
         write="w",
         author="me@here",
-        time_ms=state.commits * DAY_MS,
+        time_ms=run.commits * DAY_MS,
         actions=tuple(said_now),
     )
     lines.append(commit)
     if parts[0][1] % 13 == 0:
         lines.append(Mark(epoch=parts[0][1] + 1))
-    return Slot.build(state.next_slot, lines)
+    return Slot.build(run.next_slot, lines)
 
 
 def grown(compact: RunManifest, complete: RunManifest, slots: list[Slot]) -> RunManifest:
@@ -240,10 +240,10 @@ def shown(value: object) -> object:
     return value
 
 
-def refusal(state: RunManifest, slot: Slot) -> str:
+def refusal(run: RunManifest, slot: Slot) -> str:
     """Return why a slot cannot follow; nothing where it can."""
     try:
-        advance(state, [slot])
+        advance(run, [slot])
     except Malformed as error:
         return str(error)
     except Forgotten:
@@ -339,30 +339,30 @@ def _begun() -> Commit:
 
 def test_what_is_foreseen_is_what_comes():
     """Nothing is placed in it yet, and what a save asks of it was made before."""
-    state = advance(RunManifest(run_id="r"), [Slot.build(0, [_begun()])]).compact()
+    run = advance(RunManifest(run_id="r"), [Slot.build(0, [_begun()])]).compact()
     for step in range(1, 6):
         add = AddCheckpoint(manifest=digest(step), phase="a", step=step, size_bytes=1)
         actions: list[Action] = [add]
         if step > 2:
             gone = Eviction(checkpoint=step - 2, reason="r")
             actions.append(Evict(evictions=(gone,)))
-        slot = slot_of(state, [("save", 0, 0)], placed=False)
+        slot = slot_of(run, [("save", 0, 0)], placed=False)
         ((_, commit),) = slot.commits
         commit = commit.model_copy(update={"actions": tuple(actions)})
-        foreseen = foresee(state, [commit])
+        foreseen = foresee(run, [commit])
         lines = [place(digest(step), step), commit]
-        state = advance(state, [Slot.build(state.next_slot, lines)])
-        assert foreseen.encode() == state.model_copy(update={"places": foreseen.places}).encode()
-        assert [one.manifest for one in state.places] == [one.manifest for one in state.live()]
+        run = advance(run, [Slot.build(run.next_slot, lines)])
+        assert foreseen.encode() == run.model_copy(update={"places": foreseen.places}).encode()
+        assert [one.manifest for one in run.places] == [one.manifest for one in run.live()]
 
 
 def test_a_compact_run_does_not_grow_with_what_was_evicted():
     """Ten times the evictions, and hardly a byte more for each: eight of them share one."""
 
     def lived(saves: int) -> int:
-        state = advance(RunManifest(run_id="r"), [Slot.build(0, [_begun()])]).compact()
+        run = advance(RunManifest(run_id="r"), [Slot.build(0, [_begun()])]).compact()
         slots = []
-        head, n = state.head, state.commits
+        head, n = run.head, run.commits
         for step in range(saves):
             add = AddCheckpoint(manifest=digest(step), phase="a", step=step, size_bytes=1)
             gone = () if step < 3 else (Evict(evictions=(Eviction(checkpoint=n - 3, reason="r"),)),)
@@ -371,7 +371,7 @@ def test_a_compact_run_does_not_grow_with_what_was_evicted():
             )
             slots.append(Slot.build(n, [place(digest(step), 0), commit]))
             head, n = line_digest(slots[-1].commits[-1][0]), n + 1
-        return len(advance(state, slots).encode())
+        return len(advance(run, slots).encode())
 
     assert lived(2000) - lived(200) < 1800 / 4 + 64
 
@@ -382,13 +382,13 @@ def test_a_compact_run_does_not_grow_with_what_was_evicted():
 def test_bits_have_one_spelling(text):
     body = b'{"versions":"%s"}' % text.encode()
     with pytest.raises(Malformed):
-        Gone.decode(body, where="x")
+        EvictedNumbers.decode(body, where="x")
 
 
 @given(st.sets(st.integers(0, 5000)))
 def test_bits_come_back(numbers):
-    gone = Gone(versions=pack_bits(numbers))
-    read = Gone.decode(gone.encode(), where="x")
+    gone = EvictedNumbers(versions=pack_bits(numbers))
+    read = EvictedNumbers.decode(gone.encode(), where="x")
     assert read == gone
     assert {n for n in range(5001) if read.versions >> n & 1} == numbers
 
@@ -398,7 +398,7 @@ def test_what_went_since_counts_for_those_that_wait():
     for step in range(1, 7):
         life.save(step)
     life.evict(3, 4)
-    for state in (life.state, life.state.compact()):
-        plan = plan_retention(state, 0, Retention(last=1, wait=5))
+    for run in (life.manifest, life.manifest.compact()):
+        plan = plan_retention(run, 0, Retention(last=1, wait=5))
         assert [one.checkpoint.n for one in plan.evicted] == [1]
         assert plan.kept[0].reasons == ("waits for loss (4 of 5)",)

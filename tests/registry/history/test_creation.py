@@ -71,12 +71,12 @@ REFUSED = {
     "a policy beside phases": (
         {"preset": RunSpec(name="x", phases=(Phase(name="1"),)), "retention": Retention(last=1)},
         InvalidInput,
-        "preset x: this preset says for each phase",
+        "preset x: this preset has its own monitors and retention",
     ),
-    "a phase that would read as another ref": (
+    "a phase that would be read as another ref": (
         {"preset": RunSpec(name="x", phases=(Phase(name="latest"),))},
         InvalidInput,
-        "'latest': a phase of this name would read as another ref",
+        "'latest': a phase of this name would be read as another ref",
     ),
     "a phase number with a zero": (
         {"preset": RunSpec(name="x", phases=(Phase(name="01"),))},
@@ -130,7 +130,7 @@ def test_a_run_is_continued_by_the_line_that_began_it(reg):
 def test_another_line_is_a_conflict(reg, options):
     reg.create_run("r", preset="default")
     with pytest.raises(
-        Conflict, match=r"r: the run was begun with (another preset|other monitors)"
+        Conflict, match=r"r: the run was created with (another preset|other monitors)"
     ):
         reg.run("r", create=True, **options)
     assert reg.run("r", create=True).spec.name == "default"
@@ -142,7 +142,7 @@ DESCRIBED = {"config": {"lr": 1, "when": "now"}, "seed": 7, "input_hash": "data"
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"seed": 8}, "r: the run was begun with another seed; expected 7; found 8"),
+        ({"seed": 8}, "r: the run was created with another seed; expected 7; found 8"),
         ({"input_hash": "x"}, "r: .* other input data; expected data; found x"),
         ({"config": {"lr": 2}, "seed": 0}, "another seed; expected 7; found 0"),
     ],
@@ -187,8 +187,9 @@ def test_another_configuration_is_warned_of_by_its_first_difference(reg, caplog,
     assert reg.run("r", create=True, config=config).config == DESCRIBED["config"]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("holdfast", "WARNING")
-    assert f"r: the configuration is another one than the run was begun with, first at {key};" in (
-        record.getMessage()
+    assert (
+        f"r: the configuration differs from the one that the run was created with, first at {key};"
+        in (record.getMessage())
     )
 
 

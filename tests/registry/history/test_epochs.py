@@ -131,7 +131,7 @@ def test_a_damaged_entry_is_an_error(epochs, backend):
 
 
 def test_an_absent_entry_is_an_error(epochs):
-    with pytest.raises(Malformed, match="an epoch that was marked is absent"):
+    with pytest.raises(Malformed, match="a marked epoch is absent"):
         epochs.condemned([_key(1)], 1)
 
 

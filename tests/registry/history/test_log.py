@@ -49,7 +49,7 @@ def grow(run_log: RunLog, commits: int) -> None:
     for i in range(commits):
         begin = run_log.run.commits == 0
         action = CREATE if begin else TakeOver(token=f"t{i}", host="h")
-        run_log.append(lambda state, action=action: [commit_line(state, [action])])
+        run_log.append(lambda run, action=action: [commit_line(run, [action])])
 
 
 @pytest.fixture
@@ -70,34 +70,34 @@ def reopened(store_on, backend) -> RunLog:
 
 def test_an_append_puts_exactly_one_slot_and_moves_the_state(run_log, backend):
     before = contents(backend)
-    state = run_log.append(lambda state: [commit_line(state, [status(0)])])
-    assert state is run_log.run
-    assert (state.status, state.next_slot, state.commits) == ("interrupted", 2, 2)
+    run = run_log.append(lambda run: [commit_line(run, [status(0)])])
+    assert run is run_log.run
+    assert (run.status, run.next_slot, run.commits) == ("interrupted", 2, 2)
     assert contents(backend).keys() - before.keys() == {slot_key("r", 1)}
 
 
 def test_nothing_to_do_puts_nothing(run_log, backend):
     before = contents(backend)
-    assert run_log.append(lambda state: None) is run_log.run
+    assert run_log.append(lambda run: None) is run_log.run
     assert contents(backend) == before
 
 
 def test_a_failed_precondition_leaves_everything_as_it_was(run_log, backend):
-    before, state = contents(backend), run_log.run
+    before, run = contents(backend), run_log.run
 
-    def refuse(state):
+    def refuse(run):
         raise Conflict("no")
 
     with pytest.raises(Conflict):
         run_log.append(refuse)
     assert contents(backend) == before
-    assert run_log.run is state
+    assert run_log.run is run
 
 
 def test_an_illegal_slot_is_never_put(run_log, backend):
     before = contents(backend)
     with pytest.raises(Malformed, match="not legal"):
-        run_log.append(lambda state: [commit_line(RunManifest(run_id="other"), [status(0)])])
+        run_log.append(lambda run: [commit_line(RunManifest(run_id="other"), [status(0)])])
     assert contents(backend) == before
 
 
@@ -110,7 +110,7 @@ def test_each_commit_has_a_write_id_of_its_own(run_log):
 def test_an_append_whose_answer_is_lost_is_made_once(run_log, backend, store_on, after):
     lost = Faulty(backend, [Fault(1, after=after, error=StoreUnavailable("timeout"))])
     mine = reopened(store_on, lost)
-    mine.append(lambda state: [commit_line(state, [status(0)])])
+    mine.append(lambda run: [commit_line(run, [status(0)])])
     assert mine.run.commits == 2
     assert reopened(store_on, backend).run.encode() == mine.run.encode()
 
@@ -119,9 +119,9 @@ def test_exists_with_our_own_bytes_is_our_write(run_log, backend, store_on):
     mine = reopened(store_on, Forgetful(backend))
     calls = []
 
-    def compose(state):
-        calls.append(state.commits)
-        return [commit_line(state, [status(0)])]
+    def compose(run):
+        calls.append(run.commits)
+        return [commit_line(run, [status(0)])]
 
     mine.append(compose)
     assert calls == [1]
@@ -133,19 +133,19 @@ def test_a_lost_race_is_composed_anew_against_the_winners_state(run_log, backend
     mine = reopened(store_on, hooked)
     hooked.before = Once(
         "runs/r/log/",
-        lambda: run_log.append(lambda state: [commit_line(state, [TakeOver(token="w", host="h")])]),
+        lambda: run_log.append(lambda run: [commit_line(run, [TakeOver(token="w", host="h")])]),
         "put_if_absent",
     )
     seen = []
 
-    def compose(state):
-        seen.append(state.writer.token if state.writer else None)
-        return [commit_line(state, [status(0)])]
+    def compose(run):
+        seen.append(run.writer.token if run.writer else None)
+        return [commit_line(run, [status(0)])]
 
-    state = mine.append(compose)
+    run = mine.append(compose)
     assert seen == [None, "w"]
-    assert (state.next_slot, state.commits, state.writer.token) == (3, 3, "w")
-    assert reopened(store_on, backend).run.encode() == state.encode()
+    assert (run.next_slot, run.commits, run.writer.token) == (3, 3, "w")
+    assert reopened(store_on, backend).run.encode() == run.encode()
 
 
 def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, store_on):
@@ -153,14 +153,14 @@ def test_a_precondition_is_checked_again_after_a_lost_race(run_log, backend, sto
     mine = reopened(store_on, hooked)
     hooked.before = Once(
         "runs/r/log/",
-        lambda: run_log.append(lambda state: [commit_line(state, [TakeOver(token="w", host="h")])]),
+        lambda: run_log.append(lambda run: [commit_line(run, [TakeOver(token="w", host="h")])]),
         "put_if_absent",
     )
 
-    def compose(state):
-        if state.writer:
+    def compose(run):
+        if run.writer:
             raise Conflict("taken")
-        return [commit_line(state, [status(0)])]
+        return [commit_line(run, [status(0)])]
 
     with pytest.raises(Conflict, match="taken"):
         mine.append(compose)
@@ -178,11 +178,11 @@ def test_twenty_lost_races_are_a_conflict_that_names_the_winner(
     def win(method, key):
         if method == "put_if_absent" and key.startswith("runs/r/log/"):
             races.append(key)
-            run_log.append(lambda state: [commit_line(state, [status(0)])])
+            run_log.append(lambda run: [commit_line(run, [status(0)])])
 
     hooked.before = win
     with pytest.raises(Conflict, match=r"r: lost 20 races.*winner@gpu7.*Nothing was committed"):
-        mine.append(lambda state: [commit_line(state, [status(1)])])
+        mine.append(lambda run: [commit_line(run, [status(1)])])
     assert len(races) == log.MAX_LOST_RACES == 20
     assert reopened(store_on, backend).run.commits == 21
 
@@ -193,11 +193,11 @@ def test_races_lost_to_a_collector_name_it(run_log, backend, store_on):
 
     def win(method, key):
         if method == "put_if_absent" and key.startswith("runs/r/log/"):
-            run_log.append(lambda state: [Mark(epoch=1)])
+            run_log.append(lambda run: [Mark(epoch=1)])
 
     hooked.before = win
     with pytest.raises(Conflict, match="a collector or a repack"):
-        mine.append(lambda state: [commit_line(state, [status(1)])])
+        mine.append(lambda run: [commit_line(run, [status(1)])])
 
 
 def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
@@ -205,13 +205,13 @@ def test_an_outcome_that_stays_unknown_is_tried_at_the_same_slot_and_then_told(
 ):
     silent = Silent(backend)
     mine = reopened(store_on, silent)
-    before, state = contents(backend), mine.run
+    before, run = contents(backend), mine.run
     with pytest.raises(StoreUnavailable):
-        mine.append(lambda state: [commit_line(state, [status(0)])])
+        mine.append(lambda run: [commit_line(run, [status(0)])])
     assert len(silent.asked) > 1
     assert set(silent.asked) == {slot_key("r", 1)}
     assert contents(backend) == before
-    assert mine.run is state
+    assert mine.run is run
 
 
 def test_a_store_that_was_patient_long_enough_is_not_asked_again(
@@ -221,7 +221,7 @@ def test_a_store_that_was_patient_long_enough_is_not_asked_again(
     monkeypatch.setattr(slots, "_UNKNOWN_S", -1.0)
     with pytest.raises(StoreUnavailable):
         mine = reopened(store_on, silent)
-        mine.append(lambda state: [commit_line(state, [status(0)])])
+        mine.append(lambda run: [commit_line(run, [status(0)])])
     assert silent.asked == [slot_key("r", 1)]
 
 
@@ -243,22 +243,22 @@ def test_after_an_unknown_outcome_the_next_append_finds_what_landed(run_log, bac
     deaf = LandsSilently(backend)
     mine = reopened(store_on, deaf)
     with pytest.raises(StoreUnavailable):
-        mine.append(lambda state: [commit_line(state, [status(0)])])
+        mine.append(lambda run: [commit_line(run, [status(0)])])
     deaf.deaf = False
-    state = mine.append(lambda state: [commit_line(state, [status(1)])])
-    assert state.commits == 3
+    run = mine.append(lambda run: [commit_line(run, [status(1)])])
+    assert run.commits == 3
 
 
 def test_a_store_that_says_exists_and_gives_nothing_is_not_believed(run_log, backend, store_on):
     mine = reopened(store_on, Liar(backend))
     with pytest.raises((StoreUnavailable, Malformed), match=r"unknown whether|does not give it"):
-        mine.append(lambda state: [commit_line(state, [status(0)])])
+        mine.append(lambda run: [commit_line(run, [status(0)])])
 
 
 def test_other_errors_of_the_store_come_through_at_once(run_log, backend, store_on):
     mine = reopened(store_on, Faulty(backend, [Fault(1, error=AccessDenied("no"))]))
     with pytest.raises(AccessDenied):
-        mine.append(lambda state: [commit_line(state, [status(0)])])
+        mine.append(lambda run: [commit_line(run, [status(0)])])
     assert reopened(store_on, backend).run.commits == 1
 
 
@@ -401,9 +401,9 @@ def test_snapshots_may_be_deleted_at_any_time(backend, store_on, long_log):
 def test_a_run_that_is_only_marked_gets_snapshots_too(run_log, backend, store_on):
     """A finished run is marked by every sweep, for ever; opening it must not get dearer."""
     for _ in range(SNAPSHOT_EVERY):
-        run_log.append(lambda state: [Mark(epoch=1)])
+        run_log.append(lambda run: [Mark(epoch=1)])
     assert len(snapshots(backend)) == 1
-    run_log.append(lambda state: [Mark(epoch=2)])
+    run_log.append(lambda run: [Mark(epoch=2)])
     calls = []
     assert reopened(store_on, Metered(backend, calls)).run.epoch == 2
     assert len([call for call in calls if "/log/" in call.key and call.method == "get"]) < 10

@@ -101,7 +101,7 @@ def test_what_is_no_number_is_refused(value):
 
 @pytest.mark.parametrize("name", ["", 5, None, b"loss"])
 def test_a_metrics_name_is_a_string(name):
-    with pytest.raises(InvalidInput, match="a metric's name is not a string"):
+    with pytest.raises(InvalidInput, match="a metric's name is not a valid string"):
         check_metrics({name: 1.0})
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_phase_is_refused(phase):
 
 @pytest.mark.parametrize("phase", ["latest", "best", "tags", "phase2", "deadbeef"])
 def test_a_phase_that_reads_as_another_ref_is_refused(phase):
-    with pytest.raises(InvalidInput, match="would read as another ref"):
+    with pytest.raises(InvalidInput, match="would be read as another ref"):
         check_phase(phase)
 
 

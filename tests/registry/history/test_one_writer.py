@@ -15,7 +15,7 @@ import holdfast
 
 SOURCE = Path(holdfast.registry.__file__).parent
 
-#: Who may change what lies on the store, and why that names no object behind the writer's back.
+#: The modules that may change the store, and why they name no object without the writer.
 CHANGES = {
     "writing/object_writer.py": "chooses every key of an object (W2)",
     "history/slots.py": "slots",
@@ -25,14 +25,14 @@ CHANGES = {
     "maintenance/repair.py": "objects under keys that live places name already",
     "cli/doctor.py": "the doctor's own probe",
 }
-#: Who may put lines into a log.
+#: The modules that may put lines into a log.
 APPENDS = {
     "writing/object_writer.py": "commits that name objects, rechecked (W3, W4)",
     "history/creation.py": "commit 0, which references nothing (W1)",
     "sync.py": "commit 0 of a run at its destination",
     "maintenance/gc.py": "marks",
 }
-#: Who may say where a manifest lies.
+#: The modules that may make the place of a manifest.
 PLACES = {
     "writing/placing.py": "a state that was written or adopted through the writer",
 }

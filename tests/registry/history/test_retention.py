@@ -1,4 +1,4 @@
-"""Retention: each policy alone, what no policy lets go, and both together over arbitrary runs."""
+"""Retention: each policy alone, protected checkpoints, and both over arbitrary runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def life(losses=(), *, monitors=(), **policy) -> Life:
 
 
 def plan(run: Life, override: Retention | None = None):
-    return plan_retention(run.state, run.now_ms, override)
+    return plan_retention(run.manifest, run.now_ms, override)
 
 
 # Each policy alone
@@ -65,8 +65,8 @@ def test_every_keeps_multiples_of_steps():
 def test_for_days_keeps_the_young_and_not_what_is_just_too_old():
     run = life([None] * 5, for_days=2)
     assert kept(plan(run)) == [4, 5]  # commit 5 is of now, commit 3 of two days ago
-    assert kept(plan_retention(run.state, run.now_ms - 1)) == [3, 4, 5]
-    assert kept(plan_retention(run.state, run.now_ms + 9 * DAY_MS)) == [5]
+    assert kept(plan_retention(run.manifest, run.now_ms - 1)) == [3, 4, 5]
+    assert kept(plan_retention(run.manifest, run.now_ms + 9 * DAY_MS)) == [5]
     assert reasons(plan(run), 4) == ("for 2 days",)
 
 
@@ -88,7 +88,7 @@ def test_each_verdict_says_why():
     )
 
 
-# What no policy lets go
+# Protected checkpoints
 
 
 def test_every_monitor_protects_its_best():
@@ -121,7 +121,7 @@ def test_a_tag_that_moved_on_protects_no_more():
 def test_what_a_follower_works_on_stays_until_its_time_is_over():
     run = life([None] * 3, last=1).claim(1, until_ms=100 * DAY_MS)
     assert reasons(plan(run), 1) == ("held by evals",)
-    assert evicted(plan_retention(run.state, 100 * DAY_MS)) == [1, 2]
+    assert evicted(plan_retention(run.manifest, 100 * DAY_MS)) == [1, 2]
     assert evicted(plan(run.acknowledge(1))) == [1, 2]
 
 
@@ -342,7 +342,7 @@ values = st.sampled_from([0.0, 1.0, 2.0, math.nan, math.inf])
 @st.composite
 def lives(draw) -> Life:
     run = Life(draw(specs))
-    tiered = bool(run.state.spec.phases)
+    tiered = bool(run.manifest.spec.phases)
     for step in range(draw(st.integers(1, 14))):
         phase = "a" if not tiered or step < 8 else "b"
         run.save(
@@ -352,7 +352,7 @@ def lives(draw) -> Life:
             tier=draw(st.sampled_from("xy")) if tiered and phase == "a" else None,
             held_back=draw(st.sampled_from([None, None, None, True])),
         )
-        known = [record.n for record in run.state.checkpoints if record.evicted is None]
+        known = [record.n for record in run.manifest.checkpoints if record.evicted is None]
         n = draw(st.sampled_from(known))
         match draw(st.sampled_from(["", "", "", "", "tag", "gate", "claim", "rewind", "evict"])):
             case "tag":
@@ -368,21 +368,21 @@ def lives(draw) -> Life:
     return run
 
 
-def _must_stay(state: RunManifest, now_ms: int) -> set[int]:
-    """Return what no policy may let go, told in another way than the code under test has it."""
-    held = {p.checkpoint for p in state.pins} | {
-        claim.checkpoint for g in state.groups for claim in g.claims if claim.until_ms > now_ms
+def _must_stay(manifest: RunManifest, now_ms: int) -> set[int]:
+    """Return the checkpoints that every policy must keep, computed in a second way."""
+    held = {p.checkpoint for p in manifest.pins} | {
+        claim.checkpoint for g in manifest.groups for claim in g.claims if claim.until_ms > now_ms
     }
-    for phase in {record.phase for record in state.checkpoints}:
+    for phase in {record.phase for record in manifest.checkpoints}:
         live = [
             record
-            for record in state.checkpoints
+            for record in manifest.checkpoints
             if record.phase == phase and not record.superseded and record.evicted is None
         ]
         held |= {record.n for record in live[-1:]}
         sound = [record for record in live if not record.held_back]
         held |= {record.n for record in sound[-1:]}
-        for monitor in state.spec.phase(phase).monitors:
+        for monitor in manifest.spec.phase(phase).monitors:
             rated = [r for r in sound if not math.isnan(r.metrics.get(monitor.metric, math.nan))]
             sign = 1 if monitor.mode == "min" else -1
             best = sorted(rated, key=lambda r: (sign * r.metrics[monitor.metric], r.n))
@@ -394,25 +394,25 @@ def _must_stay(state: RunManifest, now_ms: int) -> set[int]:
 @given(lives())
 def test_a_plan_is_complete_gives_reasons_and_spares_what_must_stay(run):
     found = plan(run)
-    kept_back = [record.n for record in run.state.checkpoints if record.evicted is None]
+    kept_back = [record.n for record in run.manifest.checkpoints if record.evicted is None]
     assert sorted(kept(found) + evicted(found)) == kept_back
     assert (kept(found), evicted(found)) == (sorted(kept(found)), sorted(evicted(found)))
     assert all(verdict.reasons and all(verdict.reasons) for verdict in found.kept + found.evicted)
-    assert _must_stay(run.state, run.now_ms) & set(kept_back) <= set(kept(found))
+    assert _must_stay(run.manifest, run.now_ms) & set(kept_back) <= set(kept(found))
 
 
 @examples(80)
 @given(lives())
 def test_after_a_plan_is_carried_out_there_is_nothing_to_do(run):
     now_ms, found = run.now_ms, plan(run)
-    again = plan_retention(run.execute(found).state, now_ms)
+    again = plan_retention(run.execute(found).manifest, now_ms)
     assert (kept(again), evicted(again)) == (kept(found), [])
 
 
 @examples(60)
 @given(lives())
 def test_last_alone_keeps_so_many_and_counted_together_no_more(run):
-    spec = run.state.spec
+    spec = run.manifest.spec
     found = plan(run)
     for phase, tier, policy in [
         *((p.name, t.name, t.retention) for p in spec.phases for t in p.tiers),

@@ -95,7 +95,7 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
             reg.checkpoint(f"run/{name}")
     with pytest.raises(Conflict, match="this checkpoint is not kept any more"):
         reopened.tag("late", reopened.find(gone.n))
-    with pytest.raises(Conflict, match="this checkpoint is not kept any more") as refused:
+    with pytest.raises(Conflict, match="this checkpoint was evicted") as refused:
         reopened.restore(at=reopened.find(gone.n))
     assert gone.evicted in str(refused.value)
     sources = {one.version: one.source for one in reopened.releases.list()}
@@ -122,7 +122,7 @@ def test_what_was_evicted_comes_back_through_a_snapshot(reopened, trained, reg, 
     assert trained.refresh().manifest.encode() == reopened.manifest.encode()
     assert reopened.manifest.encode() == replayed(backend).compact().encode()
     assert reg.verify(deep=True).findings == ()
-    # Nothing of it is remembered: the state is compact again.
+    # Nothing of it is remembered: the run is compact again.
     trained.save(small_state(500), step=500, metrics={"loss": 9.0})
     assert trained.manifest.gone is not None
 
@@ -166,7 +166,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     log = run._committer.log
     # Not by `set_gate`, which refuses it; a log in which it stands is legal.
     gate = SetPin(kind="gate", name="g", manifest=first.digest, checkpoint=first.n)
-    log.append(lambda state: [commit_line(state, [gate])])
+    log.append(lambda run: [commit_line(run, [gate])])
     snapshots = Snapshots(reg.store, "gated")
     (newest, *_) = snapshots.listed()
     (slot, *_) = log.slots(newest)
@@ -216,7 +216,7 @@ def test_the_same_state_saved_again_by_a_version_that_knew_its_place(reg, backen
     log = RunLog(reg.store, "run")
     log.open()
     again = AddCheckpoint(manifest=digest, phase="main", step=3, size_bytes=1)
-    log.append(lambda state: [commit_line(state, [again])])
+    log.append(lambda run: [commit_line(run, [again])])
     assert run.refresh().latest()._reader.place == place
     assert run.manifest.encode() == replayed(backend).compact().encode()
 
@@ -225,14 +225,14 @@ def test_the_same_state_saved_again_by_a_version_that_knew_its_place(reg, backen
 
 
 def _complete(backend, key: str) -> bytes:
-    """Return a snapshot as the version before has it."""
+    """Return a snapshot as the version before wrote it."""
     slot = snapshot_slot(key)
     with open_on(backend) as reg:
         slots = list(RunLog(reg.store, "run").slots())
-    state = advance(RunManifest(run_id="run"), slots[: slot + 1])
+    run = advance(RunManifest(run_id="run"), slots[: slot + 1])
     header, _ = split_lines(backend.get(key), where=key)
     older = canonical.encode({**canonical.decode(header, where=key), "replay": 3})
-    return join_lines([older, state.encode()])
+    return join_lines([older, run.encode()])
 
 
 def test_a_complete_snapshot_of_the_version_before_is_read(
@@ -280,15 +280,15 @@ def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
 
 
 def test_verification_holds_no_records_of_what_was_evicted(reg, backend):
-    """Many runs are replayed at once: each takes what it keeps, unless an undo asks for more."""
+    """Many runs are replayed at once: each takes what it keeps, unless an undo needs more."""
     run = reg.create_run("run", seed=1, retention=Retention(last=2))
     for step in range(1, 20):
         run.save(small_state(step), step=step)
-    state = read_history(reg.store, "run").run
-    assert (len(state.checkpoints), len(state.places), state.evicted_count) == (2, 2, 17)
+    read = read_history(reg.store, "run").run
+    assert (len(read.checkpoints), len(read.places), read.evicted_count) == (2, 2, 17)
     run.undo()
-    state = read_history(reg.store, "run").run
-    assert state.compact().encode() == run.manifest.encode()
+    read = read_history(reg.store, "run").run
+    assert read.compact().encode() == run.manifest.encode()
     assert reg.verify().ok
 
 
@@ -311,7 +311,7 @@ def test_records_are_encoded_once_and_the_bytes_are_those_of_the_whole(reg):
 
 
 def test_a_run_of_many_checkpoints_has_its_snapshots_further_apart(reg):
-    def state(kept: int, slots: int) -> RunManifest:
+    def run(kept: int, slots: int) -> RunManifest:
         one = CheckpointRecord.model_construct(n=1)
         return RunManifest.model_construct(
             run_id="r", next_slot=slots, checkpoints=(one,) * kept, gone=None
@@ -319,8 +319,8 @@ def test_a_run_of_many_checkpoints_has_its_snapshots_further_apart(reg):
 
     snapshots = Snapshots(reg.store, "r", newest=99)
     for kept, apart in ((0, 64), (1024, 64), (4096, 256), (10**5, 1024)):
-        assert not snapshots.is_due(state(kept, 99 + apart), SNAPSHOT_EVERY)
-        assert snapshots.is_due(state(kept, 100 + apart), SNAPSHOT_EVERY)
+        assert not snapshots.is_due(run(kept, 99 + apart), SNAPSHOT_EVERY)
+        assert snapshots.is_due(run(kept, 100 + apart), SNAPSHOT_EVERY)
 
 
 def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):

@@ -33,7 +33,7 @@ SPEC = RunSpec(phases=(PHASE, Phase(name="flat", monitors=(LOSS,))))
 
 
 def chosen(life: Life, metrics=None, update: int = 7, epoch: int = 7) -> str | None:
-    return choose_tier(life.state, PHASE, metrics or {}, {"update": update, "epoch": epoch})
+    return choose_tier(life.manifest, PHASE, metrics or {}, {"update": update, "epoch": epoch})
 
 
 def test_the_first_that_takes_it_has_it():
@@ -66,7 +66,7 @@ def test_what_is_superseded_or_held_back_is_nothing_to_beat():
 
 
 def test_without_tiers_there_is_none():
-    assert choose_tier(Life(SPEC).state, SPEC.phase("flat"), {"loss": 1.0}, {}) is None
+    assert choose_tier(Life(SPEC).manifest, SPEC.phase("flat"), {"loss": 1.0}, {}) is None
 
 
 def lived() -> Life:
@@ -88,10 +88,10 @@ def lived() -> Life:
     ],
 )
 def test_late_metrics_raise_a_checkpoint_and_never_lower_it(n, metrics, rises_to):
-    assert tier_after_report(lived().state, n, metrics) == rises_to
+    assert tier_after_report(lived().manifest, n, metrics) == rises_to
 
 
 def test_what_is_superseded_or_evicted_rises_no_more():
     better = {"loss": 0.5}
-    assert tier_after_report(lived().rewind(1).state, 2, better) is None
-    assert tier_after_report(lived().evict(2).state, 2, better) is None
+    assert tier_after_report(lived().rewind(1).manifest, 2, better) is None
+    assert tier_after_report(lived().evict(2).manifest, 2, better) is None

@@ -202,7 +202,7 @@ def test_tensors_come_to_the_device_that_is_asked_for(run):
     assert isinstance(loaded["m"]["n"], np.ndarray)
 
 
-# Where it lies
+# Its place
 
 
 def test_a_reader_follows_a_repack_and_tries_once_more(run, backend, open_registry, reg):
@@ -215,7 +215,7 @@ def test_a_reader_follows_a_repack_and_tries_once_more(run, backend, open_regist
     backend.put(new, backend.get(old))
     log = RunLog(reg.store, "run")
     log.open()
-    log.append(lambda state: [moved])
+    log.append(lambda run: [moved])
     backend.delete(old)
     assert same(reader.load(), small_state())
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_the_log_does_not_place_is_missing(backend, open_regis
     log = RunLog(reg.store, "run")
     log.open()
     action = AddCheckpoint(manifest=Digest.of(b"?"), phase="main", step=1, size_bytes=0)
-    log.append(lambda state: [commit_line(state, [action])])
+    log.append(lambda run: [commit_line(run, [action])])
     with pytest.raises(MissingObject, match="run/main/step00000001: the log gives no place"):
         open_registry(backend).run("run").latest().load()
 
@@ -252,5 +252,5 @@ def test_a_damaged_slot_refuses_the_run(run, backend, open_registry):
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99", 5.5])
 def test_a_device_that_is_none_is_refused_before_anything_is_read(run, device):
     checkpoint = run.save({"m": {"w": np.zeros(1000)}}, step=1)
-    with pytest.raises(InvalidInput, match="no device to load to"):
+    with pytest.raises(InvalidInput, match="no such device to load to"):
         checkpoint.load(map_location=device)

@@ -190,9 +190,9 @@ def test_one_memory_at_two_paths_that_are_equal_is_filled(run: Run, fill: Fill) 
 @pytest.mark.parametrize("component", [3, ["m"], b"m"])
 def test_a_component_that_is_not_a_name_is_refused(saved: tuple, component: Any) -> None:
     run, _ = saved
-    with pytest.raises(InvalidInput, match="component is not the name of one"):
+    with pytest.raises(InvalidInput, match="not the name of a component"):
         run.latest().load_into({"a": torch.zeros(3)}, component=component)
-    with pytest.raises(InvalidInput, match="component is not the name of one"):
+    with pytest.raises(InvalidInput, match="not the name of a component"):
         run.follow_into({"a": torch.zeros(3)}, component=component)
 
 
@@ -207,7 +207,7 @@ def test_a_model_that_the_checkpoint_has_nothing_for_is_not_followed(
 ) -> None:
     run, _ = saved
     compiled = {"_orig_mod.a": torch.zeros(ROWS, COLUMNS)}
-    with pytest.raises(IncompatibleState, match=r"give the module inside, `model\._orig_mod`"):
+    with pytest.raises(IncompatibleState, match=r"pass the module inside, `model\._orig_mod`"):
         list(run.follow_into(compiled, component="m", strict=strict, follow=False))
     other = {"c": torch.zeros(ROWS, COLUMNS)}
     with pytest.raises(IncompatibleState, match="Name the right component"):

@@ -362,7 +362,7 @@ def test_a_checkpoint_without_a_place_gets_one(home, open_registry, synced):
     log = RunLog(open_registry(home).store, "run")
     log.open()
     added = AddCheckpoint(manifest=manifest, phase="main", step=9, size_bytes=0)
-    log.append(lambda state: [commit_line(state, [added])])
+    log.append(lambda run: [commit_line(run, [added])])
     report = open_registry(home).repair(synced)
     assert [one.how for one in report.mended] == ["adopted"]
     assert same(open_registry(home).checkpoint("run").load(), small_state(9))

@@ -200,7 +200,7 @@ def test_a_checkpoint_without_a_place_is_found(two, check, backend, reg):
     log = RunLog(reg.store, "run")
     log.open()
     action = AddCheckpoint(manifest=Digest.of(b"?"), phase="main", step=9, size_bytes=0)
-    log.append(lambda state: [commit_line(state, [action])])
+    log.append(lambda run: [commit_line(run, [action])])
     (finding,) = check().findings
     assert (finding.kind, finding.severity) == ("missing", "error")
     assert "no place" in finding.message
@@ -236,7 +236,7 @@ def _place(checkpoint, reg, **changes) -> None:
     log = RunLog(reg.store, "run")
     log.open()
     moved: Place = checkpoint._reader.place.model_copy(update=changes)
-    log.append(lambda state: [moved])
+    log.append(lambda run: [moved])
 
 
 @pytest.mark.parametrize("deep", [False, True])

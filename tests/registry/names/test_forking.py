@@ -343,7 +343,9 @@ def test_a_fork_that_broke_off_is_finished_by_the_next_and_by_no_other_source(
     _break_off(backend, open_registry)
     half = open_registry(backend).run("fork")
     assert half.restore() is None
-    with pytest.raises(Conflict, match="the fork broke off before it had its parent's checkpoint"):
+    with pytest.raises(
+        Conflict, match="the fork was interrupted before it got its parent's checkpoint"
+    ):
         half.save(small_state(4), step=4)
     with pytest.raises(Conflict, match="a run of this name exists"):
         open_registry(backend).fork("parent/gates/bc_best", "fork")

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 import holdfast
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, UnsupportedValue
-from holdfast.registry.loading.load_to_train import load_to_train
+from holdfast.registry.loading.stored import load_to_train
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.precision.policy import AUTO_BYTES, Precision
 from holdfast.registry.pytree import FlatComponent, numpy_arrays
@@ -526,7 +526,7 @@ def strict(reg, tmp_path) -> Run:
 def test_a_demanded_type_is_demanded_of_what_is_stored(strict, backend):
     state = {"model": {"w": numbers(90)}, "ema": {"w": numbers(90)}}
     before = contents(backend)
-    message = r"stored in another dtype.*model/w is bfloat16, must be float32.*'keep'"
+    message = r"stored in a dtype that the run.*model/w is bfloat16, must be float32.*'keep'"
     with pytest.raises(IncompatibleState, match=message):
         strict.save(state, step=1, precision="bf16")
     assert contents(backend) == before

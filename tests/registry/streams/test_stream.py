@@ -208,7 +208,7 @@ def test_an_archive_may_be_repeated_until_something_new_is_there(run, backend):
     assert samples.archive("pivot") == 5
     assert slots(backend) == before
     samples.append(entries(5, 6))
-    with pytest.raises(Conflict, match="stands already"):
+    with pytest.raises(Conflict, match="exists already"):
         samples.archive("pivot")
     with pytest.raises(InvalidInput, match="legal name"):
         samples.archive("a b")
@@ -325,7 +325,7 @@ def test_a_save_goes_on_after_entries_of_others(run, loss, backend, open_registr
 
 
 def test_an_append_ends_however_many_others_come_first(loss, backend, open_registry):
-    """Ten writers in a row are more than an append that merges is written anew for."""
+    """Ten writers in a row are more than the attempts of an append that merges."""
     loss.append(entries(0, 2))
     hooked = Hooked(backend)
     other, came = open_registry(hooked).run("run").stream("loss"), []
@@ -476,7 +476,7 @@ def test_a_segment_with_fewer_entries_than_the_log_says_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(Composed(lambda state: [said], lambda: [short]))
+    run._committer.commit(Composed(lambda run: [said], lambda: [short]))
     with pytest.raises(Malformed, match="fewer entries"):
         loss.read()
 
@@ -492,7 +492,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
         first_step=0,
         last_step=3,
     )
-    run._committer.commit(Composed(lambda state: [said], lambda: [other]))
+    run._committer.commit(Composed(lambda run: [said], lambda: [other]))
     with pytest.raises(IntegrityError):
         loss.read()
 

@@ -43,7 +43,7 @@ def test_an_interrupted_wait_does_not_forget_the_save_under_way(
         patch.setattr(PendingSave, "settle", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.save_async({"m": {"w": np.full(1000, 2.0)}}, step=2)
-    # The next one must wait for the first, whose copy lies in the memory that it needs.
+    # The next one must wait for the first, whose copy is in the memory that it needs.
     late = threading.Thread(
         target=lambda: run.save_async({"m": {"w": np.full(1000, 3.0)}}, step=3).wait()
     )
@@ -215,11 +215,11 @@ def test_a_training_that_restored_nothing_does_not_begin_before_the_newest_step(
     run, backend, open_registry
 ):
     run.save(small_state(1), step=60)
-    anew = open_registry(backend).run("run")
-    with pytest.raises(Conflict, match="further on"):
-        anew.save(small_state(2), step=5)
-    assert anew.push(small_state(2), step=5).step == 5
-    anew.save(small_state(3), step=5, phase="other")
+    again = open_registry(backend).run("run")
+    with pytest.raises(Conflict, match="already has later steps"):
+        again.save(small_state(2), step=5)
+    assert again.push(small_state(2), step=5).step == 5
+    again.save(small_state(3), step=5, phase="other")
 
 
 def test_a_superseded_checkpoint_is_found_by_its_ref_and_not_restored(run, reg):
@@ -228,7 +228,7 @@ def test_a_superseded_checkpoint_is_found_by_its_ref_and_not_restored(run, reg):
     run.restore(at=run.checkpoints()[0])
     run.save(small_state(3), step=2)
     assert reg.checkpoint(old.ref).digest == old.digest
-    with pytest.raises(Conflict, match="gone back behind"):
+    with pytest.raises(Conflict, match="is superseded"):
         run.restore(at=old)
     with pytest.raises(InvalidInput, match="not a checkpoint"):
         run.restore(at="run/latest")

@@ -78,8 +78,8 @@ class Pinned(NewCommit):
 class Naming(Change):
     """A change that names keys of objects that are there already."""
 
-    def __init__(self, choice: ChosenKeys) -> None:
-        self.choice = choice
+    def __init__(self, chosen: ChosenKeys) -> None:
+        self.chosen = chosen
         self.times = 0
 
     def check(self, run: RunManifest) -> None:
@@ -87,7 +87,7 @@ class Naming(Change):
 
     def write(self) -> ChosenKeys:
         self.times += 1
-        return self.choice
+        return self.chosen
 
     def lines(self, run: RunManifest) -> list[Line]:
         return [commit_line(run, [RUNNING])]
@@ -149,7 +149,7 @@ def test_objects_are_written_before_the_one_slot_that_names_them(other, backend,
     run = committer.commit(change)
     puts = [key for method, key in noting.noted if method == "put"]
     assert puts[-1] == slot_key(RUN, 1)
-    assert set(puts[:-1]) == objects(backend) == set(map(str, change.state_written.choice.keys))
+    assert set(puts[:-1]) == objects(backend) == set(map(str, change.state_written.chosen.keys))
     assert run.is_placed(change.state_written.base.place)
     assert change.asked == ["check", "write", "check", "lines"]
 
@@ -231,13 +231,13 @@ def test_w3_what_was_condemned_before_the_slot_is_written_again(committer, hooke
     change = Pinned(committer, small_state())
     run = committer.commit(change)
     assert change.asked.count("write") == 2
-    assert {key.generation for key in change.state_written.choice.keys} == {1}
-    assert keys_of(run.places[-1], committer.store) == change.state_written.choice.keys
+    assert {key.generation for key in change.state_written.chosen.keys} == {1}
+    assert keys_of(run.places[-1], committer.store) == change.state_written.chosen.keys
 
 
 def test_w3_a_mark_moves_the_epoch_though_no_race_is_lost(committer, other, backend):
     first = Pinned(committer, small_state())
-    orphans = committer.write_plain(small_state()).choice.keys  # the epoch is observed
+    orphans = committer.write_plain(small_state()).chosen.keys  # the epoch is observed
     swept(backend, other, 1, orphans)
     committer.log.refresh()
     run = committer.commit(first)
@@ -248,7 +248,7 @@ def test_w3_a_mark_moves_the_epoch_though_no_race_is_lost(committer, other, back
 def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, other, backend):
     placed = Pinned(committer, small_state())
     committer.commit(placed)
-    keys, place = placed.state_written.choice.keys, placed.state_written.base.place
+    keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
     committer.log.refresh()
     change = Naming(ChosenKeys(keys, {key: [place] for key in keys}))
@@ -259,7 +259,7 @@ def test_w2a_what_the_run_uses_itself_is_named_without_a_question(committer, oth
 def test_w2a_covers_no_key_that_the_run_does_not_use_any_more(committer, other, backend):
     placed = Pinned(committer, small_state())
     committer.commit(placed)
-    keys, place = placed.state_written.choice.keys, placed.state_written.base.place
+    keys, place = placed.state_written.chosen.keys, placed.state_written.base.place
     swept(backend, other, 1, keys)
     moved = place.model_copy(update={"manifest_generation": 1})
     backend.put(str(moved.manifest_key), backend.get(str(place.manifest_key)))
@@ -312,7 +312,7 @@ class Missing(Naming):
         if self.times == 1:
             self.missed()
             raise MissingObject("gone", where="packs/x")
-        return self.choice
+        return self.chosen
 
     def read_again(self) -> bool:
         return self.is_read_again
@@ -404,7 +404,7 @@ def test_w4_a_look_that_was_overtaken_while_it_was_written_does_not_count(
 
 def test_w5_what_others_put_is_durable_before_the_slot(other, backend, open_registry):
     writing = committer_on(backend, open_registry)
-    theirs = writing.write_plain(small_state()).choice.keys  # put, and named by nobody yet
+    theirs = writing.write_plain(small_state()).chosen.keys  # put, and named by nobody yet
     swept(backend, other, 1, [ObjectKey("packs", Digest.of(b"gone"), 0)])
     noting = Noting(backend)
     committer = committer_on(noting, open_registry)

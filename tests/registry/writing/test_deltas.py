@@ -16,8 +16,8 @@ from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed
 from holdfast.registry.factory import open_on
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.placed_state import PlacedState
 from holdfast.registry.history.retention import Retention
+from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.storage import codecs
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.codecs import COMPRESSIONS, RAW
@@ -151,9 +151,9 @@ def test_deltas_alone_mean_zstd(run):
 @pytest.mark.parametrize("wanted", [0, -1, 33, True, 2.0, "8"])
 def test_a_distance_that_no_chain_may_have(run, tmp_path, backend, wanted):
     before = contents(backend)
-    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+    with pytest.raises(InvalidInput, match="not a whole number in range"):
         run.save({}, step=1, keyframe_every=wanted)
-    with pytest.raises(InvalidInput, match="not a distance of keyframes"):
+    with pytest.raises(InvalidInput, match="not a whole number in range"):
         holdfast.init(tmp_path / "r", keyframe_every=wanted)
     assert contents(backend) == before
     assert not (tmp_path / "r").exists()
@@ -387,7 +387,7 @@ def test_a_link_that_is_cut_or_gone(chain, backend, open_registry, which):
 
 
 def placed(reg, checkpoint, rows, packs=None) -> None:
-    """Say that a checkpoint lies elsewhere, as who can write to the store could."""
+    """Give a checkpoint another place, as anybody who can write to the store could."""
     before = checkpoint._reader.placement
     after = Placement(before.manifest, packs or before.packs, Rows(rows), before.extra)
     moved = checkpoint._reader.place.model_copy(update={"placement": after.digest})

@@ -278,7 +278,7 @@ def _placed(i: int, *packs: ObjectKey) -> tuple[Place, Placement]:
     return place, placement
 
 
-def _standing(place: Place) -> RunManifest:
+def _with_place(place: Place) -> RunManifest:
     """Return a run with a checkpoint in this place."""
     record = CheckpointRecord(
         n=1, manifest=place.manifest, phase="main", step=1, metrics={}, size_bytes=0, time_ms=0
@@ -291,34 +291,34 @@ PACK = ObjectKey("packs", Digest.of(b"pack"), 0)
 
 def test_w2a_a_key_is_covered_while_a_place_that_used_it_stands():
     place, placement = _placed(1, PACK)
-    choice = ChosenKeys(frozenset({PACK}), {PACK: [place]})
+    chosen = ChosenKeys(frozenset({PACK}), {PACK: [place]})
     assert placed_keys(place, placement) >= {PACK}
-    assert choice.unproven(_standing(place)) == set()
-    assert choice.unproven(RunManifest(run_id="r")) == {PACK}
+    assert chosen.unproven(_with_place(place)) == set()
+    assert chosen.unproven(RunManifest(run_id="r")) == {PACK}
     moved = place.model_copy(update={"placement_generation": 1})
-    assert choice.unproven(_standing(moved)) == {PACK}
+    assert chosen.unproven(_with_place(moved)) == {PACK}
 
 
 def test_w2a_a_place_of_what_the_run_needs_no_more_covers_nothing():
     place, _ = _placed(1, PACK)
-    choice = ChosenKeys(frozenset({PACK}), {PACK: [place]})
-    (record,) = _standing(place).checkpoints
-    assert choice.unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
+    chosen = ChosenKeys(frozenset({PACK}), {PACK: [place]})
+    (record,) = _with_place(place).checkpoints
+    assert chosen.unproven(RunManifest(run_id="r", places=(place,))) == {PACK}
     evicted = record.model_copy(update={"evicted": "for room"})
     kept = {"run_id": "r", "places": (place,)}
-    assert choice.unproven(RunManifest(**kept, checkpoints=(evicted,))) == {PACK}
-    assert choice.unproven(RunManifest(**kept, checkpoints=(record,), dropped="over")) == {PACK}
+    assert chosen.unproven(RunManifest(**kept, checkpoints=(evicted,))) == {PACK}
+    assert chosen.unproven(RunManifest(**kept, checkpoints=(record,), dropped="over")) == {PACK}
 
 
 def test_w2a_one_of_several_places_is_enough():
     first, second = _placed(1, PACK)[0], _placed(2, PACK)[0]
-    choice = ChosenKeys(frozenset({PACK}), {PACK: [first, second]})
-    assert choice.unproven(_standing(second)) == set()
+    chosen = ChosenKeys(frozenset({PACK}), {PACK: [first, second]})
+    assert chosen.unproven(_with_place(second)) == set()
 
 
 def test_w2a_a_key_that_nothing_covers_is_unproven():
     place, _ = _placed(1, PACK)
-    assert ChosenKeys(frozenset({PACK})).unproven(_standing(place)) == {PACK}
+    assert ChosenKeys(frozenset({PACK})).unproven(_with_place(place)) == {PACK}
 
 
 def _annotate(state):
@@ -334,19 +334,19 @@ def test_w2a_a_base_that_was_placed_anew_meanwhile_covers_no_more(run, backend, 
     log.open()
     writer = Writer(reg.store, log)
     assert writer.epoch == 0
-    chosen = frozenset(ref.key for ref in old.packs)
-    choice = ChosenKeys(chosen, {key: [place] for key in chosen})
-    sweep(backend, 1, chosen)
+    packs = frozenset(ref.key for ref in old.packs)
+    chosen = ChosenKeys(packs, {key: [place] for key in packs})
+    sweep(backend, 1, packs)
     mark(reg.store, "run", 1)
     moved = place.model_copy(update={"placement_generation": 1})
     backend.put(f"{str(placement_of(place))[:-1]}1", backend.get(str(placement_of(place))))
     log.refresh()
-    writer.commit(_annotate, choice)  # still covered: the place stands
-    log.append(lambda state: [moved])
+    writer.commit(_annotate, chosen)  # still covered: the place stands
+    log.append(lambda run: [moved])
     before = log.run.next_slot
     with pytest.raises(Condemned) as caught:
-        writer.commit(_annotate, choice)
-    assert caught.value.keys == chosen
+        writer.commit(_annotate, chosen)
+    assert caught.value.keys == packs
     assert log.run.next_slot == before
 
 

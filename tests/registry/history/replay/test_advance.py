@@ -81,7 +81,7 @@ class History:
         return self.put(self.commit(*actions))
 
     @property
-    def state(self) -> RunManifest:
+    def run(self) -> RunManifest:
         return advance(START, self.slots)
 
 
@@ -157,8 +157,8 @@ def test_folding_at_once_slot_by_slot_or_from_a_snapshot_is_the_same(slots, data
 @quick
 @given(histories())
 def test_a_run_manifest_comes_back(slots):
-    state = advance(START, slots)
-    assert RunManifest.decode(state.encode(), where="x") == state
+    run = advance(START, slots)
+    assert RunManifest.decode(run.encode(), where="x") == run
 
 
 @quick
@@ -170,7 +170,7 @@ def test_a_slot_comes_back(slots):
 
 def test_folding_does_not_change_the_state_it_starts_from():
     history = begun().put(place(1), History.commit(begun(), add(1)))
-    before = history.state
+    before = history.run
     frozen = before.encode()
     history.then(Rewind()).then(SetTag(name="t", checkpoint=1)).put(place(1, 7))
     after = advance(before, history.slots[2:])
@@ -184,71 +184,71 @@ def test_folding_does_not_change_the_state_it_starts_from():
 
 
 def test_a_run_begins_running_and_knows_its_beginning():
-    state = begun().state
-    assert (state.status, state.created, state.created_ms) == ("running", CREATE, 1000)
-    assert (state.next_slot, state.commits, state.writer) == (1, 1, None)
-    assert state.latest() is None
+    run = begun().run
+    assert (run.status, run.created, run.created_ms) == ("running", CREATE, 1000)
+    assert (run.next_slot, run.commits, run.writer) == (1, 1, None)
+    assert run.latest() is None
 
 
 def test_a_checkpoint_is_named_by_its_commit_and_keeps_what_was_said():
     action = AddCheckpoint(
         manifest=_digest(5), phase="2", step=7, metrics={"a": 1.0}, meta={"d": []}, size_bytes=9
     )
-    record = begun().then(action).state.latest()
+    record = begun().then(action).run.latest()
     assert (record.n, record.manifest, record.phase, record.step) == (1, _digest(5), "2", 7)
     assert (record.metrics, record.meta, record.size_bytes) == ({"a": 1.0}, {"d": []}, 9)
     assert (record.time_ms, record.superseded) == (1001, False)
 
 
 def test_latest_is_the_last_live_checkpoint_in_log_order_whatever_its_step():
-    state = begun().then(add(9)).then(add(3)).then(add(5, "two")).state
-    assert state.latest().step == 5
-    assert state.latest("main").step == 3
-    assert state.latest("none") is None
-    assert [record.step for record in state.live("main")] == [9, 3]
+    run = begun().then(add(9)).then(add(3)).then(add(5, "two")).run
+    assert run.latest().step == 5
+    assert run.latest("main").step == 3
+    assert run.latest("none") is None
+    assert [record.step for record in run.live("main")] == [9, 3]
 
 
 def test_a_rewind_supersedes_what_came_after_and_no_more():
-    state = begun().then(add(1)).then(add(2)).then(add(3)).then(Rewind(to=2), add(4)).state
-    assert [record.n for record in state.live()] == [1, 2, 4]
-    assert state.by_n[3].superseded
-    assert state.latest().n == 4
+    run = begun().then(add(1)).then(add(2)).then(add(3)).then(Rewind(to=2), add(4)).run
+    assert [record.n for record in run.live()] == [1, 2, 4]
+    assert run.by_n[3].superseded
+    assert run.latest().n == 4
 
 
 def test_a_rewind_to_nothing_supersedes_everything_before_it():
-    state = begun().then(add(1)).then(Rewind(), add(2)).state
-    assert [record.n for record in state.live()] == [2]
+    run = begun().then(add(1)).then(Rewind(), add(2)).run
+    assert [record.n for record in run.live()] == [2]
 
 
 def test_metrics_are_merged_and_the_newest_value_stands():
-    state = begun().then(add(1, a=1.0, b=2.0)).state
-    state = (
+    run = begun().then(add(1, a=1.0, b=2.0)).run
+    run = (
         begun()
         .then(add(1, a=1.0, b=2.0))
         .then(ReportMetrics(checkpoint=1, metrics={"b": 3.0, "c": 4.0}))
-        .state
+        .run
     )
-    assert state.by_n[1].metrics == {"a": 1.0, "b": 3.0, "c": 4.0}
+    assert run.by_n[1].metrics == {"a": 1.0, "b": 3.0, "c": 4.0}
 
 
 def test_a_tag_moves_and_may_name_what_is_superseded():
     history = begun().then(add(1)).then(add(2)).then(SetTag(name="t", checkpoint=1))
-    assert history.state.tags == {"t": 1}
-    assert history.then(SetTag(name="t", checkpoint=2), Rewind(to=1)).state.tags == {"t": 2}
+    assert history.run.tags == {"t": 1}
+    assert history.then(SetTag(name="t", checkpoint=2), Rewind(to=1)).run.tags == {"t": 2}
 
 
 def test_a_take_over_names_writer_host_and_time():
-    writer = begun().then(TakeOver(token="tok", host="gpu7")).state.writer
+    writer = begun().then(TakeOver(token="tok", host="gpu7")).run.writer
     assert (writer.token, writer.host, writer.time_ms) == ("tok", "gpu7", 1001)
 
 
 def test_an_older_mark_after_a_newer_one_takes_nothing_back():
-    assert begun().put(Mark(epoch=4)).put(Mark(epoch=2)).state.epoch == 4
+    assert begun().put(Mark(epoch=4)).put(Mark(epoch=2)).run.epoch == 4
 
 
 def test_the_last_place_of_a_manifest_wins():
-    state = begun().put(place(1)).put(place(1, 3)).state
-    assert state.by_manifest == {_digest(1): place(1, 3)}
+    run = begun().put(place(1)).put(place(1, 3)).run
+    assert run.by_manifest == {_digest(1): place(1, 3)}
 
 
 LOW, HIGH = Monitor(metric="m", mode="min"), Monitor(metric="m", mode="max")
@@ -276,20 +276,20 @@ def _rated(*values):
     ],
 )
 def test_the_best_value_wins_and_nan_and_missing_never_do(values, lowest, highest):
-    state = _rated(*values).state
+    run = _rated(*values).run
     for monitor, expected in ((LOW, lowest), (HIGH, highest)):
-        found = state.best(monitor)
+        found = run.best(monitor)
         assert (None if found is None else found.step) == expected
 
 
 def test_what_is_superseded_is_never_best():
-    state = _rated(5.0, 1.0).then(Rewind(to=1)).state
-    assert state.best(LOW).step == 0
+    run = _rated(5.0, 1.0).then(Rewind(to=1)).run
+    assert run.best(LOW).step == 0
 
 
 def test_best_is_within_a_phase():
-    state = begun().then(add(1, "a", m=1.0)).then(add(2, "b", m=2.0)).state
-    assert state.best(LOW, "b").step == 2
+    run = begun().then(add(1, "a", m=1.0)).then(add(2, "b", m=2.0)).run
+    assert run.best(LOW, "b").step == 2
 
 
 # What makes a history illegal
@@ -299,53 +299,53 @@ def _illegal():
     two = begun().then(add(1))
     other_run = two.commit(add(2), run="other")
     yield "a gap", lambda: advance(START, [two.slots[1]]), "a gap before it at 0"
-    yield "again", lambda: advance(two.state, [two.slots[1]]), "a gap before it at 2"
-    yield "other run", lambda: two.put(other_run).state, "a commit of run other"
-    yield "n skipped", lambda: _then(commit={"n": 3}), "commit 3 where 2 is due"
-    yield "n again", lambda: _then(commit={"n": 1}), "commit 1 where 2 is due"
+    yield "again", lambda: advance(two.run, [two.slots[1]]), "a gap before it at 2"
+    yield "other run", lambda: two.put(other_run).run, "a commit of run other"
+    yield "n skipped", lambda: _then(commit={"n": 3}), "commit 3 instead of 2"
+    yield "n again", lambda: _then(commit={"n": 1}), "commit 1 instead of 2"
     yield "not chained", lambda: _then(commit={"prev": _digest(0)}), "does not chain"
     yield "no link", lambda: _then(commit={"prev": None}), "does not chain"
     yield (
         "no beginning",
-        lambda: History().then(SetStatus(status="failed")).state,
-        "begun by commit 0",
+        lambda: History().then(SetStatus(status="failed")).run,
+        "created by commit 0",
     )
-    yield "nothing at all", lambda: History().then().state, "begun by commit 0"
+    yield "nothing at all", lambda: History().then().run, "created by commit 0"
     yield "link in commit 0", lambda: _first(prev=_digest(1)), "does not chain"
-    yield "begun later", lambda: begun().then(CREATE).state, "begun by commit 0"
-    yield "begun twice", lambda: History().then(CREATE, CREATE).state, "begun twice"
+    yield "begun later", lambda: begun().then(CREATE).run, "created by commit 0"
+    yield "created twice", lambda: History().then(CREATE, CREATE).run, "created twice"
     yield (
         "begun again",
-        lambda: begun().then(SetStatus(status="failed"), CREATE).state,
-        "begun twice",
+        lambda: begun().then(SetStatus(status="failed"), CREATE).run,
+        "created twice",
     )
     yield (
         "checkpoint in commit 0",
-        lambda: History().then(CREATE, add(1)).state,
+        lambda: History().then(CREATE, add(1)).run,
         "references a manifest",
     )
-    yield "two in one", lambda: begun().then(add(1), add(2)).state, "two checkpoints in one commit"
-    yield "rewind to nothing", lambda: begun().then(Rewind(to=5)).state, "checkpoint of commit 5"
+    yield "two in one", lambda: begun().then(add(1), add(2)).run, "two checkpoints in one commit"
+    yield "rewind to nothing", lambda: begun().then(Rewind(to=5)).run, "checkpoint of commit 5"
     yield (
         "tag of nothing",
-        lambda: begun().then(SetTag(name="t", checkpoint=0)).state,
+        lambda: begun().then(SetTag(name="t", checkpoint=0)).run,
         "which added none",
     )
     yield (
         "report of nothing",
-        lambda: begun().then(ReportMetrics(checkpoint=1, metrics={})).state,
+        lambda: begun().then(ReportMetrics(checkpoint=1, metrics={})).run,
         "which added none",
     )
 
 
 def _then(commit):
     history = begun().then(add(1))
-    return history.put(history.commit(add(2), **commit)).state
+    return history.put(history.commit(add(2), **commit)).run
 
 
 def _first(**changes):
     history = History()
-    return history.put(history.commit(CREATE, **changes)).state
+    return history.put(history.commit(CREATE, **changes)).run
 
 
 @pytest.mark.parametrize(

@@ -35,36 +35,36 @@ LOSS = Monitor(metric="loss", mode="min")
 
 def test_an_evicted_checkpoint_is_known_and_nothing_else():
     life = Life().save(1).save(2).save(3).evict(3, reason="for room")
-    state = life.state
-    assert (state.by_n[3].evicted, state.by_n[3].is_live) == ("for room", False)
-    assert [ck.n for ck in state.live()] == [1, 2]
-    assert state.latest().n == 2
-    assert state.by_n[3].manifest not in state.held
+    run = life.manifest
+    assert (run.by_n[3].evicted, run.by_n[3].is_live) == ("for room", False)
+    assert [ck.n for ck in run.live()] == [1, 2]
+    assert run.latest().n == 2
+    assert run.by_n[3].manifest not in run.held
 
 
 def test_a_recovered_one_is_what_it_was_and_stays_marked():
-    state = Life().save(1).save(2).evict(1).recover(1).state
-    assert (state.by_n[1].evicted, state.by_n[1].recovered, state.by_n[1].is_live) == (
+    run = Life().save(1).save(2).evict(1).recover(1).manifest
+    assert (run.by_n[1].evicted, run.by_n[1].recovered, run.by_n[1].is_live) == (
         None,
         True,
         True,
     )
-    assert Life().save(1).save(2).evict(1).recover(1).evict(1).state.by_n[1].recovered is False
+    assert Life().save(1).save(2).evict(1).recover(1).evict(1).manifest.by_n[1].recovered is False
 
 
 def test_best_is_never_an_evicted_or_a_held_back_one():
     life = Life(RunSpec(monitors=(LOSS,)))
     life.save(1, metrics={"loss": 3.0}).save(2, metrics={"loss": 1.0})
     life.save(3, metrics={"loss": 0.5}, held_back=True)
-    assert life.state.best(LOSS).n == 2
-    assert life.evict(2).state.best(LOSS).n == 1
+    assert life.manifest.best(LOSS).n == 2
+    assert life.evict(2).manifest.best(LOSS).n == 1
 
 
 def test_where_phases_are_declared_best_is_of_the_one_that_training_is_in():
     life = Life(RunSpec(phases=(Phase(name="1"), Phase(name="2"))))
     life.save(1, "1", metrics={"loss": 1.0}).save(2, "2", metrics={"loss": 5.0})
-    assert (life.state.best(LOSS).n, life.state.best(LOSS, "1").n) == (2, 1)
-    assert Life().save(1, "1", metrics={"loss": 1.0}).save(2, "2").state.best(LOSS).n == 1
+    assert (life.manifest.best(LOSS).n, life.manifest.best(LOSS, "1").n) == (2, 1)
+    assert Life().save(1, "1", metrics={"loss": 1.0}).save(2, "2").manifest.best(LOSS).n == 1
 
 
 # Pins
@@ -77,7 +77,7 @@ def pin(kind: str, name: str, of: object, **fields) -> SetPin:
 def test_pins_hold_what_they_name_and_their_cards():
     life = Life().save(1).then(pin("artifact", "seeds", "a"))
     life.then(pin("release", "1.0.0", "r", card=digest("card"), checkpoint=1)).evict(1)
-    held = life.state.holders()
+    held = life.manifest.holders()
     assert held == {
         digest("a"): ("artifacts/seeds",),
         digest("r"): ("releases/1.0.0",),
@@ -87,14 +87,14 @@ def test_pins_hold_what_they_name_and_their_cards():
 
 def test_the_latest_release_is_the_last_or_the_one_pointed_at():
     life = Life().then(pin("release", "1.0.0", 1)).then(pin("release", "1.1.0", 2))
-    assert life.state.release == "1.1.0"
-    assert life.then(PointRelease(version="1.0.0", reason="worse")).state.release == "1.0.0"
+    assert life.manifest.release == "1.1.0"
+    assert life.then(PointRelease(version="1.0.0", reason="worse")).manifest.release == "1.0.0"
 
 
 def test_a_gate_may_replace_the_damaged_one_that_it_names():
     life = Life().save(1).save(2).gate(1)
     life.then(pin("gate", "g", 2, checkpoint=2, replaces=digest(1)))
-    found = life.state.pin("gate", "g")
+    found = life.manifest.pin("gate", "g")
     assert (found.checkpoint, found.replaced) == (2, (digest(1),))
 
 
@@ -108,9 +108,9 @@ def promote(version: int, **fields) -> Promote:
 
 def test_entries_play_until_they_go_and_their_numbers_never_come_back():
     life = Life().then(promote(1), promote(2)).then(EvictEntries(versions=(1,), reason="oldest"))
-    assert [entry.version for entry in life.state.roster()] == [2]
-    assert (life.state.pool[0].evicted, life.state.next_version) == ("oldest", 3)
-    assert set(life.state.held) == {digest("v2")}
+    assert [entry.version for entry in life.manifest.roster()] == [2]
+    assert (life.manifest.pool[0].evicted, life.manifest.next_version) == ("oldest", 3)
+    assert set(life.manifest.held) == {digest("v2")}
 
 
 def test_a_match_adds_games_and_moves_ratings():
@@ -124,16 +124,16 @@ def test_a_match_adds_games_and_moves_ratings():
     life.then(
         RateMatch(match="b", ratings=(Rated(version=1, mu=27.0, sigma=6.0, games=1, wins=0),))
     )
-    (entry,) = life.state.pool
+    (entry,) = life.manifest.pool
     assert (entry.mu, entry.sigma, entry.games, entry.wins) == (27.0, 6.0, 5, 3)
-    assert life.state.matches == ("a", "b")
+    assert life.manifest.matches == ("a", "b")
 
 
 def test_the_newest_matches_are_remembered():
     life = Life().then(promote(1))
     one = Rated(version=1, mu=25.0, sigma=8.0, games=1, wins=0)
     life.then(*(RateMatch(match=f"m{i}", ratings=(one,)) for i in range(MATCHES_KEPT + 3)))
-    assert life.state.matches == tuple(f"m{i}" for i in range(3, MATCHES_KEPT + 3))
+    assert life.manifest.matches == tuple(f"m{i}" for i in range(3, MATCHES_KEPT + 3))
 
 
 def test_a_frozen_entry_plays_and_is_not_rated():
@@ -141,7 +141,7 @@ def test_a_frozen_entry_plays_and_is_not_rated():
     life.then(
         RateMatch(match="a", ratings=(Rated(version=1, mu=25.0, sigma=8.0, games=1, wins=1),))
     )
-    assert life.state.pool[0].wins == 1
+    assert life.manifest.pool[0].wins == 1
 
 
 # Streams
@@ -159,29 +159,29 @@ def append(start: int, count: int, name: str = "s", lifetime: str = "resettable"
     )
 
 
-def spans(state: RunManifest, name: str = "s") -> list[tuple[int, int]]:
-    return [(segment.start, segment.count) for segment in state.stream(name).segments]
+def spans(run: RunManifest, name: str = "s") -> list[tuple[int, int]]:
+    return [(segment.start, segment.count) for segment in run.stream(name).segments]
 
 
 def test_segments_follow_or_replace_what_stood_from_their_start_on():
     life = Life().then(append(0, 4)).then(append(4, 1))
-    assert (spans(life.state), life.state.stream("s").count) == ([(0, 4), (4, 1)], 5)
-    assert spans(life.then(append(4, 3)).state) == [(0, 4), (4, 3)]
-    assert spans(life.then(append(2, 6)).state) == [(0, 2), (2, 6)]
+    assert (spans(life.manifest), life.manifest.stream("s").count) == ([(0, 4), (4, 1)], 5)
+    assert spans(life.then(append(4, 3)).manifest) == [(0, 4), (4, 3)]
+    assert spans(life.then(append(2, 6)).manifest) == [(0, 2), (2, 6)]
 
 
 def test_a_rewind_takes_streams_back_to_their_length_at_the_checkpoint():
     life = Life().then(append(0, 4)).save(1).then(append(4, 2)).save(2).rewind(3 - 1)
-    assert spans(life.state) == [(0, 4)]
-    assert spans(life.then(append(4, 1)).state) == [(0, 4), (4, 1)]
-    assert spans(life.rewind(None).state) == []
+    assert spans(life.manifest) == [(0, 4)]
+    assert spans(life.then(append(4, 1)).manifest) == [(0, 4), (4, 1)]
+    assert spans(life.rewind(None).manifest) == []
 
 
 def test_an_archive_keeps_what_was_there_and_holds_it():
     life = Life().then(append(0, 4)).then(ArchiveStream(stream="s", label="before"))
-    assert (spans(life.state), digest(("s", 0, 4)) in life.state.held) == ([], True)
-    assert life.then(append(0, 2)).state.stream("s").count == 2
-    archive = life.state.stream("s").archive("before")
+    assert (spans(life.manifest), digest(("s", 0, 4)) in life.manifest.held) == ([], True)
+    assert life.then(append(0, 2)).manifest.stream("s").count == 2
+    archive = life.manifest.stream("s").archive("before")
     assert [segment.count for segment in archive.segments] == [4]
 
 
@@ -196,10 +196,10 @@ def enter(to: str = "2", **fields) -> EnterPhase:
 def test_a_phase_that_was_entered_holds_its_companions_until_training_goes_back():
     rows = (AppliedRow(part="model", change="freeze"),)
     life = Life().save(1, "1").then(enter(companions={"ref": digest("c")}, rows=rows))
-    state = life.state
-    assert (state.phase, state.entered("2").rows, state.entered("1")) == ("2", rows, None)
-    assert digest("c") in state.held
-    back = life.rewind(1).state
+    run = life.manifest
+    assert (run.phase, run.entered("2").rows, run.entered("1")) == ("2", rows, None)
+    assert digest("c") in run.held
+    back = life.rewind(1).manifest
     assert (back.phase, back.entered("2"), digest("c") in back.held) == ("1", None, False)
 
 
@@ -209,11 +209,11 @@ def test_a_phase_that_was_entered_holds_its_companions_until_training_goes_back(
 def test_a_claim_is_taken_over_and_ends_with_the_work():
     life = Life().save(1).save(2).claim(1, 9 * DAY_MS).claim(2, 9 * DAY_MS)
     life.then(Claim(group="evals", checkpoint=1, follower="other", until_ms=10 * DAY_MS))
-    group = life.state.group("evals")
+    group = life.manifest.group("evals")
     assert [(c.checkpoint, c.follower) for c in group.claims] == [(2, "f"), (1, "other")]
-    group = life.acknowledge(1).state.group("evals")
+    group = life.acknowledge(1).manifest.group("evals")
     assert (group.done, [c.checkpoint for c in group.claims]) == ((1,), [2])
-    assert life.state.group("nobody").done == ()
+    assert life.manifest.group("nobody").done == ()
 
 
 # The end
@@ -221,9 +221,9 @@ def test_a_claim_is_taken_over_and_ends_with_the_work():
 
 def test_a_dropped_run_holds_and_finds_nothing():
     life = Life().save(1).gate(1).then(append(0, 1)).then(DropRun(reason="over"))
-    state = life.state
-    assert (state.dropped, state.held, state.holders()) == ("over", frozenset(), {})
-    assert (state.latest(), state.live()) == (None, [])
+    run = life.manifest
+    assert (run.dropped, run.held, run.holders()) == ("over", frozenset(), {})
+    assert (run.latest(), run.live()) == (None, [])
 
 
 # What makes a history illegal
@@ -299,7 +299,7 @@ ILLEGAL = {
         lambda: Life().then(
             RateMatch(match="a", ratings=(Rated(version=1, mu=1.0, sigma=1.0, games=1, wins=0),))
         ),
-        "pool version 1, which there is not",
+        "pool version 1 does not exist",
     ),
     "a frozen entry rated": (
         lambda: (
@@ -341,7 +341,7 @@ ILLEGAL = {
     ),
     "an archive twice": (
         lambda: Life().then(append(0, 1), *[ArchiveStream(stream="s", label="a")] * 2),
-        "archive a stands already",
+        "archive a exists already",
     ),
     "an archive of nothing": (
         lambda: Life().then(ArchiveStream(stream="s", label="a")),
@@ -384,8 +384,8 @@ def test_at_once_or_by_a_snapshot_it_is_the_same(cut):
     begun = advance(RunManifest(run_id="r"), life.slots[:cut])
     snapshot = RunManifest.decode(begun.encode(), where="x")
     assert snapshot == begun
-    assert advance(snapshot, life.slots[cut:]) == life.state
-    assert advance(snapshot, life.slots[cut:]).encode() == life.state.encode()
+    assert advance(snapshot, life.slots[cut:]) == life.manifest
+    assert advance(snapshot, life.slots[cut:]).encode() == life.manifest.encode()
 
 
 def test_a_checkpoint_is_added_with_all_that_is_said_of_it():
@@ -399,7 +399,7 @@ def test_a_checkpoint_is_added_with_all_that_is_said_of_it():
         nonfinite=("w",),
         held_back=True,
     )
-    record = Life().then(append(0, 3)).then(action).state.by_n[2]
+    record = Life().then(append(0, 3)).then(action).manifest.by_n[2]
     assert (record.tier, record.companions, record.nonfinite, record.held_back) == (
         "t",
         {"c": digest("c")},
