@@ -274,7 +274,7 @@ def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
             body = body.replace(b'"status":"running"', b'"status":"failed"')
             backend.put(key, join_lines([header, body]))
             (finding,) = reg.verify().findings
-            assert "says something else than the log" in finding.message
+            assert "differs from the log" in finding.message
             backend.put(key, before)
     assert reg.verify().findings == ()
 

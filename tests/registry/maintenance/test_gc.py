@@ -363,7 +363,7 @@ def test_the_clock_is_the_stores_own(thinned, reg, backend, monkeypatch):
             info = super().stat(key)
             return type(info)(info.key, info.size_bytes, now)
 
-    monkeypatch.setattr("holdfast.registry.maintenance.gc.time.time", lambda: now + 1e9)
+    monkeypatch.setattr("holdfast.registry.maintenance.gc_plan.time.time", lambda: now + 1e9)
     with open_on(StoreTime(backend)) as opened:
         assert opened.gc().deleted.objects == 0
     assert key in objects(backend)
@@ -530,7 +530,7 @@ def test_a_state_that_was_condemned_between_choosing_and_marking_is_spared(
     collector.mark()
     report = collector.delete()
     assert report.spared.objects == 4
-    assert report.deleted.objects == len(plan.candidates) - 4
+    assert report.deleted.objects == len(plan.to_condemn) - 4
     assert same(open_registry(backend).checkpoint("other").load(), doomed)
     assert all(str(pack.key).endswith(".0") for pack in again._reader.placement.packs)
     assert objects(backend) == needed(open_registry(backend))
@@ -680,8 +680,8 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         collector.choose()
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
-        collector._logs.pop("run")
-        collector._needs = Needs(collector._store)
+        collector._planner.logs.pop("run")
+        collector._planner._needs = Needs(collector._store)
     hooked.before = Once(str(going._reader.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
         getattr(collector, name)()

@@ -48,7 +48,7 @@ def test_shorter_gone_and_other_logs_are_told(saved, backend, open_registry):
         run.save(small_state(9), step=2)
         run.save(small_state(10), step=3)
     assert told(open_registry(backend), saved)[1:] == [
-        ("run", f"commit 2 is another one than {saved} has seen")
+        ("run", f"commit 2 is not the one that {saved} has seen")
     ]
 
 

@@ -19,7 +19,7 @@ from holdfast.registry.maintenance.repacking import chunks as repack_chunks
 from holdfast.registry.maintenance.repacking import packs as repack_packs
 from holdfast.registry.maintenance.repacking import repack
 from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
-from holdfast.registry.maintenance.repacking.new_places import Layout
+from holdfast.registry.maintenance.repacking.new_places import NewPlacement
 from holdfast.registry.maintenance.repacking.recoding import plan_recoding
 from holdfast.registry.maintenance.repacking.repack import RepackReport
 from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
@@ -583,7 +583,7 @@ def test_no_longer_chain_is_followed_than_a_reader_would(links, ends):
     survey.ranks[key] = {entry.offset: rank for rank, entry in enumerate(entries)}
     survey.own[key] = dict.fromkeys(survey.ranks[key], 1)
     if ends:
-        assert plan_recoding(None, survey, survey.packs).becomes == {}
+        assert plan_recoding(None, survey, survey.packs).replacements == {}
         return
     with pytest.raises(Malformed, match="without end"):
         plan_recoding(None, survey, survey.packs)
@@ -975,12 +975,12 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         bases={},
     )
     before = Placement(a, (going, staying), Rows([ChunkRow(0, 0, 100), ChunkRow(1, 0, 50, 1, 0)]))
-    layout = Layout(before, plan, lambda pack: PackTable((on_x,)))
-    assert layout.is_sound == sound
+    new = NewPlacement(before, plan, lambda pack: PackTable((on_x,)))
+    assert new.is_sound == sound
 
 
 def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
-    monkeypatch.setattr(Layout, "is_sound", False)
+    monkeypatch.setattr(NewPlacement, "is_sound", False)
     with open_on(mixed) as other:
         places = other.run("run").manifest.places
     report = open_registry(mixed).repack(compression="zstd")
