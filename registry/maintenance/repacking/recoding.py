@@ -359,7 +359,7 @@ class _Forest:
         return PackEntry(digest, 0, len(found.stored), len(data), found.codec, None, found.digest)
 
     def _in_flight(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
-        return in_batches(self._store.pools.bulk, work, items, at_once=_BATCHES_IN_FLIGHT)
+        yield from in_batches(self._store.pools.bulk, work, items, at_once=_BATCHES_IN_FLIGHT)
 
     def recoding(self) -> Recoding:
         """Return the chunks whose encoding changes."""
