@@ -280,8 +280,9 @@ class _Forest:
             elif entry.base in tops:
                 groups[tops[entry.base]].append(digest)
         wanted = [group for group in groups.values() if self._fixed.isdisjoint(group)]
-        if wanted:
-            self._tensors()
+        if not wanted:
+            return
+        self._tensors()
         found = list(self._in_flight(lambda group: self._without_bases(group, codec), wanted))
         for entries in found:
             self._forms |= {entry.digest: entry for entry in entries}
@@ -359,7 +360,7 @@ class _Forest:
         return PackEntry(digest, 0, len(found.stored), len(data), found.codec, None, found.digest)
 
     def _in_flight(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
-        yield from in_batches(self._store.pools.bulk, work, items, at_once=_BATCHES_IN_FLIGHT)
+        return in_batches(self._store.pools.bulk, work, items, at_once=_BATCHES_IN_FLIGHT)
 
     def recoding(self) -> Recoding:
         """Return the chunks whose encoding changes."""

@@ -61,7 +61,7 @@ def test_what_goes_wrong_in_a_test_comes_through():
 
 @pytest.mark.parametrize("row", [[], ["one"]])
 def test_one_is_no_row(row):
-    with pytest.raises(InvalidInput, match="a good one and a bad one"):
+    with pytest.raises(InvalidInput, match="a good checkpoint and a bad one"):
         bisect(row, bool)
 
 
