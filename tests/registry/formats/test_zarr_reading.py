@@ -678,7 +678,7 @@ def test_what_is_no_hierarchy_is_refused(one: Path, tmp_path: Path) -> None:
         formats.read(tmp_path / "y.zarr")
     (one / "g" / "a" / "b").mkdir()
     (one / "g" / "a" / "b" / "zarr.json").write_text((one / "zarr.json").read_text())
-    with pytest.raises(InvalidInput, match="within an array"):
+    with pytest.raises(InvalidInput, match="inside an array"):
         formats.read(one)
 
 
