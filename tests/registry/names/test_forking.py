@@ -299,7 +299,7 @@ def test_a_fork_of_an_evicted_checkpoint_is_refused_until_it_is_back(parent, reg
         parent.save(small_state(step), step=step)
     gone = parent.evicted()[0]
     before = reg.runs()
-    with pytest.raises(Conflict, match=r"a fork goes on from a checkpoint that is kept.*undo"):
+    with pytest.raises(Conflict, match=r"a fork cannot continue from an evicted checkpoint.*undo"):
         reg.fork(gone, "fork")
     assert reg.runs() == before
     parent.undo(gone)
@@ -412,7 +412,7 @@ def test_a_checkpoint_that_this_registry_does_not_have(parent, reg, open_registr
 
 def test_what_is_no_checkpoint_is_not_forked(parent, reg):
     for source in (parent.artifact("seeds"), parent, None):
-        with pytest.raises(InvalidInput, match="a fork goes on from a checkpoint"):
+        with pytest.raises(InvalidInput, match="a fork continues from a checkpoint"):
             reg.fork(source, "fork")
     assert reg.runs() == ["parent"]
 
