@@ -64,7 +64,7 @@ def test_an_evicted_checkpoint_is_refused_while_another_thread_reads_on(make, mo
             read()
 
     monkeypatch.setattr(log.RunLog, "recall", recalled)
-    with pytest.raises(Conflict, match="not kept any more"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(first)
 
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_evicted_meanwhile_does_not_enter(make, hooked, oth
     first, _ = save(run, 1, 2)
     rival = other()
     between(hooked, lambda: rival.prune(Retention(last=1)))
-    with pytest.raises(Conflict, match="not kept"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(first)
     assert playing(run) == []
 
