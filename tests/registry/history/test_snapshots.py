@@ -93,7 +93,7 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
     for name in (gone.manifest.hex(), f"main/step{gone.step:08d}"):
         with pytest.raises(NotFound, match="evicted"):
             reg.checkpoint(f"run/{name}")
-    with pytest.raises(Conflict, match="this checkpoint is not kept any more"):
+    with pytest.raises(Conflict, match="this checkpoint was evicted"):
         reopened.tag("late", reopened.find(gone.n))
     with pytest.raises(Conflict, match="this checkpoint is not kept any more") as refused:
         reopened.restore(at=reopened.find(gone.n))
@@ -173,7 +173,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     assert snapshots.parse(snapshots.read(newest), slot) == log.run
     reopened = open_registry(backend).run("gated")
     assert reopened.gate("g").digest == first.digest
-    with pytest.raises(Conflict, match="not kept any more"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         reopened.pool.promote_gate("g")
 
 
