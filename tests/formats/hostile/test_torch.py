@@ -37,7 +37,7 @@ def sound() -> dict[str, Any]:
 def repack(
     path: Path, *, replace: dict[str, bytes] | None = None, compress: int = zipfile.ZIP_STORED
 ) -> None:
-    """Write an archive anew with entries replaced or added."""
+    """Write an archive again with entries replaced or added."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     folder = next(iter(entries)).partition("/")[0]

@@ -1,4 +1,4 @@
-"""Tensors where they lie: every chunk of the grid read and written, contiguous or not."""
+"""Tensors in memory: every chunk of the grid is read and written, contiguous or not."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
     for name in ("a", "b"):
         run.add_artifact(name, state(ord(name)))
     plan = plan_repack(reg.store, min_dead=0.3)
-    # The part that both have lies twice; one of the packs keeps it, the other one goes.
+    # The part that both have is stored twice; one of the packs keeps it, the other is rewritten.
     assert len(plan.named) == 2
     assert [one.live_bytes for one in plan.rewritten.values()] == [CHANGING]
     assert [target.chunk_bytes for target in plan.new] == [CHANGING]

@@ -1,4 +1,4 @@
-"""Merges: what is computed, what is kept where it lies, what is refused, and collection beside."""
+"""Merges: averages, kept chunks, refusals, and collection at the same time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_merge_has_the_id_and_the_packs_of_a_save_of_the_same_state(run, pair,
         before = contents(backend, "packs/")
         again = fresh.save(merged.load(), step=1)
         assert again.digest == merged.digest
-        # What was averaged lies in packs that a save makes, too; kept chunks lie elsewhere.
+        # Averages are in the packs that a save makes too; kept chunks stay in their packs.
         made = set(packs_of(merged)) & set(packs_of(again))
         assert made
         assert set(contents(backend, "packs/")) - set(before) == set(packs_of(again)) - made
@@ -274,7 +274,7 @@ def test_only_chunks_that_differ_are_computed_and_stored(run, backend, monkeypat
     before = pack_bytes(backend)
     merged = run.merge(sources, step=3)
     assert computed == [240]
-    # One chunk, and the list of digests that it stands in.
+    # One chunk, and the list of digests that names it.
     assert 240 < pack_bytes(backend) - before < 240 + 32 * 200 + 2000
     assert same(
         merged.load()["m"]["w"], np.where(one["w"] == two["w"], one["w"], mean(one["w"], two["w"]))

@@ -232,7 +232,7 @@ def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
     }
 
 
-# It stands by itself
+# It does not depend on its parent
 
 
 def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry, backend):
@@ -243,12 +243,12 @@ def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry,
     # A sweep that condemns whatever no run holds.
     fresh = open_registry(backend)
     live = _live_keys(fresh)
-    dead = sorted(objects(backend) - live)
-    assert dead
-    sweep(backend, 1, dead)
+    unneeded = sorted(objects(backend) - live)
+    assert unneeded
+    sweep(backend, 1, unneeded)
     for name in fresh.runs():
         mark(fresh.store, name, 1)
-    collect(backend, dead)
+    collect(backend, unneeded)
     after = open_registry(backend)
     fork = after.run("fork")
     assert same(fork.restore().state, small_state(3))

@@ -144,7 +144,7 @@ def test_a_release_outlives_its_checkpoint(reg, backend, open_registry):
     assert release.digest in run.manifest.held
     with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.releases.publish("1.0.1", first)
-    # What stands already needs the checkpoint no more.
+    # A release that exists does not need the checkpoint any more.
     assert run.releases.publish("1.0.0", first, only="model").digest == release.digest
 
 

@@ -1,4 +1,4 @@
-"""A promotion that others come between: it is made anew against what they left, or refused."""
+"""A promotion while others write: it is made again on the new state of the run, or refused."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_model_that_nobody_holds_any_more_is_cut_anew(make, hooked, other):
     again = run.pool.promote(twin)
     assert once.done
     assert again.digest == entry.digest
-    # Not needed at first, for an entry held it; put anew once that entry had left.
+    # Not needed at first, because an entry held it; put again once that entry had left.
     kinds = [key.split("/")[0] for key in put]
     assert kinds == ["runs", "manifests", "placements", "runs"]
     assert (again.version, playing(run)) == (3, [3])
