@@ -1,7 +1,7 @@
 """What long chains of deltas cost: seconds of saves and loads, by how many saves went before.
 
 The Hydra workload, one save after another, every trainable tensor moved between two. Each save goes
-to all contenders in an order drawn anew, and is timed beside hashing and writing the same bytes;
+to all contenders in a new random order, and is timed beside hashing and writing the same bytes;
 loads, of the newest checkpoint into memory that is there, beside reading and hashing them. Files
 are in the page cache. A save with deltas reads the checkpoint before, through all of its chain
 unless a cache of chunks has it, as a load by the same trainer does then.

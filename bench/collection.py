@@ -1,7 +1,7 @@
 """What a collection costs: seconds, requests and memory, and how they grow with the registry.
 
-Half of a registry's checkpoints are let go; a fresh process collects them. The peer is icechunk, a
-store of arrays whose history is expired and collected: as many objects in all, half of them dead,
+Half of a registry's checkpoints are evicted; a new process collects them. The peer is icechunk, a
+store of arrays whose history is expired and collected: as many objects in all, half unneeded,
 in a fresh process as well. It decides by age what may go, so that nobody may write meanwhile for
 longer than that; Holdfast reads every log and placement instead. The floor below both is a bare
 `find -type f` over the same folder and an unlink of as many files.
@@ -38,7 +38,7 @@ _PAGE = 1000
 
 
 def build_holdfast(folder: Path, objects: int) -> None:
-    """Save, and let go of half; without syncs, which are none of a collection's business."""
+    """Save, and evict half; without syncs, which a collection does not need."""
     import holdfast
 
     checkpoints = objects // _OBJECTS_EACH
@@ -52,7 +52,7 @@ def build_holdfast(folder: Path, objects: int) -> None:
 
 
 def collect_holdfast(folder: Path) -> dict[str, Any]:
-    """Collect, and tell what it took."""
+    """Collect, and return what it took."""
     from holdfast.backends.local import LocalBackend
     from holdfast.backends.wrappers import Metered
     from holdfast.registry.factory import open_on
@@ -104,7 +104,7 @@ def build_peer(folder: Path, objects: int) -> None:
 
 
 def collect_peer(folder: Path) -> dict[str, Any]:
-    """Expire and collect, and tell what it took."""
+    """Expire and collect, and return what it took."""
     from datetime import datetime
 
     import icechunk

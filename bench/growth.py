@@ -6,7 +6,7 @@ and batches of 64 commits go to them in turn, in a new random order: each batch 
 it. A run keeps its newest `--live` checkpoints, so all but the smallest have that many.
 
 `--tensors` times a save and a load of a state of that many tensors, per tensor. `--runs` makes that
-many runs in a folder, lists, opens, verifies and collects them, and tells the peak of memory.
+many runs in a folder, lists, opens, verifies and collects them, and reports the peak of memory.
 
     python growth.py [--commits N ...] [--live N] [--rounds N] [--tensors N ...] [--runs N ...]
         [--dir FOLDER]
@@ -164,7 +164,7 @@ def by_tensors(sizes: list[int], console: Console) -> None:
 
 
 def by_runs(sizes: list[int], folder: Path | None, console: Console) -> None:
-    """Time what goes over every run, and tell the peak of memory that verifying takes."""
+    """Time the operations on every run, and report the peak of memory of a verification."""
     table = Table(title="milliseconds for each run, and the peak of memory")
     for column in ("runs", "list", "open", "verify", "collect", "peak of verify, MB"):
         table.add_column(column, justify="right")

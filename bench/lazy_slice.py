@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-#: Of a chunk, for peers that are told: that of Holdfast.
+#: Size of a chunk, for peers that have an option for it: Holdfast's.
 CHUNK_BYTES = 4 * 2**20
 TENSOR = {"lm": ("token_embedding.weight",), "hydra": ("blocks.1.conv1.weight",)}
 RAW, ZSTD, DELTA = "holdfast raw", "holdfast zstd", "holdfast deltas"
@@ -114,7 +114,7 @@ class _Ocdbt:
         return self._array[rows].read().result()
 
 
-#: Name -> what it imports, how it opens, what it lies in.
+#: Name -> its imports, how it opens, its folder.
 READERS: dict[str, tuple[tuple[str, ...], Open, str]] = {
     "pread at a known offset": (("torch", "numpy"), _Plain, "plain"),
     RAW: (("torch", "registry"), _holdfast("raw"), "raw"),

@@ -41,7 +41,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Some of a state's bytes that lie side by side in a file of all of them.
+    """A range of a state's bytes in one file of all of them.
 
     Attributes:
         offset: Where they start in that file.
@@ -57,7 +57,7 @@ class Job:
 
 
 def jobs(tensors: Tensors, limit_bytes: int = JOB_BYTES) -> list[Job]:
-    """Cut the memory of tensors into jobs of at most so many bytes."""
+    """Cut the memory of tensors into jobs of bounded size."""
     cut: list[Job] = []
     offset = room = 0
     for part in _chunks(tensors.values()):

@@ -1,7 +1,7 @@
 """Running contenders in interleaved rounds, and the ratios between them.
 
 A machine's speed wanders from minute to minute, so no two figures of different minutes are
-compared: each round runs every contender once, in an order drawn anew, and ratios are taken round
+compared: each round runs every contender once, in a new random order, and ratios are taken round
 by round.
 """
 

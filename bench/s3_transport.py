@@ -5,7 +5,7 @@
 Without `--endpoint` it starts a moto of its own; with it credentials come from the AWS environment.
 All take the same bytes to the same bucket in one run, in turn within each round, so that a slow
 moment of the machine hits all of them; medians over the rounds, ratios to the fastest. What it
-showed stands in docs/design/s3-transport.md.
+showed is in docs/design/s3-transport.md.
 """
 
 # The contenders share a signature of which each uses what it needs.

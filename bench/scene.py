@@ -19,7 +19,7 @@ class Scene:
 
     Attributes:
         folder: On a real disk; holds nothing else.
-        kept: A state that never changes; what loads load lies under `at_rest`.
+        kept: A state that never changes; loads read it from `at_rest`.
         moving: A state that changes before every save.
         target: What loads load into.
     """
@@ -55,7 +55,7 @@ class Scene:
 
     @property
     def at_rest(self) -> Path:
-        """Where what loads load lies, from the first round to the last."""
+        """The folder that loads read, from the first round to the last."""
         return self.folder / "at_rest"
 
     @property

@@ -238,7 +238,7 @@ def size_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def touch(tensors: Mapping[str, Tensor], every_bytes: int = 64 * 1024) -> None:
-    """Change every tensor in place, at its start and once in so many bytes.
+    """Change every tensor in place, at its start and once in each interval of bytes.
 
     No chunk of the state is what it was before, and none comes back within 256 calls.
     """

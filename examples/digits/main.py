@@ -34,7 +34,7 @@ BUCKET = "holdfast-demo"
 
 
 class Story:
-    """What is told on the way, and whether it was true."""
+    """The output of the example, and whether every claim was true."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -45,11 +45,11 @@ class Story:
         print(f"\n[{time.monotonic() - self.began:5.1f} s] {title}", flush=True)
 
     def say(self, text: str) -> None:
-        """Tell what happened."""
+        """Print what happened."""
         print(f"          {text}", flush=True)
 
     def claim(self, text: str, holds: bool) -> None:
-        """Tell what must be so."""
+        """Print a claim, and note whether it is true."""
         print(f"  {'ok  ' if holds else 'FAIL'}    {text}", flush=True)
         if not holds:
             self.broken.append(text)
@@ -88,7 +88,7 @@ class Program:
 
 
 def main() -> int:
-    """Tell the whole story; return the exit code."""
+    """Run the example; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("holdfast-demo"))
     folder = parser.parse_args().folder
@@ -196,7 +196,7 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
         "scheduler and generators",
         ours.step == theirs.step == STEPS and ours.digest == theirs.digest,
     )
-    # The log tells of every checkpoint, of those too that retention has let go.
+    # The log has every checkpoint, evicted ones included.
     histories = [
         [(one.step, one.manifest) for one in reg.run(name).full_manifest().checkpoints]
         for name in (killed, straight)
@@ -207,11 +207,11 @@ def compare(story: Story, reg: Registry, folder: Path, killed: str, straight: st
         histories[0] == histories[1] and len(histories[0]) == expected,
     )
     every = [one for run in reg.runs() for one in reg.run(run).full_manifest().checkpoints]
-    told = sum(one.size_bytes for one in every)
+    total = sum(one.size_bytes for one in every)
     kept = bytes_in(folder)
     story.claim(
-        f"what is equal is stored once: {megabytes(told)} of checkpoints lie in {megabytes(kept)}",
-        kept < 0.6 * told,
+        f"equal chunks are stored once: {megabytes(total)} of checkpoints take {megabytes(kept)}",
+        kept < 0.6 * total,
     )
 
 
@@ -240,7 +240,7 @@ def evaluate(story: Story, url: str, ref: str) -> dict[str, Any]:
             ck.metrics["validation_loss"] == lowest,
         )
         reported = ck.metrics.get("test_accuracy")
-        story.claim("the evaluator's report stands in the registry", reported == accuracy)
+        story.claim("the evaluator's report is in the registry", reported == accuracy)
     return found
 
 
@@ -278,7 +278,7 @@ def release(story: Story, reg: Registry, folder: Path, run_id: str) -> None:
     story.chapter("The best network becomes release 1.0.0")
     run, best = reg.run(run_id), reg.checkpoint(f"{run_id}/best")
     card = {
-        "description": "Tells handwritten digits apart, 8 by 8 pixels.",
+        "description": "Classifies handwritten digits, 8 by 8 pixels.",
         "data": "the digits of scikit-learn, shifted by up to a pixel",
         "intended_use": "this demonstration",
     }
@@ -302,7 +302,7 @@ def tell_story(story: Story, url: str, run_id: str) -> None:
         [str(holdfast), "log", run_id, "-r", url], stdout=subprocess.PIPE, text=True, check=False
     )
     print(done.stdout)
-    story.claim("the log tells it", done.returncode == 0 and "begin the run" in done.stdout)
+    story.claim("the log shows it", done.returncode == 0 and "begin the run" in done.stdout)
 
 
 @contextmanager

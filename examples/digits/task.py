@@ -1,4 +1,4 @@
-"""The task that the programs of this example share: tell handwritten digits apart.
+"""The task that the programs of this example share: classify handwritten digits.
 
 Owns the data, the network and the score. Knows nothing of checkpoints.
 """

@@ -1,8 +1,8 @@
-"""The first bad one of an ordered row, found with few tests.
+"""Binary search for the first bad checkpoint.
 
-A binary search that is told good, bad, or that it cannot be told: then it tries neighbours, and
-where none of them can be told either it says between which two it could not decide. Knows nothing
-of what the row is made of; nothing is read here.
+A test says good, bad, or that it cannot say; then the search tests the neighbours. If none of them
+can be decided, it returns the two checkpoints between which it is undecided. Nothing is read here:
+the search works on any list.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Step(Generic[_T]):
     """One test.
 
     Attributes:
-        one: What was tested.
-        verdict: What came of it.
+        one: The tested checkpoint.
+        verdict: The result.
     """
 
     one: _T
@@ -34,13 +34,13 @@ class Step(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class Bisected(Generic[_T]):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         good: The last one known to be good.
         bad: The first one known to be bad.
-        undecided: What lies between the two and could not be told, in order; any of them may be the
-            first bad one. Empty where `bad` is the first bad one for certain.
+        undecided: Those between the two that could not be decided, in order; any of them may be the
+            first bad one. Empty where `bad` is certainly the first bad one.
         steps: The tests, in the order in which they were made.
     """
 
@@ -56,19 +56,20 @@ class Bisected(Generic[_T]):
 
 
 def bisect(checkpoints: Sequence[_T], is_bad: Callable[[_T], bool | None]) -> Bisected[_T]:
-    """Find the first bad one, given that the row turns from good to bad once.
+    """Find the first bad one in a list that turns from good to bad once.
 
-    The first is taken to be good and the last to be bad; neither is tested, and nothing is twice.
+    The first is taken to be good and the last to be bad; neither is tested, and none is tested
+    twice.
 
     Args:
-        checkpoints: In order, at least two.
-        is_bad: Tests one; `None` where it cannot be told.
+        checkpoints: The list in order, at least two.
+        is_bad: Tests one; returns `None` where it cannot decide.
 
     Raises:
         InvalidInput: There are fewer than two.
     """
     if len(checkpoints) < 2:
-        raise InvalidInput("a search needs a good one and a bad one", found=len(checkpoints))
+        raise InvalidInput("a search needs a good checkpoint and a bad one", found=len(checkpoints))
     low, high = 0, len(checkpoints) - 1
     skipped: set[int] = set()
     steps: list[Step[_T]] = []
@@ -86,9 +87,9 @@ def bisect(checkpoints: Sequence[_T], is_bad: Callable[[_T], bool | None]) -> Bi
     return Bisected(checkpoints[low], checkpoints[high], undecided, tuple(steps))
 
 
-def steps_left(candidates: int) -> int:
-    """Return how many tests a row with so many untested ones takes, if none is skipped."""
-    return int(log2(candidates)) + 1 if candidates else 0
+def steps_left(untested: int) -> int:
+    """Return the number of tests that this many untested ones take, if none is skipped."""
+    return int(log2(untested)) + 1 if untested else 0
 
 
 def _next(low: int, high: int, skipped: set[int]) -> int | None:

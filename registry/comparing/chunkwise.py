@@ -1,6 +1,6 @@
-"""Chunks of stored states taken one after another: read, verified, reduced to a little, let go.
+"""Read chunks of stored states one after another, verify them, and reduce each to a small result.
 
-Owns the bound on memory and the threads. What is computed from a chunk is its callers' business.
+Bounds the memory and runs the threads; the callers compute the results.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from holdfast.registry.values.digest import Digest
 
 #: Raw chunks that one thread reads together.
 _BATCH_BYTES = 8 * 2**20
-#: What is encoded, and bases of deltas, come on top of a source's chunks while they are read: so
-#: many times their size at worst.
+#: While a source's chunks are read, their stored bytes and bases take at most this many times the
+#: size of the chunks.
 _READING = 4
-#: So much memory the threads take together, at worst.
+#: The most memory that the threads take together.
 BUDGET_BYTES = 240 * 2**20
 _MAX_THREADS = 6
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Chunks that are looked at together, one of each source.
+    """Chunks that are reduced together, one of each source.
 
     Attributes:
         digests: The chunks, in the order of the sources.
@@ -49,14 +49,14 @@ def reduce_pieces(
     *,
     budget_bytes: int = BUDGET_BYTES,
 ) -> dict[Piece, _T]:
-    """Read chunks and return what each piece is reduced to; equal pieces are read once.
+    """Read chunks and return the result of each piece; equal pieces are read once.
 
     Args:
-        sources: Where the chunks come from.
-        pieces: What to look at.
-        reduce: Given a piece and its chunks' raw bytes, which are only its own until it returns;
-            called in several threads.
-        budget_bytes: Memory that reading may take; what one thread needs is taken in any case.
+        sources: The states that hold the chunks.
+        pieces: The pieces to read.
+        reduce: Computes the result of a piece from the raw bytes of its chunks, which it may use
+            only until it returns; called in several threads.
+        budget_bytes: Memory that reading may take; one thread takes its share in any case.
 
     Raises:
         IntegrityError: A chunk is damaged or gone.
@@ -70,7 +70,7 @@ def reduce_pieces(
     # Sources are read one after another.
     most = budget_bytes // (size + _READING * -(-size // len(sources)))
     threads = max(1, min(os.cpu_count() or 1, _MAX_THREADS, len(batches), most))
-    # Memory is used again: fresh pages cost more than what is done with them.
+    # Buffers are used again: new pages would cost more than the work on them.
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):
         buffers.put(memoryview(bytearray(size)))
@@ -96,7 +96,7 @@ def _held(piece: Piece) -> int:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces that are read together: neighbours, as they mostly lie in a pack."""
+    """Yield pieces that are read together: neighbours, which are mostly in one pack."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:

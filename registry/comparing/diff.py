@@ -1,8 +1,7 @@
-"""Two checkpoints compared, from their manifests alone: no tensor is read unless that is asked for.
+"""Compare two checkpoints from their manifests; read tensors only if that is asked for.
 
-Tensors are told apart by the identity of their content, plain values by their encoding; both are
-exact to the bit. How far the elements of a changed tensor are apart takes reading it. Owns the
-comparison, not its display.
+Tensors are compared by the digest of their content, plain values by their encoding; both are exact
+to the bit. Only the distance between the elements of a changed tensor needs its bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from holdfast.registry.values import canonical
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 
-#: `reshaped` is another shape or element type, or another that it had before precision was lost;
+#: `reshaped` is another shape or element type, or another original type before precision was lost.
 #: `moved` is the same content under another path.
 Kind = Literal["same", "changed", "reshaped", "moved", "added", "removed"]
 KINDS: tuple[Kind, ...] = ("same", "changed", "reshaped", "moved", "added", "removed")
@@ -35,10 +34,10 @@ class TensorDiff:
     """A tensor of either checkpoint.
 
     Attributes:
-        kind: What became of it.
+        kind: How it changed.
         before: The tensor in the first checkpoint; `None` where it was added.
         after: The tensor in the second; `None` where it was removed.
-        distance: How far their elements are apart, of a changed one where that was asked for.
+        distance: The distance between the elements of a changed tensor, if it was asked for.
     """
 
     kind: Kind
@@ -48,7 +47,7 @@ class TensorDiff:
 
     @property
     def path(self) -> str:
-        """Where it is, or was if it was removed."""
+        """Its path, in the first checkpoint if it was removed."""
         found = self.after or self.before
         return found.path if found else ""
 
@@ -61,11 +60,11 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class ValueDiff:
-    """A plain value that is not the same in both.
+    """A plain value that differs between the two.
 
     Attributes:
         kind: `changed`, `added` or `removed`.
-        path: Where it is.
+        path: Its path.
         before: Its value in the first checkpoint.
         after: Its value in the second.
     """
@@ -83,8 +82,8 @@ class ComponentDiff:
     Attributes:
         name: Its name.
         kind: `same`, `changed`, `added` or `removed`.
-        tensors: Number of tensors by what became of them.
-        nbytes: Bytes of those tensors.
+        tensors: Number of tensors by kind of change.
+        nbytes: Bytes of these tensors.
         values: Number of plain values that differ.
     """
 
@@ -97,7 +96,7 @@ class ComponentDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What differs between two checkpoints.
+    """The differences between two checkpoints.
 
     Attributes:
         components: Every component of either, in order.
@@ -115,11 +114,11 @@ class Diff:
         return all(part.kind == "same" for part in self.components)
 
     def count(self, kind: Kind) -> int:
-        """Return the number of tensors of which that became."""
+        """Return the number of tensors of a kind."""
         return sum(part.tensors.get(kind, 0) for part in self.components)
 
     def nbytes(self, kind: Kind) -> int:
-        """Return the bytes of those tensors."""
+        """Return the bytes of the tensors of a kind."""
         return sum(part.nbytes.get(kind, 0) for part in self.components)
 
 
@@ -129,11 +128,11 @@ def diff(before: Checkpoint, after: Checkpoint, *, values: bool = False) -> Diff
     Args:
         before: The first one.
         after: The second one.
-        values: Whether changed tensors are read, to tell how far their elements are apart: only
-            the chunks that differ are, in bounded memory.
+        values: Whether to read changed tensors and return the distances of their elements. Only
+            chunks that differ are read, in bounded memory.
 
     Raises:
-        IntegrityError: A manifest, or a chunk that was to be read, is damaged or gone.
+        IntegrityError: A manifest, or a chunk that is read, is damaged or gone.
     """
     tensors = compare_tensors(before.tensors(), after.tensors())
     if values:
@@ -158,19 +157,19 @@ def compare_tensors(
     before: Mapping[str, TensorInfo], after: Mapping[str, TensorInfo]
 ) -> tuple[TensorDiff, ...]:
     """Compare tensors by path, and those that only one side has by content."""
-    gone: dict[Digest, list[TensorInfo]] = {}
+    only_before: dict[Digest, list[TensorInfo]] = {}
     for path, old in before.items():
         if path not in after:
-            gone.setdefault(old.content, []).append(old)
+            only_before.setdefault(old.content, []).append(old)
     found = []
     for path, new in after.items():
         if path in before:
             found.append(TensorDiff(_kind(before[path], new), before[path], new))
-        elif gone.get(new.content):
-            found.append(TensorDiff("moved", gone[new.content].pop(0), new))
+        elif only_before.get(new.content):
+            found.append(TensorDiff("moved", only_before[new.content].pop(0), new))
         else:
             found.append(TensorDiff("added", None, new))
-    left = {old.path for same in gone.values() for old in same}
+    left = {old.path for same in only_before.values() for old in same}
     removed = [TensorDiff("removed", old, None) for path, old in before.items() if path in left]
     return (*found, *removed)
 
@@ -224,7 +223,7 @@ def _component(
 
 
 def _owner(path: str) -> str:
-    """Return the component that a path lies in; a name with a slash stands in it as JSON."""
+    """Return the component of a path; a name with a slash is written as JSON in it."""
     if path.startswith('"'):
         name, _ = json.JSONDecoder().raw_decode(path)
         return str(name)
@@ -235,7 +234,7 @@ def _owner(path: str) -> str:
 
 
 def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
-    """Return every plain value of components by path, as it stands in the manifest."""
+    """Return the plain values of components by path, encoded as in the manifest."""
     found: dict[str, Json] = {}
     for name, part in parts.items():
         _collect(component(name), part.skeleton, found)
@@ -266,5 +265,5 @@ def _decode(node: Json) -> Any:
         if not leaf_kinds(node):
             return decode_plain(node)
     except RegistryError:
-        pass  # a container whose arrays are numbered from elsewhere
+        pass  # a container whose arrays belong to a larger skeleton
     return "(a container with tensors in it)"

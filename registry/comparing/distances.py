@@ -1,7 +1,7 @@
-"""How far tensors of two stored states are apart, element by element.
+"""The distances between tensors of two stored states, element by element.
 
-Only chunks whose digests differ are read, every byte verified, in bounded memory: equal digests
-are equal elements, and add nothing.
+Only chunks whose digests differ are read, in bounded memory, and every byte is verified. Chunks
+with equal digests have equal elements and add nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far a tensor is from what it was.
+    """The distance between a tensor in two states.
 
     Attributes:
         norm: L2 norm of the difference.
-        relative: That, divided by the L2 norm that those chunks had before which differ: unchanged
-            chunks are not read. So it is at least what it is for the whole tensor, and just that
-            where every chunk differs. Infinite where only zeros changed.
-        max: Greatest absolute difference of an element; exact of integers.
+        relative: `norm` divided by the L2 norm before of the chunks that differ; unchanged chunks
+            are not read. So it is at least the relative distance of the whole tensor, and equal to
+            it where every chunk differs. Infinite where only zeros changed.
+        max: Greatest absolute difference of an element; exact for integers.
         count: Number of elements.
-        changed: Elements whose bits differ; a zero's sign is one.
-        nonfinite: Those of them that are NaN or infinite before or after. The norms and `max`
-            leave such elements out.
+        changed: Number of elements whose bits differ; the sign of a zero is a bit.
+        nonfinite: Changed elements that are NaN or infinite before or after. The norms and `max`
+            leave them out.
     """
 
     norm: float
@@ -50,18 +50,18 @@ class Distance:
 
 
 def distances(before: Stored, after: Stored, paths: Iterable[str]) -> dict[str, Distance]:
-    """Return how far tensors are apart. Memory stays below 256 MiB.
+    """Return the distances of tensors by path. Memory stays below 256 MiB.
 
     Args:
         before: A state.
         after: Another one, of any registry.
-        paths: Of tensors that have the same dtype and shape in both.
+        paths: Paths of tensors that have the same dtype and shape in both.
 
     Raises:
         IntegrityError: A chunk is damaged or gone.
     """
     from holdfast.registry.comparing import (
-        elements,  # with numpy, which a comparison of manifests needs not
+        elements,  # imports numpy, which a comparison of manifests does not need
     )
 
     old, new = (tensors_by_path(one.manifest.components) for one in (before, after))

@@ -1,8 +1,8 @@
-"""Stored elements as numbers: what the bytes of each element type mean, summed up and compared.
+"""Statistics and differences of stored elements of every element type.
 
-Owns the arithmetic on memory, in blocks that fit the processor's cache: integers are exact,
-everything else is computed in float64. Needs neither torch nor ml_dtypes: types that NumPy does
-not have are read by their bits. Imports numpy, so others import it where they first need it.
+Works in blocks that fit the processor's cache. Integers are exact; everything else is computed in
+float64. Needs neither torch nor ml_dtypes: types that NumPy does not have are read by their bits.
+Imports numpy, so others import this module where they first need it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from holdfast.registry.values.dtypes import FLOATING, item_size
 
-#: Elements looked at in one go.
+#: Elements in a block.
 _BLOCK = 2**16
 #: Squares of numbers in this range neither overflow nor vanish.
 _SAFE = (1e-140, 1e140)
@@ -31,7 +31,7 @@ _FLOAT8 = {
     "float8_e5m2": (2, 15),
     "float8_e5m2fnuz": (2, 16),
 }
-#: Of a complex type that of its parts.
+#: Complex type -> type of its parts.
 PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 _Array = np.ndarray[Any, Any]
@@ -39,18 +39,18 @@ _Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What some elements of one type are.
+    """The statistics of some elements of one type.
 
     Attributes:
         count: Number of elements.
-        nans: Those that are NaN, complex ones in either part.
-        infs: Those that are infinite, and not NaN.
-        zeros: Those that are zero, of either sign.
-        low: The least finite one; `None` where there is none, and of complex types.
-        high: The greatest one, likewise.
-        total: Exact sum of the finite ones' block sums; of complex types that of the real parts.
-        imaginary: The same of the imaginary parts.
-        norm: Root of the sum of the finite ones' squared moduli.
+        nans: Number of NaN elements; complex ones count if either part is NaN.
+        infs: Number of infinite elements that are not NaN.
+        zeros: Number of zeros of either sign.
+        low: The least finite element; `None` where there is none, and for complex types.
+        high: The greatest finite element, likewise.
+        total: Exact sum of the sums of blocks of finite elements; of the real parts if complex.
+        imaginary: The same sum of the imaginary parts.
+        norm: Root of the sum of the squared moduli of finite elements.
     """
 
     count: int = 0
@@ -71,11 +71,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How elements differ from those that were there before.
+    """The differences between elements before and after.
 
     Attributes:
-        changed: Elements whose bits differ.
-        nonfinite: Those of them that are NaN or infinite before or after; left out of the rest.
+        changed: Number of elements whose bits differ.
+        nonfinite: Changed elements that are NaN or infinite before or after; left out of the rest.
         largest: The greatest modulus of a difference.
         norm: Root of the sum of the squared moduli of the differences.
         norm_before: The same of the elements before.
@@ -89,7 +89,7 @@ class Change:
 
 
 def summarise(data: memoryview, dtype: str) -> Summary:
-    """Sum up elements."""
+    """Return the statistics of elements."""
     number = _summarise_integers if _is_integer(dtype) else _summarise_floats
     number = _summarise_complex if dtype in PARTS else number
     with np.errstate(all="ignore"):
@@ -97,7 +97,7 @@ def summarise(data: memoryview, dtype: str) -> Summary:
 
 
 def join(parts: Iterable[Summary]) -> Summary:
-    """Return the summary of all elements of several."""
+    """Return one summary of several."""
     parts = list(parts)
     return Summary(
         sum(part.count for part in parts),
@@ -113,7 +113,7 @@ def join(parts: Iterable[Summary]) -> Summary:
 
 
 def compare(before: memoryview, after: memoryview, dtype: str) -> Change:
-    """Compare as many elements, one by one."""
+    """Compare two buffers with the same number of elements, one by one."""
     with np.errstate(all="ignore"):
         return join_changes(
             [_compare(old, new, dtype) for old, new in blocks(dtype, before, after)]
@@ -121,7 +121,7 @@ def compare(before: memoryview, after: memoryview, dtype: str) -> Change:
 
 
 def join_changes(parts: Iterable[Change]) -> Change:
-    """Return the change of all elements of several."""
+    """Return one change of several."""
     parts = list(parts)
     return Change(
         sum(part.changed for part in parts),
@@ -140,7 +140,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def blocks(dtype: str, *data: memoryview) -> Iterator[tuple[memoryview, ...]]:
-    """Yield the same elements of each, so many that they fit the processor's cache."""
+    """Yield the same block of elements of each; blocks fit the processor's cache."""
     size = _BLOCK * item_size(dtype)
     for start in range(0, len(data[0]), size):
         yield tuple(one[start : start + size] for one in data)
@@ -167,7 +167,7 @@ def _numbers(data: memoryview, dtype: str) -> _Array:
 
 @lru_cache
 def float8_values(dtype: str) -> _Array:
-    """Return what each of the 256 bytes of a type means."""
+    """Return the number that each of the 256 bytes of a type stands for."""
     if dtype == "float8_e8m0fnu":
         return np.array([*(2.0 ** (code - 127) for code in range(255)), math.nan])
     bits, bias = _FLOAT8[dtype]
@@ -249,7 +249,7 @@ def _sum(found: _Array) -> Fraction:
 
 
 def _norm(found: _Array) -> float:
-    """Return the root of the sum of squares of finite numbers; infinity where it is beyond."""
+    """Return the root of the sum of squares of finite numbers; infinity where it is too large."""
     if not found.size:
         return 0.0
     largest = max(abs(float(found.min())), abs(float(found.max())))
@@ -294,13 +294,13 @@ def _compare(before: memoryview, after: memoryview, dtype: str) -> Change:
 
 
 def _differing(before: memoryview, after: memoryview, dtype: str) -> _Array:
-    """Return of each element whether its bits differ."""
+    """Return for each element whether its bits differ."""
     words = f"u{item_size(PARTS.get(dtype, dtype))}"
     differs: _Array = np.not_equal(np.frombuffer(before, words), np.frombuffer(after, words))
     return np.any(differs.reshape(-1, 2), axis=1) if dtype in PARTS else differs
 
 
 def _apart(old: _Array, new: _Array) -> _Array:
-    """Return how far integers are apart, exactly: without a sign it always fits in 64 bits."""
+    """Return the exact distances of integers: unsigned they always fit in 64 bits."""
     apart: _Array = np.maximum(old, new).astype("u8") - np.minimum(old, new).astype("u8")
     return apart

@@ -1,8 +1,8 @@
-"""What the tensors of a stored state hold: extremes, means, norms, and what is not finite.
+"""Statistics of the tensors of a stored state: extremes, means, norms, NaN and infinities.
 
-Chunks are read one after another, every byte verified, in bounded memory; equal chunks once. NaN
-and infinities are counted, and left out of everything else, so that one of them does not hide the
-rest.
+Chunks are read one after another in bounded memory, equal chunks once, and every byte is verified.
+NaN and infinities are counted, and left out of everything else, so that one of them does not hide
+the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """What one tensor holds.
+    """The statistics of one tensor.
 
     Attributes:
         path: Component and keys joined with `/`.
@@ -35,15 +35,15 @@ class TensorStats:
         shape: Axis lengths.
         nbytes: Size in bytes.
         count: Number of elements.
-        min: The least finite element: exact, an integer of integers and bools. `None` where there
-            is none, and of complex types, which have no order.
-        max: The greatest one, likewise.
-        mean: Mean of the finite elements; of integers exact but for one rounding. `None` where
+        min: The least finite element, exact: an integer for integers and bools. `None` where there
+            is none, and for complex types, which have no order.
+        max: The greatest finite element, likewise.
+        mean: Mean of the finite elements; for integers exact except for one rounding. `None` where
             there is none.
         norm: L2 norm of the finite elements.
-        nan: Elements that are NaN; complex ones in either part.
-        inf: Elements that are infinite, and not NaN.
-        zeros: Elements that are zero, of either sign.
+        nan: Number of NaN elements; complex ones count if either part is NaN.
+        inf: Number of infinite elements that are not NaN.
+        zeros: Number of zeros of either sign.
     """
 
     path: str
@@ -72,7 +72,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class StateStats:
-    """What the tensors of a state hold.
+    """The statistics of the tensors of a state.
 
     Attributes:
         tensors: One for each tensor, in the order of the state.
@@ -92,17 +92,17 @@ class StateStats:
 
     @property
     def nan(self) -> int:
-        """Elements that are NaN."""
+        """Number of NaN elements."""
         return sum(one.nan for one in self.tensors)
 
     @property
     def inf(self) -> int:
-        """Elements that are infinite."""
+        """Number of infinite elements."""
         return sum(one.inf for one in self.tensors)
 
     @property
     def zeros(self) -> int:
-        """Elements that are zero."""
+        """Number of zeros."""
         return sum(one.zeros for one in self.tensors)
 
     @property
@@ -122,12 +122,12 @@ class StateStats:
 
 
 def stats(stored: Stored, patterns: Sequence[str] = ()) -> StateStats:
-    """Read the tensors of a state and sum them up. Memory stays below 256 MiB.
+    """Read the tensors of a state and return their statistics. Memory stays below 256 MiB.
 
     Args:
         stored: The state.
-        patterns: Patterns of the paths that are wanted, as those of a shell; `*` matches `/`
-            too. All tensors without any.
+        patterns: Patterns of the wanted paths, like those of a shell; `*` matches `/` too. Without
+            patterns all tensors are read.
 
     Raises:
         NotFound: A pattern matches no tensor.

@@ -1,7 +1,7 @@
-"""Following a run with a model: its newest weights put in place, of which only what changed moves.
+"""Follow a run with a model: load its newest weights in place, and read only changed chunks.
 
-Owns choosing the checkpoint. What is exchanged is the business of `swapping`, how a follower waits
-that of `watching`. Nothing is written to the store.
+This module chooses the checkpoint; `swapping` replaces the weights, and `watching` waits. Nothing
+is written to the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.registry.writing.committer import Committer
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A checkpoint of which everything is at hand that the model lacks."""
+    """A checkpoint with all chunks that the model lacks."""
 
     checkpoint: Checkpoint
     n: int
@@ -68,7 +68,7 @@ class Following(Iterator[Checkpoint]):
         self._end: int | None = None
         self._n = -1
         self._ready: _Ready | None = None
-        # One at a time: weights may be fetched by a thread of the caller's.
+        # A thread of the caller's may fetch weights: one call at a time.
         self._lock = RLock()
         self.current: Checkpoint | None = None
         self.moved_bytes = 0
@@ -103,8 +103,8 @@ class Following(Iterator[Checkpoint]):
             Their checkpoint; `None` if the model has the newest already.
 
         Raises:
-            IncompatibleState: They do not fit the model, which is as it was.
-            IntegrityError: Something is damaged or gone; the model is as it was.
+            IncompatibleState: They do not fit the model, which is unchanged.
+            IntegrityError: An object is damaged or gone; the model is unchanged.
         """
         with self._lock:
             before = self._ready
@@ -113,17 +113,17 @@ class Following(Iterator[Checkpoint]):
             return self._swap(is_fresh=self._ready is not before)
 
     def fetch(self) -> Checkpoint | None:
-        """Have newer weights ready for `swap`, if there are any now; the model is only read.
+        """Fetch newer weights for `swap`, if there are any now; the model is only read.
 
         Another thread may do this while the model is in use: `swap` then only hashes the chunks
-        that stay, and copies those that changed.
+        that stay, and copies the chunks that changed.
 
         Returns:
             Their checkpoint; `None` if the model has the newest already.
 
         Raises:
             IncompatibleState: They do not fit the model.
-            IntegrityError: Something is damaged or gone.
+            IntegrityError: An object is damaged or gone.
         """
         with self._lock:
             self._log.refresh()
@@ -134,23 +134,23 @@ class Following(Iterator[Checkpoint]):
                 try:
                     self._ready = _Ready(checkpoint, record.n, self._prepare(checkpoint))
                 except MissingObject:
-                    # Let go, and collected while it was read: what took its place is newer.
+                    # Evicted and collected while it was read: there is a newer one.
                     if self._log.refresh().dropped is None and not checkpoint.is_evicted:
                         raise
             self._ready = None
             return None
 
     def swap(self) -> Checkpoint | None:
-        """Put into the model what `fetch` has made ready.
+        """Put the weights of the last `fetch` into the model.
 
-        If the model was written to since, this may fetch more first.
+        If the model was written to since, this may fetch more chunks first.
 
         Returns:
-            The checkpoint; `None` if nothing is ready.
+            The checkpoint; `None` if no weights are ready.
 
         Raises:
-            IncompatibleState: The model has got other shapes meanwhile.
-            IntegrityError: Something more was needed and is damaged or gone.
+            IncompatibleState: The model has other shapes now.
+            IntegrityError: Another object was needed and is damaged or gone.
         """
         with self._lock:
             return self._swap(is_fresh=False)
@@ -179,12 +179,12 @@ class Following(Iterator[Checkpoint]):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing newer can come, as far as the log has been read."""
+        """Whether no newer checkpoint can come, by the part of the log that was read."""
         run = self._log.run
         return run.dropped is not None or (run.status in OVER and self._due() is None)
 
     def _due(self) -> CheckpointRecord | None:
-        """Return the checkpoint whose weights the model ought to have next."""
+        """Return the checkpoint whose weights the model gets next."""
         run = self._log.run
         if self._latest_only:
             latest = run.latest(self._phase)

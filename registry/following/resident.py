@@ -1,8 +1,8 @@
-"""The tensors of a model where they lie in memory, read and written chunk by chunk.
+"""The tensors of a model in memory, read and written chunk by chunk.
 
-Owns the way from a chunk of the grid to a part of a tensor that exists, on the host or not,
-contiguous or not, and the mark by which it can be told that a tensor was written to. What its
-chunks ought to be is the business of `holdfast.registry.following.swapping`.
+Maps a chunk of the grid to a part of an existing tensor, on the host or not, contiguous or not, and
+marks a tensor to detect writes. `holdfast.registry.following.swapping` decides which chunks the
+tensor gets.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from holdfast.registry.values.digest import Digest
 class Resident:
     """One tensor or array of a model.
 
-    It keeps the memory alive, so that no other tensor can come to lie there unseen.
+    It keeps the memory alive, so that no other tensor can get the same memory unnoticed.
 
     Args:
         source: The tensor or array.
         dtype: Its element type, a name of `holdfast.registry.values.dtypes`.
         shape: Its axis lengths.
-        stored_dtype: The narrower type that chunks have, to be widened here; its own without.
+        stored_dtype: The narrower type of the chunks, which are widened here; `dtype` without it.
 
     Attributes:
-        grid: How a checkpoint cuts it.
+        grid: The grid by which a checkpoint cuts it.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Resident:
         into[:] = own if self._stored_dtype is None else self._narrowed(own, self._stored_dtype)
 
     def stage(self, number: int, data: memoryview, pool: Executor) -> Callable[[], None]:
-        """Make ready to copy a chunk into the tensor, which is left as it is.
+        """Prepare the copy of a chunk into the tensor; the tensor does not change yet.
 
         Args:
             number: The chunk.
-            data: Its bytes; they are to stay until they are copied.
-            pool: Threads to widen it with, where it is stored in a narrower type.
+            data: Its bytes; they must not change until they are copied.
+            pool: Threads that widen the chunk, where it is stored in a narrower type.
 
         Returns:
-            What copies it. On the host that takes no memory.
+            A function that copies it. On the host that takes no memory.
         """
         if self._view is not None:
             start = self._start(number)
@@ -83,11 +83,10 @@ class Resident:
         return destination.settle
 
     def examine(self, number: int, size: int) -> tuple[Digest, bool]:
-        """Return the digest of a chunk as it lies there now, and whether it is that chunk.
+        """Return the digest of a chunk in the tensor, and whether the tensor holds it exactly.
 
-        Numbers that are widened here are rounded to be hashed. They may be others than those that
-        the chunk stands for, and round to the same: as the base of a delta they will do, as what
-        the tensor ought to hold they will not.
+        Widened numbers are rounded before they are hashed. Other numbers may round to the same
+        chunk: these can serve as the base of a delta, but the tensor must not keep them.
         """
         if self._view is not None:
             start = self._start(number)
@@ -103,21 +102,21 @@ class Resident:
 
     @property
     def is_counted(self) -> bool:
-        """Whether torch counts what is written to the tensor.
+        """Whether torch counts writes to the tensor.
 
-        It counts what is done in place to a tensor, its views and `detach()`, unless it was made in
-        inference mode, and not what is done by way of `.data`, NumPy or foreign kernels. NumPy
+        It counts writes in place to a tensor, its views and `detach()`, unless the tensor was made
+        in inference mode. It does not count writes through `.data`, NumPy or foreign kernels. NumPy
         counts nothing.
         """
         return self._is_torch and not self._plain.is_inference()
 
     def mark(self) -> tuple[object, ...]:
-        """Return what changes when the tensor is another one, or a counted write has come."""
+        """Return a value that changes with another tensor or a counted write."""
         extent = Extent.of(self._plain, self._dtype, self._shape)
         return extent, self._plain._version if self.is_counted else None
 
     def _own(self, number: int) -> memoryview:
-        """Return a chunk's bytes as they are in the tensor, copied to the host if need be."""
+        """Return a chunk's bytes in the tensor; they are copied only from another device."""
         part = self._plain[self._index(number)]
         view = pytree.view_of(part)
         if view is not None:
@@ -132,7 +131,7 @@ class Resident:
         return view
 
     def _narrowed(self, own: memoryview, dtype: str) -> memoryview:
-        """Round as a save does: a widened number comes back as it was stored."""
+        """Round as a save does: a widened number gets the bits that were stored."""
         made: memoryview = _rounding().narrow(own, self._dtype, dtype)
         return made
 
@@ -157,37 +156,37 @@ def _copy(into: memoryview, data: memoryview) -> None:
 
 
 def _rounding() -> Any:
-    # It imports numpy.
+    # Imported late, because it imports numpy.
     from holdfast.registry.precision import rounding
 
     return rounding
 
 
 def _equal(one: memoryview, other: memoryview) -> bool:
-    # Many times as fast as to compare the views, and without the lock of the interpreter.
+    # Much faster than a comparison of the views, and it releases the interpreter's lock.
     import numpy as np
 
     return np.array_equal(np.frombuffer(one, "<u4"), np.frombuffer(other, "<u4"))
 
 
 class LiveChunks:
-    """Chunks that lie in a model, for whoever would fetch them otherwise: a `Cache`.
+    """The chunks of a model as a `Cache`: they need not be fetched.
 
-    What lies where is what was once known. A chunk is copied first and the copy hashed, here or by
-    whoever asked, so that nothing is taken for what it is no more.
+    The digests may be outdated. So a chunk is copied first, and the copy is hashed, here or by the
+    caller.
 
     Args:
         residents: Tensors by path.
         held: The digests of their chunks.
 
     Attributes:
-        misled: Whether a chunk turned out to be another one than was known.
+        was_outdated: Whether a chunk did not have its known digest any more.
     """
 
     def __init__(
         self, residents: Mapping[str, Resident], held: Mapping[str, Sequence[Digest]]
     ) -> None:
-        self.misled = False
+        self.was_outdated = False
         self._where = {
             digest: (residents[path], number, size)
             for path, digests in held.items()
@@ -197,11 +196,11 @@ class LiveChunks:
         }
 
     def fill(self, wanted: Mapping[Digest, memoryview], *, verified: bool = True) -> list[Digest]:
-        """Fill memory with those chunks that the model holds; return the others.
+        """Fill memory with the chunks that the model holds; return the digests of the others.
 
         Args:
             wanted: Chunks, each with a writable flat byte view of its raw length.
-            verified: Whether each is held against its digest.
+            verified: Whether to check each against its digest.
         """
         return [
             digest
@@ -216,5 +215,5 @@ class LiveChunks:
         resident.read(number, view)
         if not verified or hashlib.sha256(view).digest() == digest:
             return True
-        self.misled = True
+        self.was_outdated = True
         return False

@@ -1,8 +1,8 @@
-"""A model whose weights are exchanged in place: what it holds, what it lacks of a checkpoint.
+"""Replace the weights of a model in place by those of a checkpoint.
 
-Owns finding that out, having the missing chunks fetched and verified aside, and putting them into
-the model, which is done whole or, unless a device fails meanwhile, not at all. Which checkpoint it
-is to have is the business of `holdfast.registry.following.following`.
+Finds the chunks that the model lacks, fetches and verifies them in other memory, and copies them
+into the model: all of them, or none unless a device fails meanwhile.
+`holdfast.registry.following.following` chooses the checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Chunks = tuple[Digest, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a tensor of the model was found to hold, or given, and how it was marked then."""
+    """The chunks that a tensor was found to hold or was given, and its mark at that time."""
 
     resident: Resident
     mark: tuple[object, ...]
@@ -48,18 +48,18 @@ class _Known:
 
 @dataclass(slots=True)
 class Exchange:
-    """What a checkpoint asks of a model, and the chunks that the model lacks.
+    """The chunks of a checkpoint and of a model, and those that the model lacks.
 
     Attributes:
         ref: The checkpoint.
-        base: What it is and where.
+        base: Its state and place.
         residents: The model's tensors by path; of those that share memory the first.
-        wanted: The digests of their chunks, as the checkpoint has them.
-        held: The digests of their chunks as they are.
-        inexact: Numbers of chunks that are these only when they are rounded: they are bases of
-            deltas, but to be replaced.
+        wanted: The digests of their chunks in the checkpoint.
+        held: The digests of their chunks in the model.
+        inexact: Numbers of chunks that equal the held digest only when they are rounded: they can
+            be bases of deltas, but have to be replaced.
         inline: Bytes that the manifest itself holds.
-        aside: Chunks that are fetched and verified.
+        fetched: Chunks that are fetched and verified.
         moved_bytes: Stored bytes of chunks that were read from the store.
     """
 
@@ -70,11 +70,11 @@ class Exchange:
     held: dict[str, _Chunks] = field(default_factory=dict)
     inexact: dict[str, frozenset[int]] = field(default_factory=dict)
     inline: dict[Digest, memoryview] = field(default_factory=dict)
-    aside: dict[Digest, memoryview] = field(default_factory=dict)
+    fetched: dict[Digest, memoryview] = field(default_factory=dict)
     moved_bytes: int = 0
 
-    def stale(self) -> Iterator[tuple[str, int, int, Digest]]:
-        """Yield path, number, size and digest of each chunk that is to be replaced."""
+    def differing(self) -> Iterator[tuple[str, int, int, Digest]]:
+        """Yield path, number, size and new digest of each chunk to replace."""
         for path, wanted in self.wanted.items():
             held, inexact = self.held[path], self.inexact[path]
             if wanted == held and not inexact:
@@ -85,27 +85,26 @@ class Exchange:
                     yield path, number, size, new
 
     def lacking(self) -> dict[Digest, memoryview]:
-        """Take memory for the chunks that are neither here nor in the manifest."""
+        """Allocate memory for the chunks that are neither here nor in the manifest."""
         found: dict[Digest, memoryview] = {}
-        for _, _, size, digest in self.stale():
+        for _, _, size, digest in self.differing():
             if digest in self.inline:
-                self.aside[digest] = self.inline[digest]
-            elif digest not in self.aside and digest not in found:
+                self.fetched[digest] = self.inline[digest]
+            elif digest not in self.fetched and digest not in found:
                 found[digest] = pytree.allocate("uint8", (size,), "numpy")[1]
         return found
 
 
 class SwappedModel:
-    """A model whose weights are exchanged in place.
+    """A model whose weights are replaced in place.
 
     Args:
-        store: Where chunks come from.
+        store: The registry's objects.
         model: An object with `state_dict()`, or a dict of tensors or arrays.
-        component: The component that the model stands for; without it its keys are components.
-        strict: Whether a path that only one side has is an error; that all are is one always.
-        rehash: What to hash in tensors without counted writes: everything (`True`), nothing
-            (`False`), or the chunks that would not be replaced (`None`; everything if writes cannot
-            be counted).
+        component: The component that the model is; without it the model's keys are components.
+        strict: Whether a path that only one side has is an error; no common path is always one.
+        rehash: The chunks to hash in tensors without counted writes: all (`True`), none (`False`),
+            or those that would not be replaced (`None`; all if writes cannot be counted).
 
     Attributes:
         changed: Paths of the tensors that the last exchange wrote to.
@@ -131,56 +130,56 @@ class SwappedModel:
         self.changed_bytes = 0
 
     def prepare(self, ref: str, base: PlacedState, before: Exchange | None = None) -> Exchange:
-        """Fetch what the model lacks of a checkpoint; the model itself is only read.
+        """Fetch the chunks that the model lacks of a checkpoint; the model itself is only read.
 
         Args:
             ref: The checkpoint.
-            base: What it is and where.
-            before: What was prepared of the same checkpoint; the model may have changed since.
+            base: Its state and place.
+            before: An earlier exchange for the same checkpoint; the model may have changed since.
 
         Raises:
-            IncompatibleState: It does not fit the model.
-            NotFound: It has no such component.
-            IntegrityError: Something is damaged or gone.
+            IncompatibleState: The checkpoint does not fit the model.
+            NotFound: The checkpoint has no such component.
+            IntegrityError: An object is damaged or gone.
         """
         with collector_paused():
             made = self._plan(ref, base)
         if before is not None:
-            made.aside, made.moved_bytes = before.aside, before.moved_bytes
-        places = index_chunks(base.manifest, base.placement, base.lists)
+            made.fetched, made.moved_bytes = before.fetched, before.moved_bytes
+        index = index_chunks(base.manifest, base.placement, base.lists)
         rehash = self._rehash
         while True:
             self._survey(made, rehash)
             live = LiveChunks(made.residents, made.held)
-            fetch = Fetch(self._store, base.placement, places, (live,))
+            fetch = Fetch(self._store, base.placement, index, (live,))
             lacking = made.lacking()
             if lacking:
                 fetch.read(lacking)
-            made.aside.update(lacking)
+            made.fetched.update(lacking)
             made.moved_bytes += fetch.moved_bytes
-            if rehash or not live.misled:
+            if rehash or not live.was_outdated:
                 return made
-            rehash = True  # written to unseen in one place, perhaps in others, too
+            rehash = True  # one uncounted write was found; there may be more
 
     def put(self, exchange: Exchange) -> None:
-        """Put what was prepared into the model, which nobody may have written to since.
+        """Copy the prepared chunks into the model; nobody may have written to it since.
 
-        All that can run out of the host's memory is done before the first chunk is copied. Where a
-        device fails while it is written to, the model may have a part of them; the next exchange
-        then looks at all of it.
+        Everything that needs the host's memory is done before the first chunk is copied. If a
+        device fails during the copies, the model may have only some of the chunks; then the next
+        exchange hashes the whole model.
         """
         self._known = {}  # until all of it is there
         pool, changed = self._store.pools.hashing, dict[str, int]()
-        stale = list(exchange.stale())
-        uses = Counter(digest for *_, digest in stale)
+        differing = list(exchange.differing())
+        uses = Counter(digest for *_, digest in differing)
         staged: list[Callable[[], None]] = []
-        for path, number, size, digest in stale:
-            data = exchange.aside[digest]
+        for path, number, size, digest in differing:
+            data = exchange.fetched[digest]
             staged.append(exchange.residents[path].stage(number, data, pool))
             changed[path] = changed.get(path, 0) + size
             uses[digest] -= 1
             if not uses[digest]:
-                del exchange.aside[digest]  # it may be staged: not to be held twice
+                del exchange.fetched[digest]  # it may be staged: do not keep it twice
         for copy in staged:
             copy()
         self._known = {
@@ -190,7 +189,7 @@ class SwappedModel:
         self.changed, self.changed_bytes = tuple(changed), sum(changed.values())
 
     def _plan(self, ref: str, base: PlacedState) -> Exchange:
-        """Hold a checkpoint against the model as it is now: a module may have got new tensors."""
+        """Compare a checkpoint with the model as it is now: a module may have new tensors."""
         sources = tensors_by_path(self._parts(ref, base.manifest))
         leaves = self._leaves()
         report = LoadReport.of(sources, leaves)
@@ -212,9 +211,9 @@ class SwappedModel:
     def _survey(self, exchange: Exchange, rehash: bool | None) -> None:
         """Find the digests of the chunks in the model: known ones, or by hashing.
 
-        A known digest may be wrong, since not every write is counted. That is harmless for a chunk
-        that is replaced; if it is the base of a delta, the result is hashed. A chunk that stays is
-        hashed here, or the model could differ from the checkpoint.
+        A known digest may be wrong, because not every write is counted. That is harmless for a
+        chunk that is replaced; if it is the base of a delta, the result is hashed. A chunk that
+        stays is hashed here; otherwise the model could differ from the checkpoint.
         """
         marks = {path: resident.mark() for path, resident in exchange.residents.items()}
         held: dict[str, list[Digest | None]] = {}
@@ -272,7 +271,7 @@ class SwappedModel:
 
 
 def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
-    """Return the digests of a tensor's chunks; one that the manifest holds is one chunk."""
+    """Return the digests of a tensor's chunks; an inline tensor counts as one chunk."""
     if entry.inline is not None:
         return (Digest.of(entry.inline),)
     if entry.chunk_list is not None:

@@ -1,9 +1,9 @@
-"""Following a run: each checkpoint once for each group of followers.
+"""Follow a run: each checkpoint goes to one follower of each group.
 
-What a group is done with, and who of it works on what until when, stands in the run's log; so
-followers need no other way to agree, and any of them may die. Owns choosing the next checkpoint and
-waiting for it. What a claim means to retention is the business of
-`holdfast.registry.history.retention`.
+The run's log records the checkpoints that a group has finished, and which follower works on which
+one until when. So followers need no other way to agree, and any of them may die. This module
+chooses the next checkpoint and waits for it; `holdfast.registry.history.retention` keeps claimed
+ones.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from holdfast.registry.spec.requirements import check_phase_is_declared
 from holdfast.registry.writing.change import Composed
 from holdfast.registry.writing.committer import Committer
 
-#: Statuses after which nothing comes any more.
+#: Statuses after which no checkpoint comes any more.
 OVER = ("completed", "failed")
-# How a follower waits and what it takes for the time; tests put other ones here.
+# Tests replace these clocks.
 _sleep = time.sleep
 _monotonic = time.monotonic
 
@@ -41,12 +41,12 @@ _LONGEST_S = 1e12
 
 
 class Patience:
-    """How long a follower waits between looks at a log, and for how long in all.
+    """The waits of a follower between polls of a log, and its timeout.
 
     Args:
-        poll_s: Seconds after a look that found something; twice as long after each that did not.
-        longest_poll_s: At most so long.
-        timeout_s: Seconds in all; for ever without it.
+        poll_s: Seconds after a poll that found something new; they double after each other poll.
+        longest_poll_s: The most seconds between polls.
+        timeout_s: The timeout in seconds; none without it.
 
     Raises:
         InvalidInput: One of them is not a time.
@@ -59,12 +59,12 @@ class Patience:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to wait anew."""
+        """Start the timeout, with the shortest wait."""
         self._deadline = _monotonic() + self._timeout_s
         self.encourage()
 
     def encourage(self) -> None:
-        """Look soon again: something was found, if not what was waited for."""
+        """Go back to the shortest wait, because the log has grown."""
         self._pause_s = self._poll_s
 
     @property
@@ -73,8 +73,8 @@ class Patience:
         return self._deadline <= _monotonic()
 
     def wait(self, longest_s: float = math.inf) -> None:
-        """Let some time pass, `longest_s` seconds at most."""
-        # Not all followers at once.
+        """Sleep, `longest_s` seconds at most."""
+        # With jitter, so that followers do not poll all at once.
         jittered_s = self._pause_s * random.uniform(0.5, 1)
         _sleep(max(0.0, min(jittered_s, self._deadline - _monotonic(), longest_s)))
         self._pause_s = min(self._longest_poll_s, 2 * self._pause_s)
@@ -85,7 +85,7 @@ class Watch(Iterator[Checkpoint]):
 
     Attributes:
         group: The group of followers.
-        follower: Who follows.
+        follower: The name of this follower.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Watch(Iterator[Checkpoint]):
         self._held: int | None = None
 
     def __iter__(self) -> Self:
-        # A new loop says nothing of the checkpoint that the loop before it was left with.
+        # A new loop does not acknowledge the last checkpoint of the loop before it.
         self._held = None
         return self
 
@@ -131,17 +131,17 @@ class Watch(Iterator[Checkpoint]):
             if taken is not None:
                 return Checkpoint(self._committer.store, self._log, taken)
             if self._is_over() or self._patience.is_over:
-                self._log.make_durable()  # or work of others could be lost and needed again
+                self._log.make_durable()  # otherwise acknowledgements of others could be lost
                 raise StopIteration
             if run.next_slot > before:
                 self._patience.encourage()
             self._patience.wait(self._until_expiry_s())
 
     def acknowledge(self) -> None:
-        """Be done with the checkpoint that came last, before leaving the loop on purpose.
+        """Acknowledge the last checkpoint, before the loop is left on purpose.
 
         Raises:
-            Conflict: Others write to the run too often; it is not acknowledged.
+            Conflict: Others write to the run too often; the checkpoint is not acknowledged.
         """
         self._committer.commit(
             Composed(lambda run: self._acknowledgement(run) or None, on_dropped=True)
@@ -149,12 +149,12 @@ class Watch(Iterator[Checkpoint]):
         self._held = None
 
     def renew(self) -> None:
-        """Hold the checkpoint that came last for another `hold_s` from now.
+        """Hold the last checkpoint for another `hold_s` from now.
 
         Raises:
             InvalidInput: No checkpoint is held.
-            Conflict: The hold was over and another follower took the checkpoint, or is done with
-                it; or the run was dropped.
+            Conflict: The hold was over, and another follower took or acknowledged the checkpoint;
+                or the run was dropped.
         """
         held = self._held
         if held is None:
@@ -177,9 +177,9 @@ class Watch(Iterator[Checkpoint]):
         self._committer.commit(compose)
 
     def _take(self) -> CheckpointRecord | None:
-        """Acknowledge what is held and claim what comes next, both in one commit."""
+        """Acknowledge the held checkpoint and claim the next one, both in one commit."""
         if self._held is None and next(self._free(self._log.run), None) is None:
-            return None  # the caller then only asks for the next slot
+            return None  # without a commit, a poll is only one request for the next slot
         taken: CheckpointRecord | None = None
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
@@ -191,13 +191,13 @@ class Watch(Iterator[Checkpoint]):
         try:
             self._committer.commit(Composed(compose, on_dropped=True))
         except Conflict:
-            # All races lost: as many others write as can. What is held is still held.
+            # All races for a slot were lost, because many others write. The hold stays.
             return None
         self._held = None if taken is None else taken.n
         return taken
 
     def _open(self, run: RunManifest) -> Iterator[CheckpointRecord]:
-        """Yield what the group is not done with, in log order."""
+        """Yield the checkpoints that the group has not finished, in log order."""
         if run.dropped is not None:
             return
         done = {*run.group(self.group).done, self._held}
@@ -207,12 +207,12 @@ class Watch(Iterator[Checkpoint]):
                 yield record
 
     def _free(self, run: RunManifest) -> Iterator[CheckpointRecord]:
-        """Yield what no other follower holds."""
+        """Yield the open checkpoints that no other follower holds."""
         held = self._held_by_others(run)
         return (record for record in self._open(run) if record.n not in held)
 
     def _held_by_others(self, run: RunManifest) -> dict[int, int]:
-        """Return until when others hold which checkpoints; what has expired is not held."""
+        """Return the checkpoints that others hold, each with the end of the hold in ms."""
         now_ms = _now_ms()
         return {
             claim.checkpoint: claim.until_ms
@@ -221,17 +221,17 @@ class Watch(Iterator[Checkpoint]):
         }
 
     def _is_over(self) -> bool:
-        """Return whether nothing can come any more."""
+        """Return whether no checkpoint can come any more."""
         run = self._log.run
         if self._held is not None or next(self._free(run), None) is not None:
-            return False  # races were lost: there is something to say yet
+            return False  # races were lost: an acknowledgement or a claim is still to be written
         if not self._follow or run.dropped is not None:
             return True
-        # What others hold may become free again: they may die over it.
+        # Checkpoints that others hold may become free again, if these followers die.
         return run.status in OVER and next(self._open(run), None) is None
 
     def _until_expiry_s(self) -> float:
-        """Return in how many seconds the first of the others' holds ends."""
+        """Return the seconds until the first hold of the others ends."""
         run = self._log.run
         held, now_ms = self._held_by_others(run), _now_ms()
         ends = [held[record.n] for record in self._open(run) if record.n in held]
@@ -243,7 +243,7 @@ class Watch(Iterator[Checkpoint]):
         return [claim]
 
     def _acknowledgement(self, run: RunManifest) -> list[Action]:
-        """Return what says that the held checkpoint is done, unless that was said already."""
+        """Return the action that acknowledges the held checkpoint, unless it is in the log."""
         held = self._held
         if held is None or run.dropped is not None or held in run.group(self.group).done:
             return []

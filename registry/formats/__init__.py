@@ -43,7 +43,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
-    """Return the format that a file's name asks for."""
+    """Return the format for the extension of a file's name."""
     return FORMATS.get(Path(path).suffix.lower(), "opaque")
 
 
@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str]) -> FileState:
 
     Raises:
         InvalidInput: There is no such file, it breaks its format, or it changed meanwhile.
-        UnsupportedValue: It holds what could only be loaded by running code.
+        UnsupportedValue: A value in it could only be loaded by running code.
         IncompatibleState: A library that reads it is not installed.
     """
     path = Path(path)
@@ -80,19 +80,19 @@ def write(
     only: Iterable[str] | None = None,
     force: bool = False,
 ) -> WrittenFile:
-    """Write a checkpoint as a file, whole or not at all, every byte verified on its way.
+    """Write a checkpoint to a file, whole or not at all; every byte is verified.
 
     Args:
         path: The file; its extension decides the format, unless the checkpoint is an opaque file,
-            whose bytes come back under any name.
-        checkpoint: What to write.
-        only: Names of the components that are wanted; all without it.
-        force: Whether a file that stands there is replaced.
+            whose bytes are written under any name.
+        checkpoint: The checkpoint to write.
+        only: Names of the wanted components; all without it.
+        force: Whether to replace an existing file.
 
     Raises:
         IncompatibleState: The state does not fit the format; the message names the path in it.
-        InvalidInput: Something stands at `path` already.
-        IntegrityError: Something in the registry is damaged; nothing was written.
+        InvalidInput: `path` exists already.
+        IntegrityError: An object in the registry is damaged; nothing was written.
         StoreFull: The disk is full; nothing was written.
     """
     path = Path(path)
@@ -114,7 +114,7 @@ def write(
         case "zarr":
             if path.exists():
                 raise InvalidInput(
-                    "a file stands there", where=path, expected="the path of a new folder"
+                    "the path exists", where=path, expected="the path of a new folder"
                 )
             from holdfast.registry.formats import zarr
 

@@ -1,6 +1,6 @@
-"""Any file at all, kept byte for byte: nothing in it is read, parsed or run.
+"""Any file, kept byte for byte: its content is never parsed or run.
 
-Its state is `{"file": {"name": str, "bytes": <uint8 array>}}`; coming back, its bytes go straight
+Its state is `{"file": {"name": str, "bytes": <uint8 array>}}`. Writing copies the bytes straight
 from the registry into the new file.
 """
 
@@ -23,7 +23,7 @@ _PATH = f"{OPAQUE}/bytes"
 
 
 def read(path: Path) -> FileState:
-    """Read a file whole, and nothing in it."""
+    """Read the bytes of a file."""
     with stable(path) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
         read_exactly(file, data.data, path)
@@ -35,12 +35,12 @@ def read(path: Path) -> FileState:
 
 
 def write(path: Path, checkpoint: Checkpoint, *, force: bool) -> WrittenFile:
-    """Write the file's bytes, each verified, to a path of any name."""
+    """Write the verified bytes to a path of any name."""
     size = checkpoint.tensors()[_PATH].nbytes
     with new_file(path, size, force=force) as file:
         if size:
             _take_space(file.fileno(), size)
-            # Closed when the last view of it goes, which an error's traceback may hold.
+            # It closes with its last view, which the traceback of an error may hold.
             memory = mmap.mmap(file.fileno(), size)
             array = np.frombuffer(memory, dtype=np.uint8)
             checkpoint.load_into({OPAQUE: {"bytes": array}}, strict=False)
@@ -49,7 +49,7 @@ def write(path: Path, checkpoint: Checkpoint, *, force: bool) -> WrittenFile:
 
 
 def _take_space(fd: int, size: int) -> None:
-    # A disk that fills up under a mapping would end the process.
+    # Reserve the space first: a disk that fills up under a mapping would kill the process.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
     else:  # macOS

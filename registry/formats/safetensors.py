@@ -1,9 +1,8 @@
-"""Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata where it has some.
+"""Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata if it has some.
 
-The header is checked by `holdfast.registry.formats.safetensors_header`, since a hostile one is to
-be named and not merely refused; the tensors are read by the library. Files are written here: the
-library's own output differs from call to call as soon as there are two metadata keys, and lacks
-some element types.
+`holdfast.registry.formats.safetensors_header` checks the header, so that a refusal names the broken
+rule; the library reads the tensors. Files are written here, because the library's output differs
+from call to call if there are two metadata keys, and lacks some element types.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"
 METADATA = "metadata"
+
+
 # Reading
 
 
 def read(path: Path) -> FileState:
-    """Read a file whole.
+    """Read a file.
 
     Raises:
         InvalidInput: It breaks a rule of the format; the message names the rule.
@@ -77,7 +78,8 @@ def write(
     """Write one component of a checkpoint; equal components give equal files.
 
     Raises:
-        IncompatibleState: More than tensors by name was asked for; the message names the path.
+        IncompatibleState: The wanted parts are not only tensors by name; the message names the
+            path.
     """
     wanted = _choose(checkpoint, only)
     state = pytree.flatten(checkpoint.load(only=wanted))
@@ -98,7 +100,7 @@ def write(
 
 
 def _choose(checkpoint: Checkpoint, only: Iterable[str] | None) -> list[str]:
-    """Return the components to load, told from the manifest alone."""
+    """Return the components to load, from the manifest alone."""
     parts = checkpoint.manifest.components
     wanted = list(parts if only is None else only)
     bare = [name for name in wanted if name in parts and _is_bare(parts[name].skeleton)]
@@ -127,22 +129,22 @@ def _flat(part: FlatComponent, path: Path) -> dict[str, ArrayLeaf]:
 
 
 def _leaf(part: FlatComponent, name: Any, node: Any, path: Path) -> ArrayLeaf:
-    place = f"{part.name}/{name}"
+    where = f"{part.name}/{name}"
     match node:
         case {"t": int(index)} | {"n": int(index)} if isinstance(name, str):
             leaf = part.leaves[index]
             if leaf.dtype in NAMES and name != "__metadata__":
                 return leaf
-            raise _unfit(path, place, f"{leaf.dtype} has no place in safetensors")
+            raise _unfit(path, where, f"safetensors has no element type for {leaf.dtype}")
         case {"d": _} | {"od": _} | {"sd": _}:
-            raise _unfit(path, place, "dicts inside the component cannot be kept")
-    raise _unfit(path, place, "only tensors by name can be kept, and this is none")
+            raise _unfit(path, where, "safetensors cannot keep dicts inside the component")
+    raise _unfit(path, where, "safetensors can only keep tensors by name, and this is none")
 
 
-def _unfit(path: Path, place: str, what: str) -> IncompatibleState:
+def _unfit(path: Path, where: str, message: str) -> IncompatibleState:
     return IncompatibleState(
-        what,
-        where=place,
+        message,
+        where=where,
         expected=f"what fits into {path.name}",
         hint="Pull to a .pt file, or load it in Python: holdfast.open(URL).checkpoint(REF).load().",
     )
@@ -154,7 +156,7 @@ def _metadata(part: FlatComponent) -> dict[str, str]:
         isinstance(text, str) for pair in value.items() for text in pair
     ):
         raise IncompatibleState(
-            "the metadata of a safetensors file is text by name",
+            "the metadata of a safetensors file can only be strings by name",
             where=METADATA,
             hint="Leave it out with `--only`.",
         )

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: checked rule by rule, and written the same way every time."""
+"""The header of a safetensors file: check it rule by rule, and write it always in the same way."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def read_header(file: BinaryIO, size: int, path: Path) -> dict[str, str] | None:
     """Check the header of a file of `size` bytes; return the file's own metadata, if any.
 
     Raises:
-        InvalidInput: It breaks a rule of the format, which the message names, or its header would
-            take too much memory.
+        InvalidInput: It breaks a rule of the format, which the message names, or would take too
+            much memory.
     """
     header, data_bytes = _parse(file, size, path)
     metadata: dict[str, str] | None = header.pop("__metadata__", None)
@@ -57,7 +57,7 @@ def read_header(file: BinaryIO, size: int, path: Path) -> dict[str, str] | None:
 
 
 def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
-    """Return the header and the number of bytes behind it."""
+    """Return the header and the number of bytes after it."""
     if size < 8:
         broken(path, "shorter than the length of a header", "8 bytes or more", f"{size} bytes")
     head = bytearray(8)
@@ -89,13 +89,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> None:
-    """Check that the tensors lie one after another, from the header's end to the file's."""
+    """Check that the tensors fill the file from the header to its end, without gaps."""
     spans = sorted((_span(name, entry, path), name) for name, entry in header.items())
     end = 0
     for (start, stop), name in spans:
         if start != end:
-            what = "overlaps another tensor" if start < end else "leaves a hole before it"
-            broken(path, f"tensor {name!r} {what}", f"data from offset {end}", start)
+            fault = "overlaps another tensor" if start < end else "leaves a hole before it"
+            broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
         end = stop
     if end != data_bytes:
         broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
@@ -128,11 +128,11 @@ def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:
     return start, stop
 
 
-def broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
-    """Refuse a file by the rule that it breaks."""
+def broken(path: Path, rule: str, expected: object, found: object) -> NoReturn:
+    """Refuse a file, and name the rule that it breaks."""
     text = str(found)
     raise InvalidInput(
-        f"not a sound safetensors file: {what}",
+        f"not a sound safetensors file: {rule}",
         where=path,
         expected=expected,
         found=text if len(text) <= 200 else f"{text[:200]}...",
@@ -143,7 +143,7 @@ def broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
 def encode_header(
     leaves: Mapping[str, ArrayLeaf], metadata: Mapping[str, str]
 ) -> tuple[bytes, Sequence[ArrayLeaf]]:
-    """Return the header of these tensors, and the tensors in the order in which they follow."""
+    """Return the header of these tensors, and the tensors in the order of the file."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     # The library's order: widest elements first, so that all are aligned.

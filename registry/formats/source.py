@@ -1,8 +1,8 @@
-"""A file of the user's that is read: opened once, checked to be a file, and unchanged afterwards.
+"""Read a file of the user: open it once, check that it is a file and that it does not change.
 
-A trainer may be writing the very file that is being pushed. Its bytes are therefore brought into
-memory before anything is committed, never mapped: a mapping would be read while the commit is made,
-and a file cut short under a mapping ends the process.
+A trainer may be writing the file that is being pushed. So its bytes are read into memory before
+anything is committed, and never mapped: a mapping would be read while the commit is made, and a
+file that gets shorter under a mapping kills the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def stable(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading; fail at the end of the block if it changed meanwhile.
 
     Raises:
-        InvalidInput: There is no such file, it is none, or it changed while it was read.
-        AccessDenied: It may not be read.
+        InvalidInput: There is no such file, it is not a regular file, or it changed meanwhile.
+        AccessDenied: The user may not read it.
     """
     with _open(path) as file:
         before = _identity(os.fstat(file.fileno()))
@@ -42,7 +42,7 @@ def stable(path: Path) -> Iterator[BinaryIO]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        # Without O_NONBLOCK a pipe would hold us for ever.
+        # Without O_NONBLOCK the open of a pipe would never return.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise InvalidInput("no such file", where=path) from error
@@ -67,10 +67,10 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 
 
 def read_exactly(file: BinaryIO, into: memoryview, path: Path) -> None:
-    """Fill memory from where the file stands.
+    """Fill memory from the current position of the file.
 
     Raises:
-        InvalidInput: The file ends before that.
+        InvalidInput: The file is too short.
     """
     done = 0
     while done < len(into):

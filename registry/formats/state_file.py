@@ -1,4 +1,4 @@
-"""What reading a file gives, and what writing one says: the values that all formats share."""
+"""The results of reading and writing a file, for all formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.pytree import FlatState
 
-#: The component that an opaque file is: its name, and its bytes as an array.
+#: The component of an opaque file: its name, and its bytes as an array.
 OPAQUE = "file"
 
 Format = Literal["torch", "safetensors", "zarr", "opaque"]
@@ -20,9 +20,9 @@ class FileState:
     """A file as a state.
 
     Attributes:
-        state: What `Run.save` takes; taken apart already where the file says of tensors that they
-            were saved with less precision, which a tensor itself cannot.
-        format: How the file was read; `opaque` means not at all.
+        state: The state for `Run.save`; flat already where the file marks tensors as saved with
+            less precision, which a tensor itself cannot say.
+        format: The format that the file was read as; `opaque` files are not parsed.
         size_bytes: Size of the file.
     """
 
@@ -36,9 +36,9 @@ class WrittenFile:
     """A file that was written.
 
     Attributes:
-        path: Where.
-        format: In which format.
-        size_bytes: Size of the file.
+        path: Its path.
+        format: Its format.
+        size_bytes: Its size.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class WrittenFile:
 
 
 def opaque_name(checkpoint: Checkpoint) -> str | None:
-    """Return the name of the file that a checkpoint is, or `None` where it is a state."""
+    """Return the file name of a checkpoint that is an opaque file; `None` of any other state."""
     parts = checkpoint.manifest.components
     if set(parts) != {OPAQUE}:
         return None

@@ -1,8 +1,8 @@
-"""A file of the user's that is written: whole or not at all, and never over another by accident.
+"""Write a file of the user: whole or not at all, and never over another one by accident.
 
-Bytes go to a temporary file in the same folder, are synced, and only then get their name: by a
-link, which fails where something stands, or with `force` by a rename. All calls go through one
-descriptor of the folder, so that nobody can exchange it meanwhile; a symlink in the file's place is
+Bytes go to a temporary file in the same folder and are synced. Then the file gets its name by a
+link, which fails if the name exists, or with `force` by a rename. All calls go through one
+descriptor of the folder, so that nobody can exchange it meanwhile; a symlink at the path is
 refused.
 """
 
@@ -31,10 +31,10 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
 
 
 def check_target(path: Path, *, force: bool = False) -> None:
-    """Refuse a path that cannot be written to, before anything is fetched for it.
+    """Check that a path can be written, before anything is fetched for it.
 
     Raises:
-        InvalidInput: Something stands there, or its folder does not exist.
+        InvalidInput: The path exists, or its folder does not.
     """
     folder = _open_folder(path)
     try:
@@ -45,15 +45,15 @@ def check_target(path: Path, *, force: bool = False) -> None:
 
 @contextmanager
 def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[BinaryIO]:
-    """Give a file to write to; it appears at `path` when the block ends well, and only then.
+    """Yield a file to write to; it appears at `path` only when the block ends without an error.
 
     Args:
         path: The file; its folder must exist.
         size_bytes: About how much will be written, for the message of a full disk.
-        force: Whether a file that stands there is replaced.
+        force: Whether to replace an existing file.
 
     Raises:
-        InvalidInput: Something stands there, or its folder does not exist.
+        InvalidInput: The path exists, or its folder does not.
         StoreFull: The disk is full.
         AccessDenied: The folder may not be written to.
     """
@@ -86,7 +86,7 @@ def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[Bi
 
 
 def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:
-    """Say what the system meant by an error of writing."""
+    """Raise the error of ours that fits an error of writing."""
     if error.errno in NO_ROOM:
         raise no_room(error, str(path), size_bytes) from error
     if error.errno == errno.EFBIG:
@@ -111,7 +111,7 @@ def _open_folder(path: Path) -> int:
     try:
         return os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InvalidInput("no such folder", where=path.parent, hint="Make it first.") from error
+        raise InvalidInput("no such folder", where=path.parent, hint="Create it first.") from error
     except OSError as error:
         fail(error, path, 0)
 
@@ -125,11 +125,11 @@ def _check_free(folder: int, path: Path, *, force: bool) -> None:
         fail(error, path, 0)
     if stat.S_ISLNK(found.st_mode):
         raise InvalidInput(
-            "a symlink stands there", where=path, hint="Name the file that it points to."
+            "the path is a symlink", where=path, hint="Give the path that it points to."
         )
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "something other than a file"
-        raise InvalidInput(f"{kind} stands there", where=path, expected="the path of a new file")
+        raise InvalidInput(f"the path is {kind}", where=path, expected="the path of a new file")
     if not force:
         raise InvalidInput(
             "the file exists", where=path, hint="Use --force to replace it, or another name."

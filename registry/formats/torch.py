@@ -1,8 +1,8 @@
-"""Files of `torch.save`: the one module that reads and writes them, and runs nothing of them.
+"""Files of `torch.save`: the only module that reads and writes them. It never runs code in them.
 
 Reading is `torch.load(weights_only=True)`, whose unpickler knows tensors and plain values and looks
-up nothing else. The archive around it is checked first: entries are stored uncompressed and once
-each, so that what comes out is no larger than what went in. What is refused never ran.
+up nothing else. The archive is checked before: every entry must be stored uncompressed and only
+once, so that the content is no larger than the file. Nothing in a refused file has run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from holdfast.registry.formats.target import new_file
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
 
-#: Values that a file may unfold to when each shared list is counted wherever it is used.
+#: The most values in a file, if each shared list counts everywhere it is used.
 MAX_VALUES = 20_000_000
-#: Bytes of memory for each byte of a pickle, and the extra for a byte that makes a list, a dict or
-#: a set.
+#: Bytes of memory for each byte of a pickle, and more for a byte that makes a list, a dict or a
+#: set.
 _PICKLED_BYTES = 8
 _CONTAINER_BYTES = 64
 _CONTAINERS = (b"]", b"}", b"\x8f")
@@ -37,11 +37,11 @@ _KEEP = "To keep its bytes unread, push it under a name that ends otherwise, suc
 
 
 def read(path: Path) -> FileState:
-    """Read a file whole.
+    """Read a file.
 
     Raises:
-        UnsupportedValue: It names a class or function; nothing of it was run.
-        InvalidInput: It is not an archive of `torch.save`, or a damaged one.
+        UnsupportedValue: It names a class or function; nothing in it was run.
+        InvalidInput: It is not an archive of `torch.save`, or it is damaged.
     """
     with stable(path) as file:
         size = _check_archive(file, path)
@@ -63,7 +63,7 @@ def read(path: Path) -> FileState:
 
 
 def _check_archive(file: BinaryIO, path: Path) -> int:
-    """Refuse what `torch.save` does not write; return the size of the file."""
+    """Refuse an archive that `torch.save` would not write; return the size of the file."""
     head = file.read(512)
     size = file.seek(0, 2)
     if not head.startswith(b"PK\x03\x04"):
@@ -79,11 +79,11 @@ def _check_archive(file: BinaryIO, path: Path) -> int:
         raise InvalidInput(
             "a TorchScript archive: it holds a program",
             where=path,
-            expected="what torch.save(state_dict, path) writes",
+            expected="a file of torch.save(state_dict, path)",
             hint=f"Save module.state_dict() instead. {_KEEP}",
         )
     if "data.pkl" not in inner:
-        _broken(path, "no archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))
+        _broken(path, "not an archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))
     if len(set(names)) != len(names) or len({name.partition("/")[0] for name in names}) != 1:
         _broken(path, "ambiguous entries in the archive", "each entry once, in one folder", None)
     total = sum(entry.file_size for entry in entries)
@@ -127,17 +127,17 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
         _broken(path, "it cannot be read as tensors and plain values", None, text.split("\n")[0])
     name = found[1] or found[2]
     raise UnsupportedValue(
-        f"the file names {name}, which loading it would look up and call",
+        f"the file names {name}, which a load would look up and call",
         where=path,
         expected="tensors and plain values",
-        hint="Nothing of it was run. Save state dicts and plain values only, or call run.save() in "
+        hint="Nothing in it was run. Save state dicts and plain values only, or call run.save() in "
         f"the program that has the objects. {_KEEP}",
     ) from error
 
 
-def _broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
+def _broken(path: Path, fault: str, expected: object, found: object) -> NoReturn:
     raise InvalidInput(
-        f"not a sound torch file: {what}",
+        f"not a sound torch file: {fault}",
         where=path,
         expected=expected,
         found=None if found is None else str(found)[:200],
@@ -149,13 +149,13 @@ def _broken(path: Path, what: str, expected: object, found: object) -> NoReturn:
 
 
 def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
-    """Refuse a small file that unfolds to a vast state."""
+    """Refuse a small file that would become a huge state."""
     try:
         values, nbytes = _extent(state, {})
     except RecursionError as error:
         _broken(path, "nested too deeply, or within itself", None, error)
     if values > MAX_VALUES:
-        _broken(path, "it unfolds to too many values", f"at most {MAX_VALUES}", values)
+        _broken(path, "it holds too many values", f"at most {MAX_VALUES}", values)
     most = max(size * _MAX_SHARING, max_record_bytes())
     if nbytes > most:
         raise InvalidInput(
@@ -163,12 +163,13 @@ def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
             where=path,
             expected=f"at most {most} bytes",
             found=f"{nbytes} bytes",
-            hint="Expanded tensors are stored element by element: save what they expand instead.",
+            hint="A checkpoint stores expanded tensors element by element: save the tensors before "
+            "they are expanded.",
         )
 
 
 def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return numbers of values and of tensor bytes, shared ones counted wherever they stand."""
+    """Return the number of values and of tensor bytes; shared ones count everywhere they are."""
     if isinstance(value, torch.Tensor):
         return 1, value.numel() * value.element_size() if value.layout is torch.strided else 0
     if isinstance(value, dict):
@@ -215,18 +216,18 @@ def _check_loads(checkpoint: Checkpoint, path: Path, file: BinaryIO) -> None:
     file.seek(0)
     try:
         torch.load(file, map_location="meta", weights_only=True)
-    except Exception as error:  # whatever it is, the file is of no use
+    except Exception as error:  # with any error the file is useless
         raise _unfit(checkpoint, path, error) from error
 
 
 def _unfit(checkpoint: Checkpoint, path: Path, error: Exception) -> IncompatibleState:
     found = _GLOBAL.search(str(error))
-    what = (found[1] or found[2]) if found else str(error).split("\n")[0]
+    culprit = (found[1] or found[2]) if found else str(error).split("\n")[0]
     return IncompatibleState(
         "a torch file of this state could only be loaded by running code",
         where=checkpoint.ref,
         expected=f"tensors and plain values for {path.name}",
-        found=what,
+        found=culprit,
         hint="Choose components with `--only`, or load the checkpoint in Python: "
         "holdfast.open(URL).checkpoint(REF).load().",
     )

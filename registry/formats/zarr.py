@@ -1,10 +1,9 @@
-"""Zarr v3 folders: the tensors of a state as the hierarchy that `ck.zarr()` shows, written out.
+"""Zarr v3 folders: write the tensors of a state as the hierarchy that `ck.zarr()` shows.
 
-The same nodes, metadata and chunks (section 31 of the specification), one file each, so that any
-reader of Zarr v3 finds what the view has. Plain values have no place in a hierarchy: an attribute
-of the root keeps them, and long strings are arrays of bytes, so that the folder comes back as the
-same checkpoint by `holdfast.registry.formats.zarr_reading`. No more than 16 MiB of chunks are held
-at once.
+The folder has the nodes, metadata and chunks of the view (section 31 of the specification), one
+file each, for any reader of Zarr v3. Plain values are kept in an attribute of the root, and long
+strings are arrays of bytes, so that `holdfast.registry.formats.zarr_reading` reads the folder as
+the same checkpoint. At most 16 MiB of chunks are in memory at once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.suggest import near
 from holdfast.registry.zarr.layout import STATE_ATTRIBUTE, ArrayLayout, Layout
 
-#: Chunks are fetched together up to so many bytes.
+#: Chunks are fetched together up to this many bytes.
 _HELD_BYTES = 16 * 2**20
 
 
@@ -39,9 +38,9 @@ def write(path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None) -> 
 
     Raises:
         IncompatibleState: There is no tensor, or one has a path that Zarr cannot name.
-        InvalidInput: Something stands at `path` already.
+        InvalidInput: `path` exists already.
         NotFound: There is no such component.
-        IntegrityError: Something in the registry is damaged.
+        IntegrityError: An object in the registry is damaged.
         StoreFull: The disk is full.
     """
     parts = _parts(checkpoint, only)
@@ -84,7 +83,7 @@ def _parts(checkpoint: Checkpoint, only: Iterable[str] | None) -> dict[str, Comp
 def _described(
     checkpoint: Checkpoint, parts: Mapping[str, Component], *, whole: bool
 ) -> dict[str, Any]:
-    """Return kind and skeletons, with the keys that the commit keeps where they stood."""
+    """Return kind and skeletons, with the keys that the commit keeps in their order."""
     nodes: dict[str, Json] = {name: part.skeleton for name, part in parts.items()}
     order = list(nodes)
     kept = commit_keys(checkpoint)
@@ -112,34 +111,31 @@ def _put_chunks(folder: Path, array: ArrayLayout, checkpoint: Checkpoint) -> int
     if entry.inline is not None:
         return sum(_put(folder / key, entry.inline) for key in array.chunk_keys())
     size = 0
-    for portion in _portions(array, checkpoint):
-        # Zeros behind a chunk that is shorter than Zarr has it.
-        chunks = {digest: memoryview(bytearray(array.chunk_bytes)) for _, digest, _ in portion}
-        reader_of(checkpoint).read_chunks(
-            {digest: chunks[digest][:raw] for _, digest, raw in portion}
-        )
-        size += sum(_put(folder / key, chunks[digest]) for key, digest, _ in portion)
+    for batch in _batches(array, checkpoint):
+        # Zeros follow a chunk that is shorter than Zarr has it.
+        chunks = {digest: memoryview(bytearray(array.chunk_bytes)) for _, digest, _ in batch}
+        wanted = {digest: chunks[digest][:raw] for _, digest, raw in batch}
+        reader_of(checkpoint).read_chunks(wanted)
+        size += sum(_put(folder / key, chunks[digest]) for key, digest, _ in batch)
     return size
 
 
-def _portions(
-    array: ArrayLayout, checkpoint: Checkpoint
-) -> Iterator[list[tuple[str, Digest, int]]]:
-    """Yield the chunks of an array by portions: key, digest, length without what fills it up."""
-    portion: list[tuple[str, Digest, int]] = []
+def _batches(array: ArrayLayout, checkpoint: Checkpoint) -> Iterator[list[tuple[str, Digest, int]]]:
+    """Yield the chunks of an array in batches: key, digest, and length without padding."""
+    batch: list[tuple[str, Digest, int]] = []
     digests = reader_of(checkpoint).chunk_digests(array.entry)
     for number, (key, digest) in enumerate(zip(array.chunk_keys(), digests, strict=True)):
-        portion.append((key, digest, array.raw_bytes(number)))
-        if len(portion) * array.chunk_bytes >= _HELD_BYTES:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
+        batch.append((key, digest, array.raw_bytes(number)))
+        if len(batch) * array.chunk_bytes >= _HELD_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _put(path: Path, data: bytes | memoryview) -> int:
     if "\0" in str(path):
-        raise IncompatibleState("a tensor's path is no name of a file", where=quoted(str(path)))
+        raise IncompatibleState("a tensor's path is not a file name", where=quoted(str(path)))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb", buffering=0) as file:
         rest = memoryview(data)
@@ -164,10 +160,10 @@ def _sync_folder(folder: Path) -> None:
 
 def _give_name(temporary: Path, path: Path) -> None:
     try:
-        path.mkdir()  # fails where anything stands; an empty folder can be renamed over
+        path.mkdir()  # fails if the path exists; an empty folder can be renamed over
     except FileExistsError as error:
         raise InvalidInput(
-            "something stands there", where=path, expected="the path of a new folder"
+            "the path exists", where=path, expected="the path of a new folder"
         ) from error
     temporary.replace(path)
     _sync_folder(path.parent)

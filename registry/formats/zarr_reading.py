@@ -1,10 +1,10 @@
-"""Zarr folders as states: any hierarchy of numbers, and what Holdfast wrote as it was.
+"""Read Zarr folders as states: any hierarchy of numbers, and the folders that Holdfast wrote.
 
 Groups become dicts and arrays NumPy arrays, names in order of their characters. A folder that
-`holdfast.registry.formats.zarr` wrote has skeleton and plain values in its root, and comes back
-with the same id: what was saved with less precision is so marked again. Decoding is left to zarr,
-behind the checks of `holdfast.registry.zarr.nodes`; links and anything but files are refused, since
-a folder may come from anywhere.
+`holdfast.registry.formats.zarr` wrote has skeleton and plain values in its root, and becomes a
+state with the same id; tensors that were saved with less precision are marked so again. zarr
+decodes the chunks, after the checks of `holdfast.registry.zarr.nodes`. Links and special files are
+refused, because a folder may come from anywhere.
 """
 
 from __future__ import annotations
@@ -27,23 +27,21 @@ from holdfast.registry.zarr import read_zarr_array
 from holdfast.registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
 from holdfast.registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
 
-#: The component that an array without a group becomes.
+#: The component for an array without a group.
 ALONE = "array"
 #: Longest metadata of one node, in bytes.
 _MAX_DOCUMENT_BYTES = 100_000_000
-#: Metadata of version 2 that makes no node, and the files beside which it may stand.
+#: Metadata of version 2 that makes no node, and the files that must be in the same folder.
 _BESIDE = {".zattrs": (".zarray", ".zgroup"), ".zmetadata": (".zgroup",)}
 _HINT = "The folder itself must be a Zarr node: it holds zarr.json, or .zgroup or .zarray."
 
-#: Path within the folder -> what tells a file from a changed one: its size comes first.
-_Files = dict[str, tuple[int, ...]]
-
 
 def read(path: Path) -> FileState:
-    """Read a folder whole. Nothing that is named in it is imported or run.
+    """Read a folder. No name in it is ever imported or run.
 
     Raises:
-        InvalidInput: It is no Zarr hierarchy, holds what has no place in a state, or changed.
+        InvalidInput: It is no Zarr hierarchy, holds files or values that no state can have, or
+            changed meanwhile.
         IncompatibleState: It does not fit into memory, or zarr is not installed.
     """
     folder = _Folder(path)
@@ -63,14 +61,15 @@ def read(path: Path) -> FileState:
 
 
 class _Folder:
-    """The files of a folder as they were at the first look."""
+    """A folder, with its files as they were when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: Size and identity of each file, by path; the size comes first.
         self.files = dict(_files(path))
         #: Positions of the chunks that are there, by the path of their array.
         self.chunks: dict[str, list[tuple[int, ...]]] = {}
-        #: What tensors were before they were saved with less precision, by the value's `id`.
+        #: The original types of tensors that were saved with less precision, by the value's `id`.
         self.narrowed: dict[int, str] = {}
 
     def check_unchanged(self) -> None:
@@ -103,13 +102,13 @@ class _Folder:
         for path in (*arrays, *groups):
             for outer in _above(path):
                 if outer in arrays:
-                    raise InvalidInput("a node stands within an array", where=self.where(path))
+                    raise InvalidInput("a node is inside an array", where=self.where(path))
         return arrays, groups, root
 
     def check_strays(self, arrays: Mapping[str, ArrayNode]) -> None:
-        """Note which chunks are there, and refuse files that would be ignored.
+        """Note the positions of chunks, and refuse files that would be ignored.
 
-        Such files may belong to an array that lost its metadata. Only metadata of version 2 beside
+        Such files may belong to an array that lost its metadata. Only metadata of version 2 next to
         that of version 3 may be ignored.
         """
         strays = sorted(name for name in self.files if not self._belongs(name, arrays))
@@ -199,12 +198,12 @@ class _Folder:
             read_zarr_array(node, read, self.chunks.get(path, ()), into)
 
     def where(self, path: str) -> str:
-        """Name a place in the folder, for a message."""
+        """Return the path of a file or node, for a message."""
         return f"{self.path}: {path}" if path else str(self.path)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield every file below a folder; refuse what is neither file nor folder."""
+    """Yield every file below a folder; refuse links and special files."""
     waiting = [""]
     while waiting:
         above = waiting.pop()
@@ -227,9 +226,9 @@ def _files(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
-    """Refuse what does not fit, before memory is taken: a few bytes can declare any shape.
+    """Refuse arrays that do not fit into memory: a few bytes of metadata can declare any shape.
 
-    Of an array without elements no chunk is ever read, however large the one that it declares.
+    Arrays without elements do not count: their chunks are never read, however large.
     """
     read = [node for node in arrays.values() if node.nbytes]
     wanted, available = sum(node.nbytes for node in read), _available_bytes()
@@ -278,7 +277,7 @@ def _nested(folder: _Folder, arrays: dict[str, ArrayNode], groups: set[str]) -> 
 
 
 def _loaded(folder: _Folder, path: str, node: ArrayNode) -> Any:
-    # What NumPy has no name for is a tensor: most who read it have no ml_dtypes.
+    # A type that NumPy lacks becomes a torch tensor: most users have no ml_dtypes.
     return _filled(folder, path, node, "torch" if node.dtype in BITS else "numpy")
 
 
@@ -291,9 +290,9 @@ def _filled(folder: _Folder, path: str, node: ArrayNode, kind: str) -> Any:
 
 
 def _marked(folder: _Folder, state: dict[str, Any]) -> dict[str, Any] | FlatState:
-    """Return a state that says which tensors were saved with less precision, if any were.
+    """Return a state that marks the tensors that were saved with less precision, if there are any.
 
-    A tensor cannot say so itself; the leaf that it is of a state that was taken apart can.
+    A tensor has no such mark, but the leaf of a flat state has.
     """
     if not folder.narrowed:
         return state
@@ -334,11 +333,11 @@ def _above(path: str) -> Iterator[str]:
         yield "/".join(steps[:count])
 
 
-# What Holdfast wrote
+# Folders that Holdfast wrote
 
 
 def _restored(folder: _Folder, arrays: Mapping[str, ArrayNode], described: Any) -> dict[str, Any]:
-    """Put a state together as its root says; every array has to have its place in it."""
+    """Put a state together from the skeletons in its root; every array must be in one of them."""
     try:
         kind, components = described["kind"], list(described["components"])
         used: set[str] = set()

@@ -1,8 +1,7 @@
-"""Reading the packs of a registry, each once: all of them, or a share drawn anew each time.
+"""Read and hash the packs of a registry, each once: all of them, or a random share.
 
-Owns which packs one verification reads, and what was wrong with them. Who needs them is the
-business of `holdfast.registry.maintenance.verify`: a pack is read by its name alone, whatever runs
-say.
+Packs are read by their names alone. `holdfast.registry.maintenance.verify` finds out which runs
+need a damaged one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackTable
 from holdfast.registry.storage.store import Store
 
-#: Told of bytes that were read and hashed.
+#: Called with the number of bytes that were read and hashed.
 Count = Callable[[int], object]
 
 #: A store that fails like this fails for every object: the verification ends, and may go on later.
@@ -40,7 +39,7 @@ _OF_THE_STORE = (AccessDenied, StoreUnavailable)
 
 
 def check_sample(sample: float | None) -> None:
-    """Refuse a share that is none.
+    """Check a share of the data.
 
     Raises:
         InvalidInput: It is not above 0 and at most 1.
@@ -52,16 +51,16 @@ def check_sample(sample: float | None) -> None:
 
 
 def fault_of(error: Exception | BaseException | None) -> str | None:
-    """Return what an error says of an object that cannot be used; `None` where there is none.
+    """Return the message of an error that makes an object unusable; `None` without an error.
 
     Raises:
-        StorageError: The error is the store's and says nothing of the object.
+        StorageError: The error is about the whole store and not about the object.
     """
     if error is None:
         return None
     if isinstance(error, IntegrityError | UnsupportedFormat):
         return error.summary
-    # A sector that cannot be read is what a verification is there to find.
+    # A verification is there to find a sector that cannot be read.
     if isinstance(error, StorageError) and not isinstance(error, _OF_THE_STORE):
         return error.summary
     raise error
@@ -72,11 +71,11 @@ class DataPass:
 
     Args:
         store: The registry's objects.
-        count: Told of bytes as they are read.
+        count: Called with the bytes of each pack that was read.
 
     Attributes:
         tables: The tables of the packs that were whole.
-        faults: What is wrong with the others.
+        faults: The messages about damaged packs, by key.
     """
 
     def __init__(self, store: Store, count: Count) -> None:
@@ -91,7 +90,8 @@ class DataPass:
 
         Args:
             sample: The share of all their bytes that is read, drawn at random.
-            notes: What was read before in this pass is not read again; what is read now is added.
+            notes: The packs that were read earlier in this pass; they are not read again, and the
+                packs that are read now are added.
         """
         packs = dict(self._list())
         noted = {key for key, info in packs.items() if notes is not None and notes.holds(info)}
@@ -120,7 +120,7 @@ class DataPass:
 
     def _list(self) -> Iterator[tuple[ObjectKey, ObjectInfo]]:
         for info in self._store.backend.list("packs/"):
-            with suppress(Malformed):  # told where the names are looked at
+            with suppress(Malformed):  # `file_names` reports it
                 yield ObjectKey.parse(info.key), info
 
     def _read_pack(
@@ -129,7 +129,7 @@ class DataPass:
         key, info = one
         data = self._store.backend.get(info.key)
         table = check_object(data, key)
-        if notes is not None:  # here and now: what was read counts, whatever ends this process
+        if notes is not None:  # at once, so that it counts even if this process is killed
             notes.add(info)
         return table, len(data)
 
@@ -139,7 +139,7 @@ class DataPass:
         key, info = one
         error = done.exception()
         if isinstance(error, ObjectNotFound):
-            return  # collected meanwhile; if somebody needs it, the structure tells
+            return  # collected meanwhile; if a run needs it, the check of the structure reports it
         fault = fault_of(error)
         if fault is not None:
             self.faults[key] = fault
@@ -155,7 +155,7 @@ class DataPass:
 def _drawn(
     packs: Iterable[tuple[ObjectKey, ObjectInfo]], size_bytes: float
 ) -> Iterator[tuple[ObjectKey, ObjectInfo]]:
-    """Yield packs in a new random order until they make up so many bytes; at least one."""
+    """Yield packs in a new random order until they make up `size_bytes`; at least one."""
     shuffled = list(packs)
     random.SystemRandom().shuffle(shuffled)
     for key, info in shuffled:

@@ -1,6 +1,6 @@
 """Decode encoded chunks, apply deltas, and check the digests of their raw bytes.
 
-Other checks prove that stored bytes did not change; this one proves that the writer encoded the
+Other checks prove that stored bytes did not change; this check proves that the writer encoded the
 right bytes. It reads the store as a load does, but without the cache.
 """
 
@@ -22,18 +22,18 @@ from holdfast.registry.values.digest import Digest
 
 #: Raw bytes that are decoded at once for one state.
 _BATCH_BYTES = 8 * 2**20
-#: Memory that it takes: these, what is stored of them, and one base.
+#: Memory that this takes: the raw bytes, their stored bytes, and one base.
 HELD_BYTES = 3 * _BATCH_BYTES
 
 
 class DecodePass:
-    """Decodes chunks of a registry, each once, also if several states hold it.
+    """Decodes chunks of a registry, each once, even if several states hold it.
 
     Args:
         store: The registry's objects.
 
     Attributes:
-        bytes_read: Stored bytes that were read for it, bases of differences included.
+        bytes_read: Stored bytes that were read, bases of deltas included.
     """
 
     def __init__(self, store: Store) -> None:
@@ -49,7 +49,7 @@ class DecodePass:
         return sum(map(len, self._sound.values()))
 
     def check(self, manifest: Manifest, placement: Placement) -> dict[ObjectKey, str]:
-        """Decode the encoded chunks of a placed state that no other had.
+        """Decode the encoded chunks of a state that were not decoded before.
 
         Args:
             manifest: The state.
@@ -84,7 +84,7 @@ class DecodePass:
     def _batches(
         self, lengths: dict[Digest, int], placement: Placement
     ) -> Iterator[dict[Digest, tuple[ObjectKey, int]]]:
-        """Yield the encoded chunks that are to be decoded, some at a time, with their places."""
+        """Yield the chunks to decode in batches, each with its pack and offset."""
         batch: dict[Digest, tuple[ObjectKey, int]] = {}
         size = 0
         for digest, row in zip(lengths, placement.rows, strict=False):

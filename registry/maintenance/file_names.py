@@ -1,7 +1,7 @@
-"""The names of a registry's files: which there are, which are foreign, which are lost.
+"""Check the names of a registry's files: find foreign files, lost epochs and symbolic links.
 
-A file that nothing in a registry is called stops collection, which must not guess what it might
-name; so does an object put under an epoch that is not there. The log of epochs is checked here too.
+A file with an unknown name stops collection, because it might name objects; so does an object put
+under an epoch that is not there. The log of epochs is checked here too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from holdfast.registry.storage.keys import (
 )
 from holdfast.registry.storage.store import Store, check_writer_version, gaps, read_config
 
-#: Lost epochs that are told one by one.
-_GAPS_TOLD = 16
+#: The most lost epochs that are reported one by one.
+_GAPS_REPORTED = 16
 _FOREIGN = "Holdfast did not write it: move it away if nobody needs it."
 _BLOCKS = "Nothing is collected while it is there. " + _FOREIGN
 _STOPS = "Nothing can be written or collected while it is there. " + _FOREIGN
@@ -45,12 +45,12 @@ _RESTORE_EPOCH = (
 
 @dataclass(slots=True)
 class Names:
-    """What the names of a registry's files tell.
+    """The names of a registry's files.
 
     Attributes:
         sizes: Every object with its size in bytes.
         snapshots: Slots of the snapshots of each run.
-        findings: Files that are none of a registry's.
+        findings: Findings about foreign files and links.
         epoch: The highest epoch.
     """
 
@@ -68,7 +68,7 @@ class Names:
             self.findings.append(Finding("link", link, _LINK, (), advice, severity))
 
     def list_runs(self, store: Store) -> None:
-        """Look at the files of runs. Before the logs are read: a snapshot follows its slot."""
+        """List the files of runs. Before the logs are read: a snapshot is put after its slot."""
         for info in store.backend.list(RUNS):
             parts = info.key.split("/")
             try:
@@ -81,7 +81,7 @@ class Names:
                 self.snapshots.setdefault(parts[1], []).append(number)
 
     def list_objects(self, store: Store) -> None:
-        """Look at the rest. After the logs are read: what they need was there by then."""
+        """List the other files. After the logs are read: their objects are there by then."""
         for info in store.backend.list():
             if info.key.startswith((RUNS, EPOCHS)) or info.key == CONFIG:
                 continue
@@ -99,7 +99,7 @@ class Names:
         )
 
     def check_epochs(self, store: Store, marked: Mapping[str, int]) -> list[Finding]:
-        """Check the log of epochs. After the objects: an epoch stands before its first object.
+        """Check the log of epochs. After the objects: an epoch is put before its first object.
 
         Args:
             store: The registry's objects.
@@ -112,28 +112,28 @@ class Names:
                 numbers.append(parse_number(info.key))
             except Malformed as error:
                 self._foreign(info.key, error, _STOPS)
-                findings.append(_epoch(EPOCHS, f"{info.key}: no epoch is called that", _STOPS))
+                findings.append(_epoch(EPOCHS, f"{info.key}: not the name of an epoch", _STOPS))
         highest = self.epoch = max(numbers, default=0)
-        lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_TOLD)
+        lost = islice(gaps(store.backend, numbers, epoch_key, 1), _GAPS_REPORTED)
         findings += [_epoch(epoch_key(epoch), "the log of epochs has a gap") for epoch in lost]
         findings += _entry_findings(store, numbers)
         return findings + self._beyond(highest, marked)
 
     def _beyond(self, highest: int, marked: Mapping[str, int]) -> list[Finding]:
-        """Tell of what could only be written after an epoch that is not there any more."""
+        """Report objects and marks that could only be written after an epoch that is gone."""
         runs = [run for run, epoch in marked.items() if epoch > highest]
         keys = [key for key in self.sizes if key.generation > highest]
         if not runs and not keys:
             return []
         last = max([marked[run] for run in runs] + [key.generation for key in keys])
-        said = [f"{len(keys)} objects, such as {min(keys)}"] if keys else []
-        said += [f"marks in {', '.join(sorted(runs))}"] if runs else []
+        proof = [f"{len(keys)} objects, such as {min(keys)}"] if keys else []
+        proof += [f"marks in {', '.join(sorted(runs))}"] if runs else []
         advice = (
             f"Restore the entries up to {epoch_key(last)} from a backup of this registry. Until "
-            "then let nobody write: what those epochs condemned may be named again."
+            "then let nobody write: objects that those epochs condemned may be named again."
         )
         message = (
-            f"the log of epochs ends at {highest}, and epoch {last} has been: {'; '.join(said)}"
+            f"the log of epochs ends at {highest}, but epoch {last} existed: {'; '.join(proof)}"
         )
         return [_epoch(epoch_key(highest + 1), message, advice)]
 
@@ -149,7 +149,7 @@ def _epoch(where: str, message: str, advice: str = _RESTORE_EPOCH) -> Finding:
 
 
 def _entry_findings(store: Store, numbers: Iterable[int]) -> list[Finding]:
-    """Read every entry; a handle of its own for each, so that none is kept in memory."""
+    """Check every entry. Each is read by a new `Epochs`, so that none stays in memory."""
 
     def header(epoch: int) -> EpochHeader | RegistryError:
         try:
@@ -163,7 +163,9 @@ def _entry_findings(store: Store, numbers: Iterable[int]) -> list[Finding]:
         if isinstance(found, RegistryError):
             findings.append(_epoch(where, found.summary))
         elif found.min_writer < least:
-            message = f"it admits writers of version {found.min_writer}, an epoch before it not"
+            message = (
+                f"it admits writers of version {found.min_writer}, but an earlier epoch does not"
+            )
             findings.append(_epoch(where, message, "Upgrade every writer; an old one may harm."))
         else:
             least = found.min_writer

@@ -1,6 +1,6 @@
-"""What a verification says: findings, and the report that holds them.
+"""The findings of a verification, and the report that holds them.
 
-Plain values without a way to the store. `holdfast.registry.maintenance.verify` makes them.
+Plain values that never read the store. `holdfast.registry.maintenance.verify` makes them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ Severity = Literal["error", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be.
+    """Something that is wrong in a registry.
 
     Attributes:
         kind: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`,
             `snapshot`, `unknown-file`, `link` or `resume`.
         where: The key, run or file concerned.
         message: What is wrong.
-        affects: Refs of what may not be loadable because of it: checkpoints, gates, releases,
-            entries of the pool, streams. Of a damaged pack they are all those that have data in it,
-            whether or not they need the chunk that is damaged.
+        affects: Refs of checkpoints, gates, releases, entries of the pool and streams that may not
+            load because of it. For a damaged pack these are all that have data in it, even if they
+            do not need the damaged chunk.
         advice: What to do.
-        severity: A `note` costs nobody anything: a cache, an orphan, a foreign file.
+        severity: A `note` does no harm: a cache, an orphan, a foreign file.
     """
 
     kind: str
@@ -42,12 +42,12 @@ class DataRead:
     Attributes:
         packs: Packs that were there when it began.
         packs_read: Packs that it read and hashed.
-        packs_noted: Packs that the file given as `resume` tells were read before, in this pass.
+        packs_noted: Packs that were read earlier in this pass, by the file given as `resume`.
         pack_bytes: Bytes of `packs`.
         bytes_read: Bytes of `packs_read`.
         bytes_noted: Bytes of `packs_noted`.
-        chunks_decoded: Encoded chunks that were decoded and are right; `None` where that was not
-            asked for.
+        chunks_decoded: Encoded chunks that were decoded and are right; `None` where decoding was
+            not asked for.
     """
 
     packs: int
@@ -61,12 +61,12 @@ class DataRead:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification found.
+    """The report of a verification.
 
     Attributes:
         findings: Registry-wide files first, then runs, then objects by their keys.
-        runs: Runs looked at.
-        checkpoints: Checkpoints looked at, superseded ones included, evicted ones not.
+        runs: Number of runs.
+        checkpoints: Number of checkpoints, superseded ones included, evicted ones not.
         objects: Objects under packs/, manifests/ and placements/.
         bytes_checked: Bytes that were read and hashed.
         data: How much of the packs was read; `None` where only the structure was checked.
@@ -81,5 +81,5 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every checkpoint is whole, as far as was looked."""
+        """Whether every checkpoint is whole, as far as this verification checked."""
         return all(finding.severity == "note" for finding in self.findings)

@@ -1,17 +1,14 @@
-"""What a collection means to do, and what it did."""
+"""The report of a collection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-
-from holdfast.backends import ObjectInfo
-from holdfast.registry.storage.keys import ObjectKey
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many objects, and how much they take."""
+    """A number of objects, and their bytes."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -23,27 +20,8 @@ class Tally:
         return cls(len(counted), sum(counted))
 
     def __add__(self, other: Tally) -> Tally:
-        """Return both together."""
+        """Return the sum of both."""
         return Tally(self.objects + other.objects, self.size_bytes + other.size_bytes)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a collector would condemn.
-
-    Attributes:
-        candidates: Objects that no run needs and grace does not keep, with their sizes.
-        recent: Objects that no run needs and grace keeps.
-        objects: All objects.
-        runs: Runs looked at.
-        stale: Snapshots that newer ones have replaced, and files of dead probes.
-    """
-
-    candidates: Mapping[ObjectKey, int]
-    recent: Tally
-    objects: Tally
-    runs: int
-    stale: tuple[ObjectInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +30,17 @@ class GcReport:
 
     Attributes:
         dry_run: Nothing was written or deleted.
-        epoch: The sweep; `None` where there was nothing to condemn.
-        runs: Runs looked at.
+        epoch: The epoch of the sweep; `None` where there was nothing to condemn.
+        runs: Number of runs.
         objects: Objects that were there.
-        condemned: Those that no run needed and grace did not keep.
-        spared: Those of the condemned that a run turned out to need when it was marked.
-        recent: Those that no run needed and grace kept.
-        deleted: Those that were deleted; several collectors at once may each count an object.
-        stale: Snapshots that newer ones have replaced, and files of dead probes, deleted too.
-        unfinished_bytes: Bytes that writers which died had left unfinished.
-        keeps_versions: Whether the store keeps what was deleted as noncurrent versions; `None`
-            where it does not say.
+        condemned: Objects that no run needed and that were not recent.
+        spared: Condemned objects that a run needed after all when it was marked.
+        recent: Objects that no run needed, within the grace.
+        deleted: Objects that were deleted; several collectors at once may each count an object.
+        stale: Snapshots that newer ones have replaced, and files of old probes, deleted too.
+        unfinished_bytes: Bytes in files that writers left unfinished when they died.
+        keeps_versions: Whether the store keeps deleted objects as noncurrent versions; `None` where
+            it does not say.
     """
 
     dry_run: bool
@@ -78,7 +56,7 @@ class GcReport:
     keeps_versions: bool | None
 
     def before(self, later: GcReport) -> GcReport:
-        """Return this collection and the one that went on from it as one."""
+        """Return one report of this collection and of the one that continued it."""
         return replace(
             later,
             epoch=self.epoch if later.epoch is None else later.epoch,
@@ -92,14 +70,14 @@ class GcReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that the store does not list any more; of a dry run none."""
+        """Bytes that the store does not list any more; 0 in a dry run."""
         if self.dry_run:
             return 0
         return self.deleted.size_bytes + self.stale.size_bytes + self.unfinished_bytes
 
     @property
     def noncurrent_bytes(self) -> int | None:
-        """Bytes of them that remain as noncurrent versions; `None` where the store is silent."""
+        """Freed bytes that the store keeps as noncurrent versions; `None` where it is unknown."""
         if self.keeps_versions is None:
             return None
         if not self.keeps_versions or self.dry_run:

@@ -69,12 +69,12 @@ class HeadCheck:
         return {head.commits for head in heads if head is not None}
 
     def check(self, history: History) -> Iterator[Finding]:
-        """Yield what is wrong with a run that was read."""
+        """Yield a finding for each source whose head the run does not continue."""
         run_id, head = history.run.run_id, history.head()
         findings = [
-            Finding("head", run_id, told, (run_id,), seen.advice)
+            Finding("head", run_id, message, (run_id,), seen.advice)
             for seen in self._seen
-            if (told := _difference(history, seen)) is not None
+            if (message := _difference(history, seen)) is not None
         ]
         yield from findings
         if head is None or findings:
@@ -89,13 +89,14 @@ class HeadCheck:
         for seen in self._seen:
             for run_id in sorted(seen.heads.keys() - there):
                 commits = seen.heads[run_id].commits
-                told = f"the run is gone; {seen.source} has seen {commits} commits of it"
-                yield Finding("head", run_id, told, (run_id,), seen.advice)
+                message = f"the run is gone; {seen.source} has seen {commits} commits of it"
+                yield Finding("head", run_id, message, (run_id,), seen.advice)
             if seen.is_of_this and epoch < seen.epoch:
-                told = (
+                message = (
                     f"the log of epochs ends at {epoch}; {seen.source} has seen epoch {seen.epoch}"
                 )
-                yield Finding("epoch", "epochs/", told, advice=f"Let nobody write. {seen.advice}")
+                advice = f"Let nobody write. {seen.advice}"
+                yield Finding("epoch", "epochs/", message, advice=advice)
 
     def write(self, path: str | os.PathLike[str], epoch: int) -> None:
         """Write the heads of the runs that were checked to a file.
@@ -103,19 +104,19 @@ class HeadCheck:
         Raises:
             InvalidInput: It cannot be written.
         """
-        place, heads = Path(path), HeadLines()
+        target, heads = Path(path), HeadLines()
         for _, head in sorted(self._heads.items()):
             heads.add(head)
         file = HeadsFile(self._store.config.id, self._store.backend.url, epoch, heads)
-        staged = place.with_name(f".{place.name}.{os.getpid()}.new")
+        staged = target.with_name(f".{target.name}.{os.getpid()}.new")
         try:
             staged.write_bytes(file.encode())
-            staged.replace(place)
+            staged.replace(target)
         except OSError as error:
             with suppress(OSError):
                 staged.unlink()
             raise InvalidInput(
-                "the file of heads cannot be written", where=place, found=error.strerror or error
+                "the file of heads cannot be written", where=target, found=error.strerror or error
             ) from error
 
 
@@ -166,7 +167,7 @@ def _difference(history: History, seen: _Seen) -> str | None:
             "its end is gone"
         )
     if history.links.get(expected.commits) != expected.head:
-        return f"commit {expected.commits - 1} is another one than {seen.source} has seen"
+        return f"commit {expected.commits - 1} is not the one that {seen.source} has seen"
     if seen.is_of_this and run.next_slot < expected.slots:
         return (
             f"the log has {run.next_slot} slots; {seen.source} has seen {expected.slots}: "

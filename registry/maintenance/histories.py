@@ -1,7 +1,7 @@
-"""The logs of a registry, read as far as they can be: what is wrong with them, and what they need.
+"""Read the logs of a registry as far as possible, and report what is wrong with them.
 
-Unlike collection, which stops at the first thing that it cannot read, a verification goes on with
-what stands before it. Snapshots have no say; they are held against the log instead.
+Collection stops at the first file that it cannot read; a verification goes on with the slots before
+it. Snapshots are not trusted here: they are compared with the log.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _AHEAD = 512
 _NO_VALUE = "It is lost; the tensors of the checkpoint can be read by `load_into`."
 _MEND_LOG = (
     "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
-    "mirror's objects and cannot stand in. Without one: `holdfast sync` the run from a mirror "
-    "into a new registry."
+    "mirror's objects and cannot replace it. Without a backup: `holdfast sync` the run from a "
+    "mirror into a new registry."
 )
 
 
@@ -68,7 +68,7 @@ class History:
         )
 
     def places(self) -> dict[Place, tuple[str, ...]]:
-        """Return the place of everything that the run holds, with refs of what needs it."""
+        """Return the places of all states that the run holds, with the refs that need them."""
         placed = self.run.by_manifest
         return {
             placed[manifest]: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
@@ -77,7 +77,7 @@ class History:
         }
 
     def unplaced(self) -> dict[Digest, tuple[str, ...]]:
-        """Return what the run holds and gives no place for."""
+        """Return the states that the run holds and gives no place, with the refs that need them."""
         placed = self.run.by_manifest
         return {
             manifest: tuple(f"{self.run.run_id}/{holder}" for holder in holders)
@@ -89,7 +89,7 @@ class History:
 def read_history(
     store: Store, run_id: str, snapshots: Sequence[int] = (), commits: Collection[int] = ()
 ) -> History:
-    """Replay a run from its first slot to its head, or to what cannot be read.
+    """Replay a run from its first slot to its head, or to the first slot that cannot be read.
 
     Args:
         store: The registry's objects.
@@ -136,7 +136,7 @@ class _Reading:
         except StorageError:
             raise
         except RegistryError as error:
-            self._tell(error.summary, self._history.run.next_slot)
+            self._report(error.summary, self._history.run.next_slot)
         self._check_tail(end)
         self._check_values()
         return self._history
@@ -147,11 +147,11 @@ class _Reading:
             try:
                 numbers.append(parse_number(info.key))
             except Malformed:
-                continue  # told where the names are looked at
+                continue  # `file_names` reports it
         return numbers
 
     def _fold(self, stop: int) -> None:
-        """Fold the slots in, some together; one by one where they are not legal."""
+        """Fold the slots in, many together; one by one where one of them is not legal."""
         waiting: list[Slot] = []
         try:
             for slot in self._slots(stop):
@@ -187,10 +187,10 @@ class _Reading:
                     self._history.links[commit.n + 1] = line_digest(raw)
 
     def _check_tail(self, slots: int) -> None:
-        """Tell of a log that ends before its own snapshot: its newest slots were deleted."""
+        """Report a log that ends before its own snapshot: its newest slots were deleted."""
         newest = max(self._snapshots, default=-1)
         if newest >= slots:
-            self._tell(
+            self._report(
                 f"a snapshot was taken after slot {newest}, and the log has {slots} slots: its end "
                 "is gone",
                 slots,
@@ -220,7 +220,7 @@ class _Reading:
                 Finding("log", self._run_id, error.summary, (ref,), advice)
             )
 
-    def _tell(self, message: str, slot: int) -> None:
+    def _report(self, message: str, slot: int) -> None:
         affected = (f"{self._run_id} from slot {slot} on",)
         self._history.findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
 
@@ -242,27 +242,27 @@ def _snapshot_finding(
 ) -> Finding | None:
     try:
         header, body = split_lines(data, where=key)
-        said = canonical.decode(header, where=key)
-        if not isinstance(said, Mapping) or said.get("format") != "holdfast.snapshot/1":
+        fields = canonical.decode(header, where=key)
+        if not isinstance(fields, Mapping) or fields.get("format") != "holdfast.snapshot/1":
             shown = header[:80].decode("utf-8", "replace")
             raise Malformed("not a snapshot", where=key, found=shown)
-        if said.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
-            return None  # another version's, which this one ignores by design
+        if fields.get("replay") not in (REPLAY_VERSION, *COMPLETE_VERSIONS):
+            return None  # written by another version, and ignored by this one
         found = RunManifest.decode(body, where=key)
         if snapshot_key(found.run_id, found.next_slot - 1) != key or found.run_id != run_id:
             raise Malformed("a snapshot of another run or slot", where=key)
     except (RegistryError, ValueError) as error:
         advice = "A cache, ignored on reading; it may be deleted."
         return Finding("snapshot", key, str(error), advice=advice, severity="note")
-    if slot is None or run is None or said.get("slot_digest") != Digest.of(slot.data).hex():
+    if slot is None or run is None or fields.get("slot_digest") != Digest.of(slot.data).hex():
         return None
     if found.compact().encode() == run.compact().encode():
         return None
-    # Readers trust it as far as it ties to its slot: worse than a damaged one.
+    # Readers trust a snapshot whose slot matches, so a wrong one is worse than a damaged one.
     return Finding(
         "snapshot",
         key,
-        "it says something else than the log that it was made from",
+        "it differs from the log that it was made from",
         (f"{run_id} as it is opened",),
-        "Delete this file: it is a cache, and the log is what counts.",
+        "Delete this file: it is a cache, and the log counts.",
     )

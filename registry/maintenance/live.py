@@ -1,9 +1,8 @@
-"""What lies in a registry, and what of it its runs need.
+"""List the objects and the files of runs in a registry, and find the objects that runs need.
 
-Owns reading all of it for maintenance: objects by their typed keys, the files of runs, and the
-objects that a replayed run needs. A placement names every pack, so manifests and packs are never
-opened here. What cannot be read or is not known is an error, never skipped: whoever overlooks a
-reference deletes what it names.
+A placement names every pack, so manifests and packs are never opened here. A file that cannot be
+read or is not known is an error and never skipped: a collector that overlooks a reference deletes
+the object that it names.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from holdfast.registry.storage.store import Store, gaps
 from holdfast.registry.values.digest import Digest
 
 _FOREIGN = (
-    "Nothing in a registry is called that: move it away, or upgrade if a newer Holdfast put it."
+    "No file of a registry has this name: move it away, or upgrade if a newer Holdfast put it."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """An object as a listing shows it.
+    """Size and time of an object, from a listing.
 
     Attributes:
         size_bytes: Its size.
@@ -54,11 +53,11 @@ class StoredFile:
 
 @dataclass(slots=True)
 class RunFiles:
-    """The files of one run as a listing shows them.
+    """The files of one run, from a listing.
 
     Attributes:
         run_id: The run.
-        slots_s: When each slot was put, seconds by the store's clock, from slot 0 on.
+        slots_s: When each slot was put, from slot 0 on, seconds by the store's clock.
         snapshots: Its snapshots, newest first.
     """
 
@@ -110,7 +109,7 @@ def list_run_files(store: Store) -> Iterator[RunFiles]:
     """Yield the files of every run, in one listing.
 
     Raises:
-        Malformed: A slot is missing, or a file is none of a run's.
+        Malformed: A slot is missing, or a file does not belong to a run.
     """
     infos = store.backend.list(RUNS)
     for name, files in groupby(infos, key=lambda info: info.key.split("/")[1]):
@@ -132,7 +131,7 @@ def _run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFil
     gap = next(gaps(store.backend, times, partial(slot_key, run_id)), None)
     if gap is not None:
         raise _lost(run_id, gap)
-    # What the listing left out was put while it went on.
+    # Slots that are not in the listing were put while it went on.
     files.slots_s = [times.get(number, inf) for number in range(max(times, default=-1) + 1)]
     _check_tail(store, files)
     return files
@@ -161,9 +160,9 @@ def _lost(run_id: str, slot: int) -> Malformed:
 
 
 class Needs:
-    """Which objects runs need, by their placed manifests.
+    """Finds the objects that runs need, by their placements.
 
-    Placements are immutable, so each is read once, however many runs and replays name it.
+    Placements are immutable, so each is read once, however many runs name it.
 
     Args:
         store: The registry's objects.
@@ -176,10 +175,10 @@ class Needs:
         self._packs: dict[ObjectKey, tuple[Digest, tuple[ObjectKey, ...]]] = {}
 
     def of(self, run: RunManifest) -> set[ObjectKey]:
-        """Return every object that a run needs as it stands.
+        """Return every object that a run needs.
 
         Raises:
-            MissingObject: A manifest that it holds has no place, or its placement is gone.
+            MissingObject: A manifest that the run holds has no place, or its placement is gone.
             IntegrityError: A placement is damaged.
         """
         places = [place_of(run, manifest) for manifest in run.held]
@@ -190,10 +189,10 @@ class Needs:
             needed.update((self._kept(place.manifest_key), self._kept(place.placement_key)), packs)
         return needed
 
-    def as_far_as_left(self, places: Iterable[Place]) -> set[ObjectKey]:
-        """Return what placed manifests need that nothing may need any more.
+    def of_evicted(self, places: Iterable[Place]) -> set[ObjectKey]:
+        """Return the objects of states that may be evicted already.
 
-        A placement that is gone or damaged adds only itself.
+        Of a state whose placement is gone or damaged, only manifest and placement are returned.
         """
 
         def needed(place: Place) -> tuple[ObjectKey, ...]:
@@ -208,7 +207,7 @@ class Needs:
         key = place.placement_key
         known = self._packs.get(key)
         if known is None:
-            # Past the handle's cache: what counts is what lies on the store.
+            # Not from the handle's cache: the bytes on the store count.
             placement = Placement.decode(self._store.read(key), key.digest, where=str(key))
             known = placement.manifest, tuple(self._kept(pack.key) for pack in placement.packs)
             self._packs[self._kept(key)] = known
@@ -227,10 +226,10 @@ class Needs:
 
 
 def place_of(run: RunManifest, manifest: Digest) -> Place:
-    """Return where a manifest that a run holds lies.
+    """Return the place of a manifest that a run holds.
 
     Raises:
-        MissingObject: Nothing says where.
+        MissingObject: The run gives it no place.
     """
     try:
         return run.by_manifest[manifest]
@@ -242,26 +241,26 @@ def place_of(run: RunManifest, manifest: Digest) -> Place:
         ) from error
 
 
-def fold_young(log: RunLog, young: Sequence[Slot]) -> set[Place]:
-    """Fold in the slots within the grace; return the places of what was held within it.
+def fold_recent(log: RunLog, recent: Sequence[Slot]) -> set[Place]:
+    """Fold in the slots within the grace; return the places of all states held within it.
 
-    That is what was held before, what was placed since, and what was named since although it stood
-    where it stands: by an undo, or by a save of the same state. Where nothing is young there is no
-    grace to speak of.
+    These are the states held before the grace, those placed since, and those that an undo or a
+    save of the same state named since without a new place. Without recent slots nothing is
+    returned: the states that the run holds are needed anyway.
     """
-    if not young:
+    if not recent:
         return set()
     before = log.run
     needed = {place for place in before.places if place.manifest in before.held}
-    needed |= {line for slot in young for _, line in slot.lines if type(line) is Place}
-    now = log.fold(young)
-    actions = [a for slot in young for _, commit in slot.commits for a in commit.actions]
+    needed |= {line for slot in recent for _, line in slot.lines if type(line) is Place}
+    now = log.fold(recent)
+    actions = [a for slot in recent for _, commit in slot.commits for a in commit.actions]
     named = {manifest for action in actions for manifest in _named(now, action)}
     return needed | {now.by_manifest[manifest] for manifest in named & now.by_manifest.keys()}
 
 
 def _named(run: RunManifest, action: Action) -> Iterator[Digest]:
-    """Yield the manifests that an action names; other digests that it says do no harm."""
+    """Yield the manifests that an action names; other digests in it do no harm."""
     if isinstance(action, Recover):
         for record in map(run.by_n.__getitem__, action.checkpoints):
             yield from (record.manifest, *record.companions.values())

@@ -1,4 +1,4 @@
-"""One object's bytes held against its name, and a placement against the packs that it names."""
+"""Check the bytes of an object against its name, and a placement against its packs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
     """Check every byte of an object; return the table of a pack.
 
     Raises:
-        IntegrityError: The bytes are not those that its name stands for.
-        UnsupportedFormat: It is of a format that this version does not know.
+        IntegrityError: The bytes do not match its name.
+        UnsupportedFormat: This version does not know its format.
     """
     where = str(key)
     if key.kind == "manifests":
@@ -36,10 +36,10 @@ def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
 
 
 class Tables:
-    """Tables of contents of packs; those of a whole registry fit into memory.
+    """Tables of contents of packs, kept in memory; even a whole registry's fit there.
 
     Args:
-        store: Where the packs lie.
+        store: The store that holds the packs.
     """
 
     def __init__(self, store: Store) -> None:
@@ -54,7 +54,7 @@ class Tables:
         self._kept[key] = table
 
     def of(self, pack: PackRef) -> PackTable:
-        """Return a pack's table; read it if need be.
+        """Return a pack's table; read it if it is not kept.
 
         Raises:
             MissingObject: The pack is gone.
@@ -66,12 +66,12 @@ class Tables:
 
 
 def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Placement) -> None:
-    """Hold each row of a placement against the table of its pack and against the manifest.
+    """Compare each row of a placement with the table of its pack and with the manifest.
 
     Raises:
-        IntegrityError: A row says something else than its pack's table; a chunk has another raw
-            length there than the manifest or the delta on it gives it; there are more or fewer
-            rows than chunks; or a chain of deltas is too long.
+        IntegrityError: A row differs from its pack's table; the table gives a chunk another raw
+            length than the manifest or a delta on it does; there are more or fewer rows than
+            chunks; or a chain of deltas is too long.
     """
     lists = read_lists(store, manifest, placement)
     lengths = manifest.all_chunks(lists)
@@ -82,11 +82,11 @@ def check_rows(store: Store, tables: Tables, manifest: Manifest, placement: Plac
         by_pack[row.pack].append(number)
     raw_bytes: dict[int, int] = {}
     for position, numbers in by_pack.items():
-        there = tables.of(placement.packs[position])
+        table = tables.of(placement.packs[position])
         for number in numbers:
             row = placement.rows[number]
             raw_bytes[number] = _check_row(
-                placement, row, digests[number], digests, there.at(row.offset)
+                placement, row, digests[number], digests, table.at(row.offset)
             )
     for number, row in enumerate(placement.rows):
         wanted = lengths.get(digests[number], raw_bytes[number])
@@ -103,17 +103,17 @@ def _check_row(
     digests: list[Digest],
     entry: PackEntry | None,
 ) -> int:
-    """Hold a row against the table's entry; return the raw length that the entry gives."""
+    """Compare a row with the table's entry; return the raw length that the entry gives."""
     base = None if row.base == NO_BASE else digests[row.base]
-    said = (digest, row.stored_bytes, CODECS[row.codec], base)
-    if entry is None or said != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
+    expected = (digest, row.stored_bytes, CODECS[row.codec], base)
+    if entry is None or expected != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
         raise Malformed(
             "a placement and its pack name different chunks at one offset",
             where=_where(placement, row),
-            expected=_told(*said),
+            expected=_described(*expected),
             found="no chunk begins there"
             if entry is None
-            else _told(entry.digest, entry.stored_bytes, entry.codec, entry.base),
+            else _described(entry.digest, entry.stored_bytes, entry.codec, entry.base),
         )
     return entry.raw_bytes
 
@@ -128,7 +128,7 @@ def _check_raw(placement: Placement, row: ChunkRow, found: int, wanted: int) -> 
         )
 
 
-def _told(digest: Digest, stored_bytes: int, codec: str, base: Digest | None) -> str:
+def _described(digest: Digest, stored_bytes: int, codec: str, base: Digest | None) -> str:
     against = "" if base is None else f", a delta to {base.short}"
     return f"chunk {digest.short}, {stored_bytes} bytes of {codec}{against}"
 

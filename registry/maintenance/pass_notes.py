@@ -1,8 +1,9 @@
-"""The file by which an interrupted verification goes on: what was read in this pass.
+"""The file from which an interrupted verification resumes: the packs that were read in this pass.
 
-A line for each pack with its key, size and time of writing, each with a digest of its own, so that
-a line that was cut off by a crash is known for one. The file counts for one registry, for packs
-that have not been written since, and for `MAX_AGE_S`: what was whole a month ago need not be so.
+It has a line for each pack with its key, size and time of writing. Each line has a digest of its
+own, so that a line that a crash cut off is recognized. The file is valid for one registry, for
+packs that have not been written since, and for `MAX_AGE_S`: a pack that was whole a month ago may
+be damaged now.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import InvalidInput, Malformed
 from holdfast.registry.values.records import Record
 
-#: A pass that began longer ago begins anew.
+#: A pass that began longer ago starts again.
 MAX_AGE_S = 30 * 86_400
-_PROOF = 16
+_DIGEST_CHARS = 16
 
 
 class _Header(Record):
@@ -34,17 +35,17 @@ class _Header(Record):
 
 
 class PassNotes:
-    """What one pass over a registry has read so far.
+    """The packs that one pass over a registry has read so far.
 
     Args:
-        path: The file; it is made where it is absent.
-        registry_id: The registry that it must be of.
+        path: The file; it is created if it is absent.
+        registry_id: The id of the registry that the file must belong to.
 
     Attributes:
-        begun_anew: Why notes that were there do not count; `None` where they do.
+        ignored: Why existing notes were ignored; `None` where they count.
 
     Raises:
-        InvalidInput: The file is something else, another registry's, or damaged; it is left alone.
+        InvalidInput: The file is something else, another registry's, or damaged; it is not changed.
     """
 
     def __init__(self, path: str | os.PathLike[str], registry_id: str) -> None:
@@ -52,7 +53,7 @@ class PassNotes:
         self._registry_id = registry_id
         self._read: set[str] = set()
         self._lock = Lock()
-        self.begun_anew: str | None = None
+        self.ignored: str | None = None
         try:
             exists = self._path.exists()
             held = self._path.read_bytes() if exists else b""
@@ -77,11 +78,11 @@ class PassNotes:
 
     def holds(self, info: ObjectInfo) -> bool:
         """Return whether an object was read in this pass, and not written since."""
-        return _told(info) in self._read
+        return _entry(info) in self._read
 
     def add(self, info: ObjectInfo) -> None:
         """Note that an object was read and is whole; may be called from any thread."""
-        line = _proven(_told(info).encode(), self._salt)
+        line = _with_digest(_entry(info).encode(), self._salt)
         with self._lock:
             self._append(line)
 
@@ -91,7 +92,7 @@ class PassNotes:
         self._path.unlink(missing_ok=True)
 
     def _append(self, line: bytes) -> None:
-        # Handed to the system at once: whatever ends this process, the file can be used.
+        # Handed to the system at once, so that the file is valid even if this process is killed.
         self._file.write(line + b"\n")
         self._file.flush()
 
@@ -99,31 +100,31 @@ class PassNotes:
         header = _Header(
             registry=self._registry_id, began_s=int(time.time()), nonce=secrets.token_hex(8)
         )
-        return _proven(header.encode(), b"")
+        return _with_digest(header.encode(), b"")
 
     def _parse(self, data: bytes) -> tuple[bytes, int]:
-        """Read the notes; return the first line, and how many bytes of the file count."""
+        """Read the notes; return the first line, and the number of valid bytes in the file."""
         first, *lines = data.split(b"\n")
         header = self._parse_header(first)
         age_s = time.time() - header.began_s
         if not -86_400 < age_s < MAX_AGE_S:
             days = age_s / 86_400
-            self.begun_anew = f"its pass began {days:.0f} days ago by this machine's clock"
+            self.ignored = f"its pass began {days:.0f} days ago by this machine's clock"
             return b"", 0
         torn = lines.pop() if lines else b""
         for line in lines:
-            told = line[: -_PROOF - 1]
-            if line != _proven(told, first):
-                raise self._refused("its lines do not prove themselves")
-            self._read.add(told.decode())
+            entry = line[: -_DIGEST_CHARS - 1]
+            if line != _with_digest(entry, first):
+                raise self._refused("a line does not match its digest")
+            self._read.add(entry.decode())
         return first, len(data) - len(torn)
 
     def _parse_header(self, line: bytes) -> _Header:
-        told = line[: -_PROOF - 1]
-        if line != _proven(told, b""):
+        encoded = line[: -_DIGEST_CHARS - 1]
+        if line != _with_digest(encoded, b""):
             raise self._refused("not notes of a verification")
         try:
-            header = _Header.decode(told, where=str(self._path))
+            header = _Header.decode(encoded, where=str(self._path))
         except Malformed as error:
             raise self._refused("notes of another version") from error
         if header.registry != self._registry_id:
@@ -136,15 +137,15 @@ class PassNotes:
         return InvalidInput(
             what,
             where=str(self._path),
-            hint="Give another file, or delete this one: everything is then read anew.",
+            hint="Give another file, or delete this one: everything is then read again.",
             **more,
         )
 
 
-def _told(info: ObjectInfo) -> str:
+def _entry(info: ObjectInfo) -> str:
     return f"{info.key} {info.size_bytes} {float(info.modified_s).hex()}"
 
 
-def _proven(told: bytes, salt: bytes) -> bytes:
-    proof = hashlib.sha256(salt + b"\n" + told).hexdigest()[:_PROOF]
-    return told + b" " + proof.encode()
+def _with_digest(entry: bytes, salt: bytes) -> bytes:
+    digest = hashlib.sha256(salt + b"\n" + entry).hexdigest()[:_DIGEST_CHARS]
+    return entry + b" " + digest.encode()

@@ -1,4 +1,4 @@
-"""Placed states held against what lies on the store: manifests, placements, packs, their fit."""
+"""Check the manifest, the placement and the packs of states, and that they fit together."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Fault:
     """What is wrong with an object.
 
     Attributes:
-        message: In words.
-        is_gone: Whether it is not there at all.
-        size_bytes: The size that it should have, where a placement tells.
-        is_within: Whether its bytes are those that were stored, but decode to wrong ones.
+        message: The fault in words.
+        is_gone: Whether the object is missing.
+        size_bytes: The size that it should have, where a placement gives one.
+        is_within: Whether its bytes are as they were stored, but decode to wrong ones.
     """
 
     message: str
@@ -52,13 +52,13 @@ class Fault:
 
 @dataclass(slots=True)
 class Checked:
-    """What was found of some placed states.
+    """The result of a check of some places.
 
     Attributes:
-        packs: The packs that each of them needs, where its placement can be read.
-        faults: What is wrong, by object.
-        unfit: Places whose placement is whole and says what is not so, or is another state's: no
-            bytes under its key can mend that.
+        packs: The packs that each place needs, where its placement can be read.
+        faults: The faults, by object.
+        unfit: Places whose placement is undamaged but wrong, or another state's, each with what is
+            wrong: other bytes under the same key cannot repair that.
         size_bytes: Bytes that were read.
     """
 
@@ -68,20 +68,20 @@ class Checked:
     size_bytes: int = 0
 
     def blame(self, key: ObjectKey, fault: Fault) -> None:
-        """Note a fault of an object, unless one is noted already."""
+        """Note a fault of an object, unless it has one already."""
         self.faults.setdefault(key, fault)
 
 
 class PlaceCheck:
-    """How placed states are checked.
+    """Checks places.
 
     Args:
         store: The registry's objects.
-        size_of: Tells the size of an object; `None` where it is gone.
-        may_check_rows: Tells whether the packs of a placement were read, so that its rows can be
-            held against their tables.
-        tables: Those tables.
-        decoding: Decodes what is encoded, if that is wanted.
+        size_of: Returns the size of an object; `None` where it is gone.
+        may_check_rows: Returns whether the packs of a placement were read, so that its rows can be
+            compared with their tables.
+        tables: These tables.
+        decoding: Decodes encoded chunks, if that is asked for.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class PlaceCheck:
         self._decoding = decoding
 
     def check(self, places: Sequence[Place]) -> Checked:
-        """Check placed states of one manifest, which is read once for all of them."""
+        """Check places of one manifest, which is read once for all of them."""
         checked = Checked()
         key = places[0].manifest_key
         data = self._get(key, checked)
         if data is None:
             return self._check(places, None, checked)
-        # A large one stays in memory until it is checked: no two of them at once.
+        # A large manifest stays in memory until it is checked: only one of them at a time.
         with self._turn if content_bytes(data) > _LARGE_BYTES else nullcontext():
             manifest = self._decode(self._manifest, data, key, checked)
             return self._check(places, manifest, checked)
@@ -133,7 +133,7 @@ class PlaceCheck:
         return None if data is None else self._decode(decode, data, key, checked)
 
     def _get(self, key: ObjectKey, checked: Checked) -> bytes | None:
-        # Read past the handle's cache: what counts is what lies on the store.
+        # Not from the handle's cache: the bytes on the store count.
         try:
             data = self._store.backend.get(str(key))
         except ObjectNotFound:
@@ -174,8 +174,8 @@ class PlaceCheck:
         if found is None:
             fault = Fault(missing(pack.key).summary, is_gone=True, size_bytes=pack.size_bytes)
         else:
-            said = f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
-            fault = Fault(said, size_bytes=pack.size_bytes)
+            message = f"{pack.key}: expected {pack.size_bytes} bytes; found {found}"
+            fault = Fault(message, size_bytes=pack.size_bytes)
         checked.blame(pack.key, fault)
         return False
 
@@ -188,12 +188,12 @@ class PlaceCheck:
         *,
         there: bool,
     ) -> str | None:
-        """Return what a placement that is whole says wrongly."""
+        """Return what is wrong in an undamaged placement; `None` where nothing is."""
         if placement.manifest != place.manifest:
             return f"{place.placement_key}: another checkpoint's placement"
         if manifest is None:
             return None
-        # Lists are opened with the bytes; here only what the manifest names itself.
+        # Lists of chunks are read with the packs; here only the manifest's own chunks count.
         if len(placement.rows) < len(manifest.direct_chunks):
             return f"{place.placement_key}: the placement does not cover its manifest"
         if not there or not self._may_check_rows(placement):

@@ -1,12 +1,12 @@
-"""Restoring what is missing or damaged from a mirror; nothing is ever invented.
+"""Restore missing and damaged objects from a mirror.
 
-What a run needs is put back under the very key that names it, from whichever copy has the same
-digest: another generation here, any at the mirror. Where nobody has it, because the mirror packs
-the same state in another way, the state is adopted: its objects are brought under keys of this
-registry, and the run's log gives a new place for it. Every byte is verified before it is written.
+An object is put back under its own key, from any copy with the same digest: another generation
+here, or any generation at the mirror. Where there is no copy, because the mirror packs the same
+state in another way, the state is adopted: its objects are put under keys of this registry, and the
+run's log gives it a new place. Every byte is verified before it is written.
 
-Logs, epochs and `registry.json` are not rebuilt. They are this registry's own: a mirror's slots
-name the mirror's objects, its epochs condemn the mirror's keys. Only a backup brings them back.
+Logs, epochs and `registry.json` are not rebuilt, because a mirror has others: its slots name its
+own objects, and its epochs condemn its own keys. Only a backup brings them back.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from holdfast.registry.writing.change import Composed
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import Written
 
-#: What a damaged placement names comes to light once it is back: so often it is looked again.
+#: Rounds of verify and mend: a placement must be whole again before the faults of its packs show.
 _ROUNDS = 4
 _OWN = {
     "log": "a log is this registry's own: a mirror's slots name the mirror's objects",
-    "epoch": "the epochs are this registry's own: they tell what was condemned here",
+    "epoch": "the epochs are this registry's own: they list the objects condemned here",
     "config": "registry.json is this registry's own: nothing else holds its id",
-    "snapshot": "a snapshot is a cache; it is made anew, not restored",
+    "snapshot": "a snapshot is a cache; it is written again, not restored",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """Something that is whole again, or would be.
+    """An object or a state that is whole again, or would be.
 
     Attributes:
         where: The key of the object that was put back, or the ref of the state that was adopted.
         how: `restored` under its own key, or `adopted` with a new place in the log.
         source: Where the bytes came from.
-        affects: Refs of what can be loaded again.
-        size_bytes: Bytes that were written; of an adopted state, of packs.
+        affects: Refs that can be loaded again.
+        size_bytes: Bytes that were written; of an adopted state, only those of packs.
     """
 
     where: str
@@ -79,13 +79,13 @@ class Mended:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that is as wrong as it was.
+    """Something that was not mended.
 
     Attributes:
         where: The key, run or ref concerned.
         message: What is wrong.
         reason: Why it was not mended.
-        affects: Refs of what cannot be loaded because of it.
+        affects: Refs that cannot be loaded because of it.
         advice: What to do.
     """
 
@@ -98,12 +98,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did, or in a dry run would do.
+    """The report of a repair, or in a dry run of a plan.
 
     Attributes:
         found: The verification that it began with.
-        mended: What is whole again.
-        left: What is not.
+        mended: Objects and states that are whole again.
+        left: Faults that remain.
         dry_run: Whether nothing was written.
     """
 
@@ -114,7 +114,7 @@ class RepairReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is whole now, as far as was looked."""
+        """Whether everything is whole now, as far as this repair checked."""
         return not self.left
 
     @property
@@ -131,10 +131,10 @@ def repair(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Verify a registry, and restore from a mirror what its runs miss; see `Registry.repair`."""
+    """Verify a registry, and mend it from a mirror; see `Registry.repair`."""
     if _is_same(store.backend.url, mirror.backend.url):
         raise InvalidInput("a registry cannot be its own mirror", where=store.backend.url)
-    with suppress(IntegrityError):  # told below; it keeps states from being adopted
+    with suppress(IntegrityError):  # the verification reports it; no state can be adopted then
         Epochs(store).observe()
     verification = Verification(store, progress)
     if deep:
@@ -158,7 +158,7 @@ def _is_same(here: str, there: str) -> bool:
 
 
 class _Repair:
-    """What is done about the faults of one verification."""
+    """Mends the faults of one verification."""
 
     def __init__(
         self, store: Store, mirror: Store, verification: Verification, *, dry_run: bool
@@ -172,7 +172,7 @@ class _Repair:
         self.mended: list[Mended] = []
 
     def mend(self) -> bool:
-        """Do what can be done; return whether that was anything."""
+        """Mend every fault that can be mended; return whether there was one."""
         before = len(self.mended)
         self._sound.clear()
         needs = self._verification.needs()
@@ -188,7 +188,7 @@ class _Repair:
         return len(self.mended) > before
 
     def left(self, last: VerifyReport) -> Iterator[Left]:
-        """Yield what is still wrong by a later report, each with the reason."""
+        """Yield the faults that are still in a later report, each with the reason."""
         mended = {ref for one in self.mended for ref in one.affects}
         for finding in last.findings:
             if finding.severity == "note":
@@ -202,12 +202,12 @@ class _Repair:
     def _restore(
         self, keys: Sequence[ObjectKey], needs: dict[ObjectKey, list[Need]]
     ) -> list[ObjectKey]:
-        """Put objects back under their own keys; return those for which that cannot be done.
+        """Put objects back under their own keys; return the keys for which that is impossible.
 
-        A key that a live place names is among no sweep's keys to delete, now or later: had a sweep
-        condemned it, the run's mark would have found it live and spared it (docs/spec.md, section
-        13). So the very same key may be put again, and no deletion that is under way can hit it. If
-        the place goes before the object lands, the object is an orphan like any other.
+        No sweep deletes a key that a run needs, now or later: a sweep that condemned it spared it
+        when the run was marked (docs/spec.md, section 13). So the same key may be put again, and no
+        deletion that is under way can hit it. If the state is evicted before the object is put, the
+        object is an orphan like any other.
         """
         faults = self._verification.faults
 
@@ -235,10 +235,10 @@ class _Repair:
         """Put one object back; return where it came from and its size, or why it was not."""
         fault = self._verification.faults[key]
         reasons = []
-        for store, candidate in self._candidates(key):
+        for store, copy in self._copies(key):
             try:
-                data = store.backend.get(str(candidate))
-                check_object(data, candidate)
+                data = store.backend.get(str(copy))
+                check_object(data, copy)
             except ObjectNotFound:
                 continue  # collected meanwhile
             except RegistryError as error:
@@ -247,21 +247,21 @@ class _Repair:
             if fault.size_bytes in (None, len(data)):
                 if not self._dry_run:
                     self._store.backend.put(str(key), data)
-                return f"{store.backend.url}: {candidate}", len(data)
+                return f"{store.backend.url}: {copy}", len(data)
         return "; ".join(reasons) or f"{self._mirror.backend.url} holds no object of this digest"
 
-    def _candidates(self, key: ObjectKey) -> Iterator[tuple[Store, ObjectKey]]:
+    def _copies(self, key: ObjectKey) -> Iterator[tuple[Store, ObjectKey]]:
         for store in (self._store, self._mirror):
             for info in store.backend.list(stem(key.kind, key.digest)):
                 with suppress(Malformed):  # a foreign file
-                    candidate = ObjectKey.parse(info.key)
-                    if store is not self._store or candidate != key:
-                        yield store, candidate
+                    copy = ObjectKey.parse(info.key)
+                    if store is not self._store or copy != key:
+                        yield store, copy
 
     # The same state in other objects
 
     def _sources(self, manifests: set[Digest]) -> dict[Digest, list[tuple[Store, Place]]]:
-        """Return where states lie whole, as far as is known: here, and at the mirror."""
+        """Return the places of states that may be whole: here, and at the mirror."""
         found = {
             manifest: [(self._store, place) for place in self._verification.whole_places(manifest)]
             for manifest in manifests
@@ -293,21 +293,21 @@ class _Repair:
             where = f"{need.run_id}/{need.manifest.short}"
             self.mended.append(Mended(where, "adopted", origin, need.refs, size_bytes))
             return
-        why = "; ".join(reasons) or f"{self._mirror.backend.url} has no such state in any run"
-        about = {need.refs[0], *map(str, keys)}
+        reason = "; ".join(reasons) or f"{self._mirror.backend.url} has no such state in any run"
+        names = {need.refs[0], *map(str, keys)}
         if need.place is not None and not keys:
-            about.add(str(need.place.placement_key))
-        for name in about:
+            names.add(str(need.place.placement_key))
+        for name in names:
             before = self._reasons.get(name, "")
-            if why not in before:
-                self._reasons[name] = f"{before}; {why}" if before else why
+            if reason not in before:
+                self._reasons[name] = f"{before}; {reason}" if before else reason
 
     def _adopt(self, need: Need, source: Store, place: Place) -> int:
-        """Bring a state under keys of this registry, and let its run give the new place.
+        """Put a state under keys of this registry, and commit its new place; return the bytes sent.
 
         Rules W1 to W5 hold as for every commit that names objects
-        (`holdfast.registry.writing.object_writer`). What is damaged is suspect first, so that it is
-        not used again but put anew.
+        (`holdfast.registry.writing.object_writer`). Damaged keys are made suspect first, so that
+        the writer does not use them again.
         """
         _check_source(source, place)
         log = RunLog(self._store, need.run_id)
@@ -323,14 +323,14 @@ class _Repair:
             sent.append(pack.size_bytes * was_sent)
 
         def plan() -> list[Written]:
-            (adopted,), choice = adopt(source, self._store, committer.writer, [place], count)
-            used.update(choice.keys)
-            return [Written(_base(self._store, adopted), choice, 0)]
+            (adopted,), chosen = adopt(source, self._store, committer.writer, [place], count)
+            used.update(chosen.keys)
+            return [Written(_placed_state(self._store, adopted), chosen, 0)]
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
-            # Let go, moved or mended meanwhile: there is nothing to do any more.
-            stands = run.by_manifest.get(need.manifest) == need.place
-            return [] if stands and need.manifest in run.held else None
+            # Evicted, moved or mended meanwhile: there is nothing to do any more.
+            is_same = run.by_manifest.get(need.manifest) == need.place
+            return [] if is_same and need.manifest in run.held else None
 
         committer.commit(Composed(compose, plan, on_dropped=True))
         self._sound |= used
@@ -338,19 +338,19 @@ class _Repair:
         return sum(sent)
 
 
-def _base(store: Store, place: Place) -> PlacedState:
+def _placed_state(store: Store, place: Place) -> PlacedState:
     manifest, placement = store.manifest(place.manifest_key), store.placement(place.placement_key)
     return PlacedState(place, manifest, placement, read_lists(store, manifest, placement))
 
 
 def _check_source(source: Store, place: Place) -> None:
-    """Check that a placement at the source says what its packs hold, before it is passed on."""
+    """Check that a placement at the source agrees with its packs."""
     manifest, placement = source.manifest(place.manifest_key), source.placement(place.placement_key)
     check_rows(source, Tables(source), manifest, placement)
 
 
 def _check_packs(source: Store, place: Place, committer: Committer) -> int:
-    """Check what an adoption would send; return its bytes."""
+    """Check the packs that an adoption would send; return their bytes."""
     sent = 0
     for pack in source.placement(place.placement_key).packs:
         if committer.writer.usable("packs", pack.key.digest, pack.size_bytes) is None:
@@ -360,5 +360,5 @@ def _check_packs(source: Store, place: Place, committer: Committer) -> int:
 
 
 def _left(finding: Finding, reason: str | None) -> Left:
-    why = reason or _OWN.get(finding.kind, "nothing that a mirror holds can mend it")
-    return Left(finding.where, finding.message, why, finding.affects, finding.advice)
+    reason = reason or _OWN.get(finding.kind, "no object of a mirror can mend it")
+    return Left(finding.where, finding.message, reason, finding.affects, finding.advice)

@@ -1,8 +1,9 @@
-"""What runs and checkpoints take on the store, from placements and tables of packs alone.
+"""Count the bytes that runs and checkpoints use on the store.
 
 Counts stored bytes: chunks as they are encoded, manifests, placements. Each counts for every state
-that names it, a delta's base too. A chunk that lies several times counts once, as a repack would
-leave it; the other copies are dead. Nothing is written, and no chunk is read.
+that names it, a delta's base too. A chunk that is stored several times counts once, as a repack
+would leave it; the other copies count as `dead_bytes`. Only placements and tables of packs are
+read, no chunks, and nothing is written.
 """
 
 from __future__ import annotations
@@ -21,29 +22,29 @@ from holdfast.registry.maintenance.repacking.survey import (
     Chunk,
     Survey,
     chunk_of,
-    in_batches,
-    read_states,
+    read_runs,
 )
+from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import KINDS, RUNS, ObjectKey
 from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.values.digest import Digest
 
-#: How often the registry is looked at before what is gone meanwhile counts as lost.
-_LOOKS = 3
+#: Attempts to read the registry before an object that is gone counts as lost.
+_ATTEMPTS = 3
 _NONE, _MANY = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class StateUsage:
-    """What a checkpoint takes, or whatever else a run holds.
+    """The bytes that a checkpoint, or anything else that a run holds, uses.
 
     Attributes:
-        ref: Its name; a gate or tag of a checkpoint that is kept counts with the checkpoint.
+        ref: Its name; a gate or tag of a checkpoint that is not evicted counts with the checkpoint.
         id: Id of the checkpoint; `None` of anything else.
-        own_bytes: What it alone needs.
-        shared_bytes: What it needs and something else needs too.
-        freed_bytes: What `gc` and `repack` can free once the checkpoint is let go: 0 of what a gate
-            or tag keeps. `None` where it is no checkpoint.
+        own_bytes: Bytes that it alone needs.
+        shared_bytes: Bytes that it needs and something else needs too.
+        freed_bytes: Bytes that `gc` and `repack` can free after an eviction of the checkpoint: 0 if
+            a gate or tag keeps it. `None` of anything else.
     """
 
     ref: str
@@ -55,14 +56,14 @@ class StateUsage:
 
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """What a run takes.
+    """The bytes that a run uses.
 
     Attributes:
         run: Its name.
-        states: What it holds: its checkpoints in log order, then the rest.
-        own_bytes: What no other run needs.
-        shared_bytes: What it needs and another run needs too.
-        log_bytes: Its log and snapshots, which stay when it is dropped.
+        states: Its checkpoints in log order, then the other states that it holds.
+        own_bytes: Bytes that no other run needs.
+        shared_bytes: Bytes that it needs and another run needs too.
+        log_bytes: Bytes of its log and snapshots, which stay when it is dropped.
     """
 
     run: str
@@ -73,24 +74,24 @@ class RunUsage:
 
     @property
     def freed_bytes(self) -> int:
-        """What `gc` and `repack` can free once the run is dropped, pins and pool included."""
+        """Bytes that `gc` and `repack` can free once the run is dropped, pins and pool included."""
         return self.own_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a registry takes; the parts add up to all that lies on the store.
+    """The bytes that a registry uses; the parts add up to all files on the store.
 
     Attributes:
         runs: The runs, by name.
-        own_bytes: What exactly one of the states needs.
-        shared_bytes: What several of them need, each byte once.
-        dead_bytes: Chunks that nothing needs, or that lie elsewhere too, in packs that are needed:
-            `repack` drops them.
-        unneeded_bytes: Objects that nothing needs, or not yet: `gc` deletes them.
-        table_bytes: Tables of contents of the packs that are needed.
-        log_bytes: Logs and snapshots of all runs.
-        other_bytes: `registry.json`, epochs, and whatever else lies there.
+        own_bytes: Bytes that exactly one of the states needs.
+        shared_bytes: Bytes that several of them need, each byte counted once.
+        dead_bytes: In needed packs, bytes of chunks that nothing needs or that another pack has
+            too: `repack` drops them.
+        unneeded_bytes: Bytes of objects that nothing needs, or not yet: `gc` deletes them.
+        table_bytes: Bytes of the tables of contents of needed packs.
+        log_bytes: Bytes of the logs and snapshots of all runs.
+        other_bytes: Bytes of `registry.json`, epochs and all other files.
         damaged: The errors of the runs that could not be read, by name. They are not among `runs`,
             and objects that only they need count as unneeded here; `gc` deletes nothing until they
             are repaired.
@@ -115,13 +116,13 @@ class Usage:
 
 @dataclass(slots=True)
 class _Holder:
-    """Something of a run that needs states.
+    """A checkpoint, or another part of a run that holds states.
 
     Attributes:
         run: Number of its run.
         ref: Its name.
-        id: Id of the checkpoint that it is; `None` where it is none.
-        places: Where what it needs lies.
+        id: Id of the checkpoint; `None` where it is something else.
+        places: The places of its states.
         is_pinned: Whether it is a checkpoint that a gate or tag keeps.
     """
 
@@ -133,14 +134,14 @@ class _Holder:
 
 
 def measure(store: Store) -> Usage:
-    """Count what lies on a store, and what needs it.
+    """Count the bytes on a store by the states that need them; see `Registry.usage`.
 
     Raises:
-        IntegrityError: Something is damaged or gone that belongs to no run.
+        IntegrityError: A file that belongs to no run is damaged or gone.
         StorageError: The store did not answer.
     """
     damaged: dict[str, RegistryError] = {}
-    looks = 0
+    attempts = 0
     while True:
         failed: dict[str, RegistryError] = {}
         try:
@@ -148,8 +149,8 @@ def measure(store: Store) -> Usage:
         except StoreUnavailable:
             raise
         except RegistryError as error:
-            looks += 1
-            if isinstance(error, MissingObject) and looks < _LOOKS:
+            attempts += 1
+            if isinstance(error, MissingObject) and attempts < _ATTEMPTS:
                 continue  # evicted meanwhile, and collected since?
             if not failed:
                 raise
@@ -159,18 +160,18 @@ def measure(store: Store) -> Usage:
 def _measure(
     store: Store, damaged: dict[str, RegistryError], failed: dict[str, RegistryError]
 ) -> Usage:
-    """Count; runs that are known to be damaged are left out.
+    """Count once, without the damaged runs.
 
     Args:
         store: The registry's objects.
-        damaged: Their errors, by name; runs whose log cannot be read are added.
+        damaged: The errors of damaged runs, by name; runs whose log cannot be read are added.
         failed: Receives the runs that make this raise, with their errors.
     """
     runs: list[str] = []
     holders: list[_Holder] = []
 
     def noted() -> Iterator[RunManifest]:
-        for run in read_states(store, damaged):
+        for run in read_runs(store, damaged):
             with _blamed(run.run_id, failed):
                 holders.extend(_holders(run, len(runs)))
             runs.append(run.run_id)
@@ -178,7 +179,7 @@ def _measure(
 
     survey = Survey(store, failed)
     survey.read(noted())
-    # Afterwards, so that all that is needed was there to be listed.
+    # After the logs, so that every object that they need is in the listing.
     objects, logs, other_bytes = _list(store)
     for holder in holders:
         with _blamed(runs[holder.run], failed):
@@ -207,7 +208,7 @@ def _check_files(holder: _Holder, objects: Mapping[ObjectKey, StoredFile]) -> No
 
 
 def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
-    """Yield what holds states in a run: the checkpoints, then the rest by name."""
+    """Yield the parts of a run that hold states: the checkpoints, then the rest by name."""
     checkpoints: dict[int, _Holder] = {}
     for record in () if run.dropped is not None else run.checkpoints:
         if record.evicted is None:
@@ -224,7 +225,7 @@ def _holders(run: RunManifest, number: int) -> Iterator[_Holder]:
     for manifest, refs in run.holders().items():
         for ref in refs:
             name = "/".join(ref.split("/")[:2])
-            # Counted already, under the checkpoint that it is.
+            # Counted already, with its checkpoint.
             if name in pins or ref.split("/")[0] in heads:
                 continue
             holder = rest.setdefault(name, _Holder(number, f"{run.run_id}/{name}", None))
@@ -257,7 +258,7 @@ def _list(store: Store) -> tuple[dict[ObjectKey, StoredFile], dict[str, int], in
 
 
 class _Tally:
-    """Who needs each thing, a chunk or an object: one holder, one run, or several."""
+    """Which holders and runs need each chunk and object: exactly one, or several."""
 
     def __init__(self, runs: int, holders: Iterable[_Holder]) -> None:
         self.holders = list(holders)
@@ -270,7 +271,7 @@ class _Tally:
         self._run = array("i")
 
     def need(self, holder: int, thing: Chunk | ObjectKey, size_bytes: int) -> None:
-        """Note that a holder needs a thing; all that one run needs is noted before the next."""
+        """Note that a holder needs a chunk or an object; holders come in the order of runs."""
         number = self._numbers.setdefault(thing, len(self._sizes))
         if number == len(self._sizes):
             self._sizes.append(size_bytes)
@@ -291,7 +292,7 @@ class _Tally:
             self._run[number] = _MANY
 
     def things(self) -> Iterator[tuple[Chunk | ObjectKey, int, int, int]]:
-        """Yield each thing with its size, and its only holder and run or `_MANY`."""
+        """Yield each chunk and object with its size, and its only holder and run or `_MANY`."""
         return zip(self._numbers, self._sizes, self._holder, self._run, strict=True)
 
 
@@ -318,14 +319,14 @@ def _count(
 
 @dataclass(slots=True)
 class _Sums:
-    """Bytes of all things by who needs them.
+    """Sums of bytes.
 
     Attributes:
-        own: By the holder that alone needs them.
-        run_own: By the run that alone needs them.
-        shared: Of what several holders need.
-        chunks: Of chunks.
-        files: Of manifests and placements.
+        own: By holder, bytes that it alone needs.
+        run_own: By run, bytes that it alone needs.
+        shared: Bytes that several holders need.
+        chunks: Bytes of chunks.
+        files: Bytes of manifests and placements.
     """
 
     own: list[int]

@@ -1,11 +1,11 @@
-"""Checking a registry: its structure, and with `deep` every byte of it.
+"""Check a registry: its structure, and with `deep` every byte of it.
 
-Structure: logs dense, chained and legal; everything that a run holds placed; every object that a
-place needs there and of the right size; nothing there that stops collection. Deep: every object
-read once and hashed, and every placement held against the tables of the packs that it names. An
+Structure: every log is complete, chained and legal; every state that a run holds has a place; every
+object that a place needs is there and has the right size; no file stops collection. Deep: every
+object is read once and hashed, and every placement is compared with the tables of its packs. An
 encoded chunk is checked against the digest of its stored bytes; with `decode` it is also decoded.
-Nothing is changed here, and a registry may be in use meanwhile: what was let go and collected, or
-moved, while it was looked at is no finding.
+Nothing is changed here. The registry may be in use: a state that is evicted, collected or moved
+during the check is no finding.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 
-#: Times that places are looked up again which others move while they are checked.
+#: Times that the check repeats places that others moved meanwhile.
 _ROUNDS = 3
-#: Memory that a manifest or placement takes when it is unpacked and parsed, in sizes of its file.
+#: Memory that an unpacked and parsed manifest or placement takes, as a multiple of its file.
 _PARSED = 8
 _MEND = (
     "Run `holdfast repair --from MIRROR`. Without a mirror: move the file away, and save the same "
@@ -53,9 +53,7 @@ _WRONG_WITHIN = (
     "Its writer stored wrong bytes, and mirrors have the same: `repair` cannot help. Save the "
     "same states again into a new run."
 )
-_ORPHAN = (
-    "Nothing needs it; collection will remove it. Collect before the same state is saved again."
-)
+_ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state is saved again."
 
 #: Called with the number of bytes checked so far.
 Progress = Callable[[int], object]
@@ -63,13 +61,13 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What of a run a damaged object is part of.
+    """A state of a run that needs a damaged object, or has no usable place.
 
     Attributes:
         run_id: The run.
-        manifest: The state that it holds.
-        place: Where the run says that it lies; `None` where it says nothing.
-        refs: What needs it.
+        manifest: The state.
+        place: Its place by the run's log; `None` where the log gives none.
+        refs: Refs of the checkpoints, pins and others that need it.
     """
 
     run_id: str
@@ -100,7 +98,7 @@ def verify(
 
 
 class Verification:
-    """One pass over a registry: the data, if wanted, then the structure, as often as wanted."""
+    """One verification: the data once, if asked for, then the structure, any number of times."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Verification:
         self._data: DataRead | None = None
         self._decoding: DecodePass | None = None
         self._is_whole = False
-        self._word: list[Finding] = []
+        self._resume_note: list[Finding] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -139,7 +137,7 @@ class Verification:
         *,
         decode: bool = False,
     ) -> None:
-        """Read and hash the packs, or a share of them; `check` then reports on them.
+        """Read and hash the packs, or a share of them; `check` reports on them later.
 
         Args:
             sample: As for `verify`.
@@ -148,31 +146,30 @@ class Verification:
         """
         check_sample(sample)
         notes = None if resume is None else PassNotes(resume, self._store.config.id)
-        if notes is not None and notes.begun_anew is not None:
-            advice = "Everything is read anew."
-            word = Finding("resume", str(resume), notes.begun_anew, (), advice, "note")
-            self._word = [word]
+        if notes is not None and notes.ignored is not None:
+            advice = "Everything is read again."
+            self._resume_note = [Finding("resume", str(resume), notes.ignored, (), advice, "note")]
         self._decoding = DecodePass(self._store) if decode else None
         self._data = self._packs.read(sample, notes)
         self._is_whole = self._data.packs == self._data.packs_read + self._data.packs_noted
 
     def check(self) -> VerifyReport:
-        """Check the structure, and tell of it and of the data that was read."""
+        """Check the structure; report on it and on the data that was read."""
         self._begin()
-        config = [*self._word, *check_config(self._store)]
-        # The order makes it safe beside writers and collectors: a snapshot follows its slot, a
-        # commit its objects, an object its epoch.
+        config = [*self._resume_note, *check_config(self._store)]
+        # The order is safe beside writers and collectors: a snapshot is put after its slot, a
+        # commit after its objects, an object after its epoch.
         self._names.list_links(self._store)
         self._names.list_runs(self._store)
         runs = list_runs(self._store)
-        self._read(runs, self._tell_history)
+        self._read(runs, self._report_history)
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked)
         epochs += self._head_check.check_registry(runs, self._names.epoch)
         self._read_again()
         self._check_places(self._held())
         if self._is_whole:
-            self._check_leftovers()
+            self._check_unneeded()
         sizes = {pack.key: pack.size_bytes for held in self._packs_of.values() for pack in held}
         for key, message in self._packs.faults.items():
             self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
@@ -190,7 +187,7 @@ class Verification:
         )
 
     def needs(self) -> dict[ObjectKey, list[Need]]:
-        """Return what of the runs each object that has a fault is part of."""
+        """Return the states that need an object with a fault, by object."""
         found: dict[ObjectKey, list[Need]] = {}
         for run_id, places in sorted(self._histories.items()):
             for place, refs in places.items():
@@ -199,7 +196,7 @@ class Verification:
         return found
 
     def unplaced(self) -> list[Need]:
-        """Return what runs hold and give no place for, or one that is wrong."""
+        """Return the states that a run holds and gives no place, or a wrong one."""
         unplaced = [
             Need(run_id, manifest, None, refs)
             for run_id, manifests in sorted(self._unplaced.items())
@@ -213,7 +210,7 @@ class Verification:
         ]
 
     def whole_places(self, manifest: Digest) -> list[Place]:
-        """Return the places of a state that are whole, in whichever run."""
+        """Return the undamaged places of a state in all runs."""
         places = (place for held in self._histories.values() for place in held)
         return [
             place
@@ -229,7 +226,7 @@ class Verification:
         self._head_check.write(path, self._names.epoch)
 
     def forget(self, keys: Iterable[ObjectKey]) -> None:
-        """Forget what was wrong with data that has been replaced."""
+        """Forget the faults of packs that have been replaced."""
         for key in keys:
             self._packs.faults.pop(key, None)
 
@@ -238,9 +235,9 @@ class Verification:
         if self._progress is not None:
             self._progress(self._bytes)
 
-    # Runs, and the places of what they hold
+    # Runs, and the places of their states
 
-    def _read(self, run_ids: Iterable[str], tell: Callable[[History], object]) -> None:
+    def _read(self, run_ids: Iterable[str], report: Callable[[History], object]) -> None:
         def read(run_id: str) -> History:
             snapshots = self._names.snapshots.get(run_id, ())
             commits = self._head_check.commits_of(run_id)
@@ -252,11 +249,11 @@ class Verification:
             self._marked[run_id] = history.run.epoch
             self._histories[run_id] = history.places()
             self._unplaced[run_id] = history.unplaced()
-            tell(history)
+            report(history)
 
         each(self._store.pools.bulk, read, run_ids, take)
 
-    def _tell_history(self, history: History) -> None:
+    def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
         self._checkpoints += sum(ck.evicted is None for ck in history.run.checkpoints)
 
@@ -289,7 +286,7 @@ class Verification:
         each(bulk, check.check, groups.values(), take, size_of=self._held_by)
 
     def _held_by(self, places: Sequence[Place]) -> int:
-        """Return about how much memory it takes to check placed states of one manifest."""
+        """Return about how many bytes of memory the check of one manifest's places takes."""
         files = (places[0].manifest_key, *(place.placement_key for place in places))
         parsed = sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
         return parsed + (HELD_BYTES if self._decoding is not None else 0)
@@ -298,20 +295,20 @@ class Verification:
         size = self._names.sizes.get(key)
         if size is not None and key not in self._again:
             return size
-        try:  # put, gone or mended after the objects were listed
+        try:  # put, deleted or repaired after the objects were listed
             return self._store.backend.stat(str(key)).size_bytes
         except ObjectNotFound:
             return None
 
     def _may_check_rows(self, placement: Placement) -> bool:
         if self._packs.faults.keys() & {pack.key for pack in placement.packs}:
-            return False  # told of the pack already
+            return False  # the pack has a finding already
         return self._is_whole or (
             self._data is not None and all(p.key in self._packs.tables for p in placement.packs)
         )
 
-    def _check_leftovers(self) -> None:
-        """Hash the manifests and placements that nobody needs: somebody may come to use them."""
+    def _check_unneeded(self) -> None:
+        """Hash the manifests and placements that no run needs: a later save may use them."""
         needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
         needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
         rest = [k for k in self._names.sizes if k.kind != "packs" and k not in needed]
@@ -339,13 +336,13 @@ class Verification:
         self._again.add(key)
         return self._size_of(key) is not None
 
-    # Second looks: the registry may be in use
+    # Check again: the registry may be in use
 
     def _confirm(self) -> None:
-        """Look again at what is wrong, at the head of the logs of those who need it.
+        """Check places with faults again, after reading the logs of their runs to the end.
 
-        A collector deletes only what no run needs, so what is still placed as it was and still held
-        is there; what was let go meanwhile, or moved, is no finding.
+        A collector deletes only objects that no run needs, so a state that is still held at the
+        same place must be whole. A state that was evicted or moved meanwhile is no finding.
         """
         for _ in range(_ROUNDS):
             suspects = [place for place in self._held() if self._is_suspect(place)]
@@ -354,7 +351,7 @@ class Verification:
                 for run_id, held in self._histories.items()
                 if self._unplaced[run_id] or not held.keys().isdisjoint(suspects)
             ]
-            self._read(runs, lambda _: None)  # what is wrong with the logs is told already
+            self._read(runs, lambda _: None)  # the logs are in the findings already
             held = self._held()
             moved = [place for place in held if place not in self._seen]
             for place in suspects:
@@ -368,20 +365,20 @@ class Verification:
                 break
 
     def _read_again(self) -> None:
-        """Read damaged packs a second time: mended meanwhile, collected, or damaged indeed."""
+        """Read damaged packs a second time: they may be repaired or collected by now."""
         for key in list(self._packs.faults):
             try:
                 data = self._store.backend.get(str(key))
                 verify_pack_chunks(data, open_pack(data, key.digest, where=str(key)), key)
             except ObjectNotFound:
-                del self._packs.faults[key]  # if it is needed, it is missed below
+                del self._packs.faults[key]  # if it is needed, `_check_places` finds it missing
             except RegistryError as error:
                 fault_of(error)
             else:
                 del self._packs.faults[key]
-                self._findings.append(_wavering(key))
+                self._findings.append(_read_differently(key))
 
-    # Telling
+    # Findings
 
     def _object_findings(self) -> Iterator[Finding]:
         for need in self.unplaced():
@@ -409,7 +406,7 @@ class Verification:
 
 
 def _condemned_by(store: Store, key: ObjectKey) -> str:
-    """Say whether a sweep may have taken an object that is missed: if so, a rule was broken."""
+    """Name the epochs that condemned a missing object: if there are any, a rule was broken."""
     epochs = Epochs(store)
     try:
         found = [
@@ -420,12 +417,12 @@ def _condemned_by(store: Store, key: ObjectKey) -> str:
     return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""
 
 
-def _wavering(key: ObjectKey) -> Finding:
+def _read_differently(key: ObjectKey) -> Finding:
     return Finding(
         key.kind.removesuffix("s"),
         str(key),
         "damaged when it was read first, and whole when it was read again",
-        advice="If nobody mended it meanwhile, a disk, memory or network gives wrong bytes.",
+        advice="If nobody repaired it meanwhile, a disk, memory or network gives wrong bytes.",
         severity="note",
     )
 

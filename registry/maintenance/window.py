@@ -1,16 +1,21 @@
-"""Many objects through a few threads: so many at once, and so many bytes, never more."""
+"""Work on many objects in a few threads, with a bounded number of them and of bytes at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from itertools import islice
 from typing import TypeVar
 
-from holdfast.registry.storage.threads import abandon
+from holdfast.registry.storage.threads import abandon, results
 
 #: Bytes of objects held in memory at once; a larger object is held alone.
 BYTES_IN_FLIGHT = 256 * 2**20
 _AT_ONCE = 32
+#: Placements and tables read at once.
+_READS_AT_ONCE = 64
+#: Logs replayed or marked at once.
+RUNS_AT_ONCE = 256
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -24,17 +29,17 @@ def each(
     *,
     size_of: Callable[[_T], int] = lambda _: 0,
 ) -> None:
-    """Work on items in parallel, and take what came of each in the order in which they are done.
+    """Work on items in parallel, and take each result as soon as it is there.
 
-    The next one begins as soon as there is room for it; nobody waits for the slowest of a batch.
-    After an error none runs on: what is under way is waited for, what waits is dropped.
+    The next item begins as soon as there is room for it; no batch waits for its slowest item. After
+    an error, items that have begun are waited for, and no more begin.
 
     Args:
         pool: The threads.
-        work: What is done with each, in a thread.
-        items: Asked for one at a time, no further ahead than the window.
-        take: Told of each in the caller's thread.
-        size_of: Bytes that an item takes while it is under way.
+        work: The work on an item, done in a thread.
+        items: The items; read one at a time, no further ahead than the window.
+        take: Called in the caller's thread with each item and its future.
+        size_of: Returns the bytes that an item takes in memory meanwhile.
     """
     running: dict[Future[_R], _T] = {}
     held = 0
@@ -57,3 +62,16 @@ def each(
             take_some()
     finally:
         abandon(running)
+
+
+def in_batches(
+    pool: Executor,
+    work: Callable[[_T], _R],
+    items: Iterable[_T],
+    *,
+    at_once: int = _READS_AT_ONCE,
+) -> Iterator[_R]:
+    """Yield the results of work on items, in the order of the items, a batch at a time."""
+    waiting = iter(items)
+    while batch := list(islice(waiting, at_once)):
+        yield from results([pool.submit(work, item) for item in batch])

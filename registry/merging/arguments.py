@@ -1,4 +1,4 @@
-"""What a merge is given, checked: sources, weights, what is averaged and what is picked."""
+"""Check the arguments of a merge: sources, weights, `average` and `pick`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.registry.loading.stored import Stored
 
 #: A chunk is computed from those of all sources at once, so their number bounds memory.
 MAX_SOURCES = 32
-#: How far the sum of weights may be from 1: what rounding their decimals leaves.
+#: The sum of weights may differ from 1 by this, because decimals are rounded.
 _NEAR_ONE = 1e-9
 
 
 def check_sources(sources: object) -> list[Any]:
-    """Return the sources as a list; what is in it is looked at where it is found.
+    """Return the sources as a list; its items are checked later.
 
     Raises:
-        InvalidInput: It is nothing that could hold any.
+        InvalidInput: It is no iterable.
     """
     return [sources] if isinstance(sources, Stored) else _listed(sources, "sources", "checkpoints")
 
 
 def check_average(average: object) -> list[str] | None:
-    """Return the names of what is averaged.
+    """Return the names of components and patterns to average.
 
     Raises:
-        InvalidInput: They are not texts.
+        InvalidInput: They are not strings.
     """
     if average is None:
         return None
@@ -42,16 +42,16 @@ def check_average(average: object) -> list[str] | None:
 
 
 def check_pick(pick: object) -> dict[str, Any]:
-    """Return what is picked; the states are looked at where they are found.
+    """Return the picks by name; their states are checked later.
 
     Raises:
-        InvalidInput: It is no mapping of names.
+        InvalidInput: It is no dict of names.
     """
     if pick is None:
         return {}
     if not isinstance(pick, Mapping) or not all(isinstance(name, str) and name for name in pick):
         raise InvalidInput(
-            "what is picked goes by name",
+            "`pick` is not a dict of names",
             where="pick",
             expected="a dict of names of components, or patterns of paths, to checkpoints",
             found=shown(pick),
@@ -67,7 +67,7 @@ def check_weights(weights: object, count: int) -> tuple[float, ...]:
     """
     if not 1 <= count <= MAX_SOURCES:
         raise InvalidInput(
-            "a merge has another number of sources",
+            "not a number of sources that a merge takes",
             expected=f"1 to {MAX_SOURCES}",
             found=count,
             hint="Merge some of them first, with weights to match." if count else "",
@@ -78,7 +78,7 @@ def check_weights(weights: object, count: int) -> tuple[float, ...]:
     numbers = [_number(one) for one in given]
     if len(given) != count or not all(map(math.isfinite, numbers)):
         raise InvalidInput(
-            "a merge has one weight for each source",
+            "a merge needs one weight for each source",
             where="weights",
             expected=f"{count} finite numbers",
             found=shown(given),
@@ -89,9 +89,9 @@ def check_weights(weights: object, count: int) -> tuple[float, ...]:
         raise InvalidInput(
             "the weights do not sum to 1",
             where="weights",
-            expected="numbers whose sum is 1; negative ones may be among them",
+            expected="numbers whose sum is 1; negative ones are allowed",
             found=f"{', '.join(map(repr, numbers))}: {total!r}",
-            hint=f"The same shares of 1 are {shares}." if shares else "",
+            hint=f"Divided by their sum they are {shares}." if shares else "",
         )
     return tuple(numbers)
 
@@ -107,7 +107,7 @@ def shown(value: object) -> str:
 def _listed(given: object, where: str, expected: str) -> list[Any]:
     if not isinstance(given, Iterable):
         raise InvalidInput(
-            f"{where} of a merge are more than one thing",
+            f"{where} of a merge is not a list",
             where=where,
             expected=expected,
             found=shown(given),

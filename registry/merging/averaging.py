@@ -1,8 +1,8 @@
 """Weighted averages of stored elements: accumulated in float32 or float64, rounded once.
 
-Elements that are equal in all sources stay what they are, bit for bit. So the result depends on
-the elements alone, and not on how tensors are cut into chunks or which of those are equal. Needs
-neither torch nor ml_dtypes. Imports numpy, so others import it where they first need it.
+An element that is equal in all sources keeps its bits. So the result depends only on the elements,
+and not on how tensors are cut into chunks or which chunks are equal. Needs neither torch nor
+ml_dtypes. Imports numpy, so others import this module where they first need it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def average(
 ) -> bool:
     """Write the weighted sum of elements, in the order of the sources.
 
-    Each product and each sum is one operation in float32 (float64 of float64 and complex128), the
-    weight rounded to it first; the last sum is rounded to the stored type, ties to even. A source
-    of weight 0 adds nothing, not even a NaN.
+    Each product and each sum is one operation in float32 (in float64 for float64 and complex128)
+    with the weight rounded to that type first; the last sum is rounded to the stored type, ties to
+    even. A source of weight 0 adds nothing, not even a NaN.
 
     Args:
-        sources: As many elements each.
-        weights: One of each.
+        sources: The elements of each source, the same number in all.
+        weights: The weight of each source.
         dtype: Their type: a floating or complex one other than `float8_e8m0fnu`.
         into: Memory of the same length.
 
     Returns:
-        Whether finite elements became one that is not: the sum, a step on the way to it, or what
-        the stored type makes of it is too large.
+        Whether finite elements gave a result that is not finite: the sum, a step on the way to it,
+        or its rounding to the stored type is too large.
     """
     overflows = False
     kind = PARTS.get(dtype, dtype)
@@ -78,7 +78,7 @@ def _sum(data: Sequence[memoryview], weights: Sequence[float], kind: str, wide: 
 
 
 def _widened(data: memoryview, kind: str) -> _Array:
-    """Return elements as float32, or as float64 what is that already; always exact."""
+    """Return elements as float32, and float64 elements as they are; always exact."""
     found: _Array
     if kind == "bfloat16":
         # The upper half of a float32.
@@ -102,7 +102,7 @@ def _rounded(total: _Array, kind: str) -> _Array:
         return np.where(np.isnan(total), np.uint16(0x7FC0), rounded)
     if kind.startswith("float8"):
         return _rounded_float8(total, kind)
-    # Which of two NaNs a sum takes after depends on where in the loops of numpy they lie.
+    # The bits of a NaN in a sum depend on its position in numpy's loops: make all of them equal.
     np.copyto(total, np.nan, where=np.isnan(total))
     return total.astype(kind).view(f"u{item_size(kind)}")
 
@@ -127,8 +127,8 @@ def _rounded_float8(total: _Array, kind: str) -> _Array:
 def _middles(kind: str) -> _Array:
     """Return the numbers half way between one code's number and the next code's.
 
-    The last one lies between the greatest number and what would come after it: whatever is beyond
-    rounds to the code that follows, which is infinity or NaN as the type has it.
+    The last one is between the greatest number and the one that would follow it: larger numbers
+    round to the next code, which is infinity or NaN, depending on the type.
     """
     values = float8_values(kind)[:0x80]
     values = values[np.isfinite(values)]

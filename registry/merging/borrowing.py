@@ -1,8 +1,8 @@
-"""Chunks that states of other runs hold, as far as a run may name the packs that they lie in.
+"""Use stored chunks of other runs, where the run may name their packs.
 
-Of a state of the run itself a placed manifest covers its packs (rule W2a of docs/spec.md, section
-13); of another run's each pack is looked at by itself (W2). What lies in a pack that a sweep
-condemned counts as stored nowhere and is stored anew.
+The packs of the run's own states are covered by their places (rule W2a of docs/spec.md, section
+13); each pack of another run is checked (W2). A chunk in a pack that a sweep condemned counts as
+not stored, and is stored again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def borrow(
     locations: Mapping[Digest, ChunkLocation],
     wanted: Iterable[Digest],
 ) -> dict[Digest, ChunkLocation]:
-    """Return where those of the wanted chunks lie that may be named, bases of deltas with them.
+    """Return the locations of the wanted chunks that the run may name, and of their bases.
 
     Args:
         store: The registry's objects.
-        writer: Chooses the keys, for the run that is to name them.
-        locations: Where chunks of states of other runs lie.
-        wanted: Chunks that are to be named.
+        writer: The writer of the run that is to name them.
+        locations: The locations of chunks in states of other runs.
+        wanted: The chunks to name.
     """
     chains = [_chain(digest, locations) for digest in dict.fromkeys(wanted) if digest in locations]
     packs = {locations[digest].pack for chain in chains for digest in chain}
@@ -67,9 +67,9 @@ def _usable(store: Store, writer: Writer, packs: Iterable[PackRef]) -> dict[Pack
 def shorter(
     one: Mapping[Digest, ChunkLocation], other: Mapping[Digest, ChunkLocation]
 ) -> dict[Digest, ChunkLocation]:
-    """Return the locations of both; of two the one with fewer differences below it, then the first.
+    """Return the locations of both; of two for one chunk, that with the shorter chain of deltas.
 
-    So chains of deltas that cross do not join to longer ones.
+    So two chains that cross do not become a longer one.
     """
     better = {
         digest: location

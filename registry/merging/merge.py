@@ -1,8 +1,8 @@
-"""Merges: a new checkpoint of averages and parts of several ones, committed like a push.
+"""Merges: a new checkpoint from averages and parts of others, committed like a push.
 
-Owns where the sources come from, what a merge says and its commit. What may be merged is the
-business of `holdfast.registry.merging.merge_plan`, the bytes that of
-`holdfast.registry.merging.mixing`.
+This module finds the sources, writes the meta of the merge and commits it.
+`holdfast.registry.merging.merge_plan` decides what may be merged, and
+`holdfast.registry.merging.mixing` computes the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.registry.merging.arguments import (
     check_weights,
     shown,
 )
-from holdfast.registry.merging.merge_plan import Material, MergePlan, plan_merge
+from holdfast.registry.merging.merge_plan import MergeInput, MergePlan, plan_merge
 from holdfast.registry.merging.mixing import Mixing
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.codecs import COMPRESSIONS
@@ -40,7 +40,7 @@ from holdfast.registry.writing.change import Stale
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import Written
 
-#: The key of a checkpoint's meta that says what it was merged from.
+#: The key of a checkpoint's meta that names the sources of a merge.
 MERGE = "merge"
 
 _LOGGER = logging.getLogger("holdfast")
@@ -55,7 +55,7 @@ def merge(
     pick: Mapping[str, Stored] | None,
     meta: Mapping[str, object] | None,
 ) -> Checkpoint:
-    """Make a checkpoint of a run out of stored states of its registry; see `Run.merge`."""
+    """Make a checkpoint of a run from stored states of its registry; see `Run.merge`."""
     wanted = _Wanted(committer, sources, average, weights, pick)
     own = _own_meta(meta)
     wanted.check_held()
@@ -69,7 +69,7 @@ def merge(
 
 
 class _Wanted:
-    """What is to be merged: the states, each as this registry has it, and what becomes of them."""
+    """The checked arguments of a merge, and the states as this registry has them."""
 
     def __init__(
         self,
@@ -94,25 +94,25 @@ class _Wanted:
         self.stored = [self._find(one) for one in self.given]
 
     def plan(self) -> MergePlan:
-        materials = [
-            Material(given.ref, stored.manifest.kind, _parts(given, stored))
+        inputs = [
+            MergeInput(given.ref, stored.manifest.kind, _parts(given, stored))
             for given, stored in zip(self.given, self.stored, strict=True)
         ]
-        return plan_merge(materials, self.count, self.average, self.pick)
+        return plan_merge(inputs, self.count, self.average, self.pick)
 
     def provenance(self, plan: MergePlan) -> dict[str, Any]:
-        """Return what the checkpoint is to say of where it comes from."""
-        said: dict[str, Any] = {"sources": [_name(one) for one in self.given[: self.count]]}
+        """Return the record of the merge for the checkpoint's meta."""
+        record: dict[str, Any] = {"sources": [_name(one) for one in self.given[: self.count]]}
         if plan.averages:
-            said["weights"] = list(self.weights)
+            record["weights"] = list(self.weights)
         if self.average:
-            said["average"] = self.average
+            record["average"] = self.average
         if self.pick:
-            said["pick"] = {name: _name(self.given[of]) for name, of in self.pick.items()}
-        return said
+            record["pick"] = {name: _name(self.given[of]) for name, of in self.pick.items()}
+        return record
 
     def check_held(self) -> None:
-        """Refuse sources that were let go, as of now.
+        """Check that every source is held now.
 
         Raises:
             Conflict: One was evicted, or its run dropped.
@@ -128,14 +128,14 @@ class _Wanted:
                 raise self._unknown(given, f"a run of {run.commits} commits")
             check_not_dropped(run)
             raise Conflict(
-                "a merge is made of states that are kept",
+                "a merge needs states that their runs hold",
                 where=given.ref,
-                found="let go by its run",
+                found="evicted from its run",
                 hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
             )
 
     def _find(self, given: object) -> StateReader:
-        """Return the same state by way of this registry, whichever gave it."""
+        """Return the same state in this registry, whichever registry the given one is from."""
         if not isinstance(given, Stored):
             raise InvalidInput("a merge is made of checkpoints", found=shown(given))
         log = self._logs.get(given.run_id)
@@ -165,26 +165,26 @@ class _MergeCommit(SaveCommit):
         watched = committer.log.run.spec.finite
         super().__init__(committer, WriterToken(committer.log.run_id), save, watched)
         self._wanted = wanted
-        self._blends = plan.blends
+        self._tensors = plan.tensors
         self._is_written = False
 
     def write_states(self) -> Sequence[Written]:
-        """Put everything that the commit names on the store."""
+        """Put the objects of the commit on the store."""
         self._is_written = False
         self._wanted.check_held()
         return super().write_states()
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
-        """Return what the commit says, for the run as it stands."""
+        """Return the actions of the commit for the run."""
         if not self._is_written:
-            raise Stale  # a source was gone before all of it was read: `write_states` says so
+            raise Stale  # a source was gone before all of it was read; `write_states` raises
         return super().actions(run)
 
     def _write(
         self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()
     ) -> Written:
         committer = self._committer
-        # What is kept of states that the run holds needs no check while it holds them.
+        # Chunks of states that the run holds need no check while it holds them.
         first = [one.digest for one in self._wanted.stored]
         near = committer.choose_bases([*first, *(base.manifest.digest for base in bases)])
         mixed = Mixing(
@@ -193,7 +193,7 @@ class _MergeCommit(SaveCommit):
             self._wanted.stored,
             self._wanted.weights,
             state,
-            self._blends,
+            self._tensors,
             watched,
             allow_nonfinite=self._request.allow_nonfinite,
         ).store(near, self._codec())
@@ -215,7 +215,7 @@ class _MergeCommit(SaveCommit):
 
 
 def _parts(given: Stored, stored: StateReader) -> dict[str, Component]:
-    """Return the components of a state; keys that its commit keeps are among them."""
+    """Return the components of a state, keys that its commit keeps included."""
     parts = dict(stored.manifest.components)
     kept = commit_keys(given)
     if kept is None:
@@ -233,13 +233,13 @@ def _own_meta(meta: object) -> dict[str, Any]:
     """Return the meta that the caller gives.
 
     Raises:
-        InvalidInput: It has no room for what the merge says of itself.
+        InvalidInput: It is no dict, or has the key of the merge's own record.
     """
     if meta is None:
         return {}
     if not isinstance(meta, Mapping) or MERGE in meta:
         raise InvalidInput(
-            "the meta of a merge says what it was made of, beside what it is given",
+            "the meta of a merge also records its sources",
             where="meta",
             expected=f"a dict without the key {MERGE!r}",
             found=quoted(meta)[:80],

@@ -1,7 +1,7 @@
-"""What a merged state is made of, told from manifests alone: which tensor is averaged, which kept.
+"""Plan a merge from manifests alone: which tensors are averaged, and which are kept.
 
-Pure. What may not be merged is refused here, before anything is read or written: the message names
-the paths and what to do about them.
+Reads and writes nothing. States that cannot be merged are refused here; the message names the paths
+and says what to do about them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from holdfast.registry.values.dtypes import FLOATING
 from holdfast.registry.values.suggest import near
 
 _NAMED_AT_MOST = 8
-_SAID_AT_MOST = 200
+_MAX_VALUE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class MergeInput:
     """A stored state that goes into a merge.
 
     Attributes:
@@ -42,13 +42,13 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blend:
+class MergedTensor:
     """A tensor of the result.
 
     Attributes:
         leaf: Its path, dtype and shape.
-        entries: The tensor that it is, or those that it is the average of.
-        sources: Numbers of the materials that they are of.
+        entries: The tensor that is kept, or the tensors that are averaged.
+        sources: The numbers of their inputs.
     """
 
     leaf: NamedLeaf
@@ -63,58 +63,58 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """A state that is to be made.
+    """The state that a merge makes.
 
     Attributes:
         state: Its skeletons, with arrays whose bytes are not in memory.
-        blends: What these are made of, by component.
+        tensors: The tensors for these arrays, by component.
     """
 
     state: FlatState
-    blends: Mapping[str, tuple[Blend, ...]]
+    tensors: Mapping[str, tuple[MergedTensor, ...]]
 
     @property
     def averages(self) -> bool:
         """Whether anything has to be computed."""
-        return any(one.is_average for part in self.blends.values() for one in part)
+        return any(one.is_average for part in self.tensors.values() for one in part)
 
 
 def plan_merge(
-    materials: Sequence[Material],
+    inputs: Sequence[MergeInput],
     count: int,
     average: Sequence[str] | None,
     pick: Mapping[str, int],
 ) -> MergePlan:
-    """Decide what each tensor of the result is.
+    """Decide for each tensor of the result whether it is averaged or kept.
 
     Args:
-        materials: The sources, then whatever else something is picked from.
+        inputs: The sources, then the other states that tensors are picked from.
         count: Number of the sources.
-        average: Names of components, and patterns of tensors' paths; without it all that has an
-            average and is no optimizer state.
-        pick: Names and patterns, each with the number of the material that it is taken from.
+        average: Names of components, and patterns of tensors' paths; without it every tensor that
+            can be averaged and is no optimizer state.
+        pick: Names and patterns, each with the number of the input that it is taken from.
 
     Raises:
-        NotFound: A name is that of nothing.
-        InvalidInput: A pattern decides about no tensor, since others come before it.
-        IncompatibleState: Something is not the same in all sources, and neither averaged nor
-            picked, or cannot be averaged.
+        NotFound: There is no component and no tensor of a name.
+        InvalidInput: A pattern picks no tensor, because others take all of them first.
+        IncompatibleState: The sources differ in something that is neither averaged nor picked, or
+            that cannot be averaged.
     """
-    return _Planning(materials, count, average, pick).plan()
+    return _Planner(inputs, count, average, pick).plan()
 
 
-class _Planning:
-    """One merge being planned."""
+class _Planner:
+    """Plans one merge."""
 
     def __init__(
         self,
-        materials: Sequence[Material],
+        inputs: Sequence[MergeInput],
         count: int,
         average: Sequence[str] | None,
         pick: Mapping[str, int],
     ) -> None:
-        self._materials = materials
-        self._sources = materials[:count]
+        self._inputs = inputs
+        self._sources = inputs[:count]
         self._average = average
         self._pick = pick
         self._patterns: dict[str, int] = {}
@@ -124,26 +124,26 @@ class _Planning:
         self._check_names()
         names = dict.fromkeys(name for one in self._sources for name in one.parts)
         names.update(dict.fromkeys(name for name in self._pick if name not in self._patterns))
-        parts, blends = [], {}
+        parts, tensors = [], {}
         for name in names:
             is_picked = name in self._pick and name not in self._patterns
             made = self._picked(name) if is_picked else self._joined(name)
             if made is not None:
-                skeleton, blends[name] = made
-                leaves = tuple(one.leaf for one in blends[name])
+                skeleton, tensors[name] = made
+                leaves = tuple(one.leaf for one in tensors[name])
                 parts.append(FlatComponent(name, skeleton, leaves, _is_bare(skeleton)))
         self._refuse()
-        return MergePlan(FlatState(self._materials[0].kind, tuple(parts)), blends)
+        return MergePlan(FlatState(self._inputs[0].kind, tuple(parts)), tensors)
 
     def _check_names(self) -> None:
-        """Hold the names against the materials; note which are patterns of paths."""
+        """Check that every name is in the inputs; note which are patterns of paths."""
         known = {path for one in self._sources for path in _paths(one.parts)}
         components = {name for one in self._sources for name in one.parts}
         for name in self._average or ():
             if name not in components and not any(fnmatchcase(path, name) for path in known):
                 raise _nothing(name, "the sources", [*components, *known])
         for name, number in self._pick.items():
-            of = self._materials[number]
+            of = self._inputs[number]
             if name in of.parts:
                 continue
             if not any(fnmatchcase(path, name) for path in known & _paths(of.parts)):
@@ -152,7 +152,7 @@ class _Planning:
         self._check_order()
 
     def _check_order(self) -> None:
-        """Refuse what decides about no tensor: the meta of the merge would say that it did."""
+        """Refuse names that select no tensor, since the meta of the merge would record them."""
         owner = {
             path: self._owner(name, path)
             for one in self._sources
@@ -162,11 +162,11 @@ class _Planning:
         for pattern in self._patterns:
             if pattern not in owner.values():
                 raise InvalidInput(
-                    "what is picked before this takes every tensor of it",
+                    "earlier picks take every tensor of this one",
                     where=f"pick {pattern!r}",
                     found=_takers(path for path in owner.items() if fnmatchcase(path[0], pattern)),
-                    hint="The first pattern that matches decides, after components that are "
-                    "picked as a whole: put the narrower one first, and write 'model/*' for the "
+                    hint="Components that are picked as a whole come first, then the first pattern "
+                    "that matches: put the narrower pattern first, and write 'model/*' for the "
                     "rest of a component.",
                 )
         for name in self._average or ():
@@ -177,27 +177,27 @@ class _Planning:
             ]
             if met and all(by is not None for _, by in met):
                 raise InvalidInput(
-                    "every tensor of what is to be averaged is picked",
+                    "every tensor that this would average is picked",
                     where=f"average {name!r}",
                     found=_takers(met),
                     hint="Leave it out of `average`, or of `pick`.",
                 )
 
     def _owner(self, name: str, path: str) -> str | None:
-        """Return the pick that a tensor of a component falls to, if any."""
+        """Return the pick that takes a tensor of a component, if any."""
         if name in self._pick and name not in self._patterns:
             return name
         return next((one for one in self._patterns if fnmatchcase(path, one)), None)
 
-    def _picked(self, name: str) -> tuple[Json, tuple[Blend, ...]]:
+    def _picked(self, name: str) -> tuple[Json, tuple[MergedTensor, ...]]:
         number = self._pick[name]
-        part = self._materials[number].parts[name]
+        part = self._inputs[number].parts[name]
         return part.skeleton, _kept(name, part, number)
 
-    def _joined(self, name: str) -> tuple[Json, tuple[Blend, ...]] | None:
+    def _joined(self, name: str) -> tuple[Json, tuple[MergedTensor, ...]] | None:
         lacking = [one.ref for one in self._sources if name not in one.parts]
         if lacking:
-            self._say("missing", f"{name} is not in {', '.join(lacking)}")
+            self._note("missing", f"{name} is not in {', '.join(lacking)}")
             return None
         parts = [one.parts[name] for one in self._sources]
         first = parts[0]
@@ -208,11 +208,11 @@ class _Planning:
             return None
         paths = pytree.leaf_paths(name, first.skeleton)
         wanted = self._averaged(name, first, paths)
-        blends = [
-            self._blend(name, path, number, parts, number in wanted)
+        tensors = [
+            self._tensor(name, path, number, parts, number in wanted)
             for number, path in paths.items()
         ]
-        return first.skeleton, tuple(one for one in blends if one is not None)
+        return first.skeleton, tuple(one for one in tensors if one is not None)
 
     def _averaged(self, name: str, part: Component, paths: Mapping[int, str]) -> set[int]:
         """Return the numbers of the tensors that are averaged where they differ."""
@@ -228,81 +228,85 @@ class _Planning:
         }
 
     def _is_alike(self, name: str, one: Component, other: Component) -> bool:
-        """Tell whether two components differ in their tensors alone."""
+        """Return whether two components differ only in their tensors; note other differences."""
         if canonical.encode(one.skeleton) == canonical.encode(other.skeleton):
             return True
-        had, has = _paths({name: one}), _paths({name: other})
-        for path in sorted(had ^ has):
-            self._say("structure", f"{path} is in some of them only")
+        one_paths, other_paths = _paths({name: one}), _paths({name: other})
+        for path in sorted(one_paths ^ other_paths):
+            self._note("structure", f"{path} is in some of them only")
         values = compare_values(plain_values({name: one}), plain_values({name: other}))
         for value in values:
             if value.kind == "changed":
-                said = f"{value.path} is {value.before!r} and {value.after!r}"
-                self._say("plain", said[:_SAID_AT_MOST])
+                clause = f"{value.path} is {value.before!r} and {value.after!r}"
+                self._note("plain", clause[:_MAX_VALUE_CHARS])
             else:
-                self._say("structure", f"{value.path} is in some of them only")
-        if not values and had == has:
-            self._say("structure", f"{name} has containers of other types, or in another order")
+                self._note("structure", f"{value.path} is in some of them only")
+        if not values and one_paths == other_paths:
+            self._note("structure", f"{name} has containers of other types, or in another order")
         return False
 
-    def _blend(
+    def _tensor(
         self, name: str, path: str, number: int, parts: Sequence[Component], is_averaged: bool
-    ) -> Blend | None:
+    ) -> MergedTensor | None:
         entries = tuple(part.tensors[number] for part in parts)
         for pattern, of in self._patterns.items():
             if fnmatchcase(path, pattern):
-                return self._taken(name, path, number, parts[0], of)
+                return self._picked_tensor(name, path, number, parts[0], of)
         if len({entry.original for entry in entries}) > 1:
-            # Said of the result only where it is true of every source, in whatever order they come.
+            # The result has an original type only if all sources agree, in whatever order they are.
             entries = tuple(replace(entry, original=None) for entry in entries)
         first = entries[0]
         if all(entry == first for entry in entries):
-            return _blend(path, (first,), (0,))
+            return _merged_tensor(path, (first,), (0,))
         shapes = dict.fromkeys((entry.dtype, entry.shape) for entry in entries)
         if len(shapes) > 1:
-            said = " and ".join(f"{dtype}{list(shape)}" for dtype, shape in shapes)
-            self._say("structure", f"{path} is {said}")
+            found = " and ".join(f"{dtype}{list(shape)}" for dtype, shape in shapes)
+            self._note("structure", f"{path} is {found}")
         elif not is_averaged:
-            self._say("optimizer" if self._average is None else "unnamed", path)
+            self._note("optimizer" if self._average is None else "unnamed", path)
         elif not _can_average(first.dtype):
-            self._say("whole", f"{path} ({first.dtype})")
+            self._note("whole", f"{path} ({first.dtype})")
         else:
-            return _blend(path, entries, tuple(range(len(entries))))
+            return _merged_tensor(path, entries, tuple(range(len(entries))))
         return None
 
-    def _taken(self, name: str, path: str, number: int, first: Component, of: int) -> Blend | None:
+    def _picked_tensor(
+        self, name: str, path: str, number: int, first: Component, of: int
+    ) -> MergedTensor | None:
         """Return a tensor that is picked by its path."""
-        part = self._materials[of].parts.get(name)
+        part = self._inputs[of].parts.get(name)
         if part is None or _arrays(name, part) != _arrays(name, first):
-            where = self._materials[of].ref
-            self._say("structure", f"{path} is picked, and {name} is built otherwise in {where}")
+            where = self._inputs[of].ref
+            self._note(
+                "structure", f"{path} is picked, but {name} has another structure in {where}"
+            )
             return None
-        return _blend(path, (part.tensors[number],), (of,))
+        return _merged_tensor(path, (part.tensors[number],), (of,))
 
-    def _say(self, what: str, said: str) -> None:
-        self._wrong.setdefault(what, []).append(said)
+    def _note(self, problem: str, clause: str) -> None:
+        self._wrong.setdefault(problem, []).append(clause)
 
     def _refuse(self) -> None:
-        for what, (message, hint) in _REFUSALS.items():
-            said = list(dict.fromkeys(self._wrong.get(what, ())))
-            if said:
-                more = len(said) - _NAMED_AT_MOST
+        for problem, (message, hint) in _REFUSALS.items():
+            clauses = list(dict.fromkeys(self._wrong.get(problem, ())))
+            if clauses:
+                more = len(clauses) - _NAMED_AT_MOST
                 raise IncompatibleState(
                     message,
                     where=", ".join(one.ref for one in self._sources),
-                    found="; ".join(said[:_NAMED_AT_MOST]) + (f"; and {more} more" * (more > 0)),
+                    found="; ".join(clauses[:_NAMED_AT_MOST]) + (f"; and {more} more" * (more > 0)),
                     hint=hint,
                 )
 
 
-#: What can be wrong -> what is said of it, and what to do.
+#: Problem -> message and hint.
 _REFUSALS = {
     "missing": (
         "a component is not in every source",
         "Pick it from a source that has it, or leave out the source that lacks it.",
     ),
     "structure": (
-        "the sources are not built alike",
+        "the sources differ in their structure",
         "Only states of one structure can be merged; pick whole components that differ in it.",
     ),
     "plain": (
@@ -314,9 +318,9 @@ _REFUSALS = {
         "Pick them, by path or with their whole component, from one of the sources.",
     ),
     "optimizer": (
-        "optimizer state differs between the sources, and is not averaged unasked",
-        "Pick its component from one of the sources, or name it and all others that are to be "
-        "averaged in `average`.",
+        "optimizer state differs between the sources, and is only averaged if `average` names it",
+        "Pick its component from one of the sources, or name it in `average` with all others that "
+        "are to be averaged.",
     ),
     "unnamed": (
         "tensors differ between the sources and are neither averaged nor picked",
@@ -326,18 +330,22 @@ _REFUSALS = {
 
 
 def _can_average(dtype: str) -> bool:
-    # That of powers of two, all that float8_e8m0fnu has, is mostly none.
+    # float8_e8m0fnu has only powers of two, whose average is rarely one.
     return dtype.startswith("complex") or (dtype in FLOATING and dtype != "float8_e8m0fnu")
 
 
-def _kept(name: str, part: Component, number: int) -> tuple[Blend, ...]:
+def _kept(name: str, part: Component, number: int) -> tuple[MergedTensor, ...]:
     paths = pytree.leaf_paths(name, part.skeleton)
-    return tuple(_blend(paths[at], (entry,), (number,)) for at, entry in enumerate(part.tensors))
+    return tuple(
+        _merged_tensor(paths[at], (entry,), (number,)) for at, entry in enumerate(part.tensors)
+    )
 
 
-def _blend(path: str, entries: tuple[TensorEntry, ...], sources: tuple[int, ...]) -> Blend:
+def _merged_tensor(
+    path: str, entries: tuple[TensorEntry, ...], sources: tuple[int, ...]
+) -> MergedTensor:
     first = entries[0]
-    return Blend(NamedLeaf(first.dtype, first.shape, first.nbytes, path), entries, sources)
+    return MergedTensor(NamedLeaf(first.dtype, first.shape, first.nbytes, path), entries, sources)
 
 
 def _is_bare(skeleton: Json) -> bool:
@@ -357,12 +365,12 @@ def _arrays(name: str, part: Component) -> tuple[object, object]:
 
 
 def _takers(met: Iterable[tuple[str, str | None]]) -> str:
-    return "; ".join(f"{path} is that of {by!r}" for path, by in [*met][:_NAMED_AT_MOST])
+    return "; ".join(f"{path} is picked by {by!r}" for path, by in [*met][:_NAMED_AT_MOST])
 
 
 def _nothing(name: str, where: str, known: Iterable[str]) -> NotFound:
     return NotFound(
-        "no such component, and no tensor of such a path",
+        "no such component, and no tensor with such a path",
         where=f"{where}: {name}",
         hint=near(name, known) or "`holdfast show --tensors` lists the paths.",
     )

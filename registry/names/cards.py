@@ -1,8 +1,8 @@
-"""Model cards: what a released model is for, as YAML that people read and write.
+"""Model cards: descriptions of released models, as YAML that people read and write.
 
-A card is a dict with string keys and nothing but strings, numbers, booleans, None, lists and dicts
-in it. YAML is read as data alone: tags, which name types, and anchors and aliases, with which a
-small file makes a huge value, are refused.
+A card is a dict with string keys that holds only strings, numbers, booleans, None, lists and dicts.
+YAML is read as data only: tags, which name types, and anchors and aliases, which can make a huge
+value from a small file, are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Longest file of a card, in bytes.
 MAX_BYTES = 2**20
-#: Dicts and lists within each other.
+#: The most levels of nested dicts and lists.
 MAX_DEPTH = 50
 #: Line breaks of Unicode and the byte order mark: PyYAML writes them as they are and misreads them.
 _MISREAD = "\x85\u2028\u2029\ufeff"
@@ -58,10 +58,10 @@ def write_card(card: Mapping[str, Any]) -> str:
     """
     import yaml
 
-    # What `_mapping` returns shares no objects, which YAML would write as aliases.
+    # YAML would write shared objects as aliases; the result of `_mapping` shares none.
     plain = _mapping(card, "card", 0)
     try:
-        # YAML has line breaks for the brackets and commas of JSON: it is not four times shorter.
+        # YAML is never four times shorter than JSON: it has line breaks for brackets and commas.
         _check_size(len(json.dumps(plain, ensure_ascii=False)) // 4, "card")
         text: str = yaml.safe_dump(plain, default_flow_style=False, allow_unicode=True)
         if any(character in text for character in _MISREAD):
@@ -75,10 +75,10 @@ def write_card(card: Mapping[str, Any]) -> str:
 
 
 def check_card(card: Mapping[str, Any], required: Sequence[str]) -> None:
-    """Check that a card has what a release asks for; 0 and False count as filled in.
+    """Check that a card has the required fields; 0 and False count as filled in.
 
     Args:
-        card: What `read_card` returned.
+        card: A result of `read_card`.
         required: Names of fields at the top level.
 
     Raises:
@@ -88,8 +88,8 @@ def check_card(card: Mapping[str, Any], required: Sequence[str]) -> None:
     empty = [name for name in required if name in card and _is_empty(card[name])]
     if missing or empty:
         parts = [
-            f"{what}: {', '.join(names)}"
-            for what, names in (("missing", missing), ("empty", empty))
+            f"{fault}: {', '.join(names)}"
+            for fault, names in (("missing", missing), ("empty", empty))
             if names
         ]
         raise InvalidInput(
@@ -132,7 +132,7 @@ def _mapping(value: object, where: str, depth: int) -> dict[str, Any]:
 
 
 def _plain(value: object, where: str, depth: int) -> Any:
-    # Of a subclass, such as numpy.float64 or an enum, the plain value stays.
+    # A subclass such as numpy.float64 or an enum becomes its plain value.
     match value:
         case None | bool():
             return value
@@ -191,7 +191,7 @@ def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: no path at all
+    except (OSError, ValueError) as error:  # ValueError: not a possible path
         found = getattr(error, "strerror", None) or error
         raise InvalidInput("cannot read the card", where=quoted(str(path)), found=found) from error
     _check_size(len(data), str(path))
@@ -207,7 +207,7 @@ def _check_size(size_bytes: int, where: str) -> None:
             "a card is too long",
             where=where,
             expected=f"at most {MAX_BYTES} bytes",
-            hint="Keep what is large in an artifact of the run.",
+            hint="Keep large content in an artifact of the run.",
         )
 
 
@@ -237,7 +237,7 @@ def _loader() -> Any:
 
 
 def _check_events(text: str, where: str) -> None:
-    """Refuse what makes YAML more than data, before a single value is built."""
+    """Refuse tags, anchors and aliases before any value is built."""
     import yaml
 
     depth = 0
@@ -256,7 +256,7 @@ def _check_events(text: str, where: str) -> None:
 
 
 def _check_node(node: yaml.Node, where: str) -> None:
-    """Refuse what the constructor would take for something that its writer did not mean."""
+    """Refuse values that YAML reads in another way than their writer meant."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):
@@ -285,7 +285,7 @@ def _check_keys(node: yaml.MappingNode, where: str) -> None:
                 hint="Quote it.",
             )
         if key.value in seen:
-            raise InvalidInput("a key of a card is there twice", where=here, found=clip(key.value))
+            raise InvalidInput("a card has a key twice", where=here, found=clip(key.value))
         seen.add(key.value)
         _check_node(item, where)
 

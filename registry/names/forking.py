@@ -1,8 +1,8 @@
-"""Forks: a new run that goes on from a checkpoint of another one. No data is copied.
+"""Forks: a new run that continues from a checkpoint of another one. No data is copied.
 
-Commit 0 names the parent and references nothing. The commits of slot 1 list what is inherited: each
-gate with its checkpoint, then artifacts, streams up to the checkpoint, the checkpoint itself with
-its companions, and the pool.
+Commit 0 names the parent and no state. The commits of slot 1 list the inheritance: each gate with
+its checkpoint, then artifacts, streams up to the checkpoint, the checkpoint itself with its
+companions, and the pool.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ from holdfast.registry.writing.placing import Written
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What a fork has from its parent.
+    """The inheritance of a fork from its parent.
 
     Attributes:
-        source: The checkpoint that the fork goes on from.
-        parent: What commit 0 says of it.
-        commits: Gives the actions of the commits after it, for the run that they are said of: one
-            that was begun and holds no checkpoint yet.
-        places: Where the states that they name lie.
+        source: The checkpoint that the fork continues from.
+        parent: The record of it in commit 0.
+        commits: Returns the actions of the later commits for the fork, which has no checkpoint yet.
+        places: The places of the states that these commits name.
     """
 
     source: Checkpoint
@@ -54,28 +53,28 @@ class Inheritance:
 
 
 def inheritance(store: Store, source: Checkpoint) -> Inheritance:
-    """Return what a fork of a checkpoint has from its parent.
+    """Return the inheritance of a fork from a checkpoint.
 
-    A superseded checkpoint brings no streams: what training went back behind is on no line of the
-    parent any more, so the fork's streams begin empty.
+    A fork of a superseded checkpoint begins with empty streams, because the parent's current line
+    does not contain the checkpoint.
 
     Raises:
-        InvalidInput: It is no checkpoint.
+        InvalidInput: The source is not a checkpoint.
         NotFound: This registry has no such checkpoint.
         Conflict: The checkpoint was evicted, or its run dropped.
     """
     if not isinstance(source, Checkpoint):
-        raise InvalidInput("a fork goes on from a checkpoint", found=quoted(source))
+        raise InvalidInput("a fork continues from a checkpoint", found=quoted(source))
     n, log = source.n, RunLog(store, source.run_id)
     slots = list(log.slots())
-    log.recall()  # what was evicted is asked for as well
+    log.recall()  # the records of evicted checkpoints are needed too
     now = log.fold(slots)
-    log.make_durable()  # or a loss of power could take the parent and leave the fork
+    log.make_durable()  # otherwise a loss of power could take the parent and leave the fork
     record = _record(store, now, source)
     check_not_dropped(now)
     if record.evicted is not None:
         raise Conflict(
-            "a fork goes on from a checkpoint that is kept",
+            "a fork cannot continue from an evicted checkpoint",
             where=source.ref,
             found=source.eviction(),
             hint="Bring it back with `holdfast undo` first.",
@@ -94,8 +93,8 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
     def commits(fork: RunManifest) -> list[tuple[Action, ...]]:
         return list(_inherited(then, now, record, fork))
 
-    said = commits(RunManifest(run_id=source.run_id, commits=1))
-    manifests = dict.fromkeys(_manifests(action for actions in said for action in actions))
+    listed = commits(RunManifest(run_id=source.run_id, commits=1))
+    manifests = dict.fromkeys(_manifests(action for actions in listed for action in actions))
     unplaced = manifests.keys() - now.by_manifest.keys()
     if unplaced:
         raise MissingObject(
@@ -107,16 +106,16 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
 
 
 def inherit(committer: Committer, inherited: Inheritance) -> None:
-    """Commit what a fork has from its parent, in one slot, unless it has a checkpoint already.
+    """Commit the inheritance in one slot, unless the fork has a checkpoint already.
 
-    Artifacts that were added meanwhile to a fork that broke off stand; its streams and its status
-    become what they are at the checkpoint.
+    A fork that broke off keeps artifacts that were added meanwhile; its streams and its status
+    become those of the checkpoint.
     """
-    committer.commit(_Inheriting(committer, inherited))
+    committer.commit(_InheritedCommits(committer, inherited))
 
 
-class _Inheriting(NewCommits):
-    """The commits that a fork has from its parent, and the states that they name."""
+class _InheritedCommits(NewCommits):
+    """The inherited commits of a fork, and the states that they name."""
 
     def __init__(self, committer: Committer, inherited: Inheritance) -> None:
         self._committer = committer
@@ -129,19 +128,19 @@ class _Inheriting(NewCommits):
         return None if run.has_checkpoints else self._inherited.commits(run)
 
     def read_again(self) -> bool:
-        """Read the parent again: a repack may have moved what was missing."""
+        """Read the parent again: a repack may have moved a missing object."""
         places = self._inherited.places
         self._inherited = inheritance(self._committer.store, self._inherited.source)
         return self._inherited.places != places
 
 
 def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRecord:
-    """Return what this registry says of a checkpoint that another one may have given."""
+    """Return this registry's record of a checkpoint; it may come from another registry."""
     record = now.by_n.get(source.n)
     if record is None or record.manifest != source.digest:
         run = f"a run of {now.commits} commits" if now.commits else "no such run"
         raise NotFound(
-            "this checkpoint is not in the registry that is to hold the fork",
+            "this checkpoint is not in the registry of the fork",
             where=f"{store.backend.url}: {source.ref}",
             expected=source.digest.short,
             found=run if record is None else f"{record.manifest.short} in its place",
@@ -153,8 +152,8 @@ def _record(store: Store, now: RunManifest, source: Checkpoint) -> CheckpointRec
 def _inherited(
     then: RunManifest, now: RunManifest, record: CheckpointRecord, fork: RunManifest
 ) -> Iterator[tuple[Action, ...]]:
-    """Yield what stood at the checkpoint's commit and still stands: the rest may be collected."""
-    # A gate is always set after the checkpoint that it is, and belongs to it all the same.
+    """Yield the names and states of the checkpoint's commit that the parent still holds."""
+    # A gate is always set after its checkpoint, and is inherited all the same.
     pins = [p for p in now.pins if then.pin(p.kind, p.name) or p.checkpoint == record.n]
     artifacts = [p for p in pins if p.kind == "artifact" and not fork.pin(p.kind, p.name)]
     gates = [pin for pin in pins if pin.kind == "gate"]
@@ -165,14 +164,14 @@ def _inherited(
     for n, gated in enumerate((*aside, *sorted(others & line), record.n), start=fork.commits):
         own = gated == record.n
         yield (
-            # What the training that is continued went back behind is on no line of the fork.
+            # Checkpoints that are not on the line of the source are superseded in the fork too.
             *([Rewind(to=None)] if rewinds and n == fork.commits + len(aside) else []),
             *(_streams(now, record, fork) if own else ()),
             _added(now.by_n[gated]),
             *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
             *(_pinned(pin, None) for pin in artifacts if own),
             *(_entries(then, now) if own else ()),
-            # Somebody may have opened, and left, the run before it had anything.
+            # Somebody may have opened and left the run before it had a checkpoint.
             *([SetStatus(status="running")] if own and fork.status != "running" else []),
         )
 
@@ -209,7 +208,7 @@ def _streams(
     now: RunManifest, record: CheckpointRecord, fork: RunManifest
 ) -> Iterator[AppendStream]:
     for stream in now.streams:
-        # Entries of a line that training went back behind are not there any more.
+        # A superseded checkpoint has no stream entries on the current line.
         mark = None if record.superseded else record.streams.get(stream.name)
         for segment in stream.at(mark):
             yield AppendStream(

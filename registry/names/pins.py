@@ -1,7 +1,7 @@
 """Gates, artifacts and tags: names that keep stored states.
 
-All of them are pins. A gate is a checkpoint that a phase ended with: immutable, and replaceable
-only while it is damaged. An artifact is any state, added once. A tag moves.
+All of them are pins. A gate is the checkpoint at the end of a phase: it never changes, and can only
+be replaced when it is damaged. An artifact is any state, added once. A tag can move.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> 
         own(committer, checkpoint, f"a gate ({name})")
     if phase is not None and record.phase != phase:
         raise InvalidInput(
-            f"this gate is of phase {phase}",
+            f"this gate belongs to phase {phase}",
             where=f"{run.run_id}/gates/{name}",
             found=f"a checkpoint of phase {record.phase}",
         )
-    standing = run.pin("gate", name)
+    existing = run.pin("gate", name)
     replaces = None
-    if standing is not None and standing.manifest != record.manifest:
-        replaces = _damaged(committer, standing)
+    if existing is not None and existing.manifest != record.manifest:
+        replaces = _damaged(committer, existing)
 
     def compose(run: RunManifest) -> Sequence[Action] | None:
         now = run.pin("gate", name)
@@ -71,28 +71,28 @@ def set_gate(committer: Committer, name: str, checkpoint: Checkpoint | None) -> 
 
     now = committer.commit(compose)
     gate = find_pin(now, "gate", name)
-    assert gate.checkpoint is not None  # replay has every gate name one
+    assert gate.checkpoint is not None  # replay makes sure that every gate names one
     return Checkpoint(committer.store, committer.log, now.by_n[gate.checkpoint])
 
 
 def add_artifact(committer: Committer, name: str, state: object) -> Stored:
-    """Add a state under a name that is given once; see `Run.add_artifact`."""
+    """Add a state under a name that never changes; see `Run.add_artifact`."""
     check_name(name, "an artifact")
     committer.log.refresh()
     written = committer.write_plain(state)
     digest = written.base.manifest.digest
 
     def compose(run: RunManifest) -> Sequence[Action] | None:
-        standing = run.pin("artifact", name)
-        if standing is not None and standing.manifest != digest:
+        existing = run.pin("artifact", name)
+        if existing is not None and existing.manifest != digest:
             raise Conflict(
                 "an artifact of this name exists, with other content",
                 where=f"{run.run_id}/artifacts/{name}",
-                expected=standing.manifest.short,
+                expected=existing.manifest.short,
                 found=digest.short,
                 hint="Artifacts are added once; choose another name.",
             )
-        return None if standing else [SetPin(kind="artifact", name=name, manifest=digest)]
+        return None if existing else [SetPin(kind="artifact", name=name, manifest=digest)]
 
     first = [written]
     committer.commit(
@@ -105,7 +105,7 @@ def find_pin(run: RunManifest, kind: str, name: str) -> Pin:
     """Return a pin.
 
     Raises:
-        NotFound: There is none of that name; near names are suggested.
+        NotFound: There is none of that name; the error suggests similar names.
     """
     pin = run.pin(kind, name)
     if pin is None:
@@ -120,7 +120,7 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
     """Return the commit number of a checkpoint of this run.
 
     Raises:
-        InvalidInput: It is another run's.
+        InvalidInput: It belongs to another run.
     """
     run = committer.log.run
     if isinstance(checkpoint, Checkpoint) and checkpoint.run_id == run.run_id:
@@ -128,7 +128,7 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
         if n not in run.by_n and not run.is_evicted(n):
             committer.log.refresh()
         run = committer.log.knowing(n)
-        # A run of this name may be another one in another registry.
+        # Another registry may have another run of this name.
         if n in run.by_n and run.by_n[n].manifest == checkpoint.digest:
             return n
     raise InvalidInput(
@@ -139,7 +139,7 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
 
 
 def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
-    """Return a checkpoint that is still kept.
+    """Return a checkpoint that is not evicted.
 
     Raises:
         Conflict: It was evicted meanwhile.
@@ -147,7 +147,7 @@ def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
     record = run.record(n)
     if record.evicted is not None:
         raise Conflict(
-            "this checkpoint is not kept any more",
+            "this checkpoint was evicted",
             where=where,
             found=record.evicted,
             hint="`holdfast undo` brings an evicted checkpoint back until it is collected.",
@@ -156,7 +156,7 @@ def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:
 
 
 def sound(run: RunManifest, n: int, where: str) -> CheckpointRecord:
-    """Return a checkpoint that is still kept and whose weights are finite.
+    """Return a checkpoint that is not evicted and whose weights are finite.
 
     Raises:
         Conflict: It was evicted meanwhile.
@@ -168,7 +168,7 @@ def sound(run: RunManifest, n: int, where: str) -> CheckpointRecord:
             "its weights hold NaN or infinity",
             where=where,
             found=", ".join(record.nonfinite),
-            hint="Save it with allow_nonfinite=True if that is what you want.",
+            hint="Save it with allow_nonfinite=True if you want it anyway.",
         )
     return record
 
@@ -180,7 +180,7 @@ def _gate_phase(run: RunManifest, name: str) -> str | None:
             "the run has no such gate",
             where=f"{run.run_id}/gates/{name}",
             expected=", ".join(declared),
-            hint=near(name, declared) or "Gates are declared by the run's preset.",
+            hint=near(name, declared) or "The run's preset declares the gates.",
         )
     return declared.get(name)
 
@@ -192,7 +192,7 @@ def _best(run: RunManifest, name: str, phase: str | None) -> CheckpointRecord:
         if found is not None:
             return found
     raise NotFound(
-        "no checkpoint is given for the gate, and its phase has no best one",
+        "no checkpoint was given for the gate, and its phase has no best one",
         where=f"{run.run_id}/gates/{name}",
         expected=f"the metric {monitors[0].metric}" if monitors else "a monitor",
     )
@@ -208,7 +208,7 @@ def _damaged(committer: Committer, gate: Pin) -> Digest:
     try:
         stored.load()
     except BeyondLimit:
-        raise  # it may be whole
+        raise  # the gate may be undamaged
     except IntegrityError:
         return gate.manifest
     raise _taken(committer.log.run, gate.name, gate)

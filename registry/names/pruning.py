@@ -1,4 +1,4 @@
-"""Letting checkpoints go by hand, bringing them back, and releasing a whole run."""
+"""Evict checkpoints by hand, bring them back (undo), and drop a whole run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prune(
     run = committer.log.refresh()
     if retention is None and not has_policies(run.spec):
         raise InvalidInput(
-            "nothing says what may go: the run keeps everything",
+            "the run has no retention policy: it keeps everything",
             where=run.run_id,
             expected="a policy, such as Retention(last=3, best=1)",
         )
@@ -54,29 +54,29 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
     if not checkpoints:
         raise NotFound("nothing was evicted", where=log.run_id)
 
-    dead: set[Digest] = set()
+    adopted: set[Digest] = set()
 
     def plan() -> list[Written]:
-        nonlocal dead
+        nonlocal adopted
         run = log.history()
         _check_steps_are_free(run, checkpoints)
-        dead = _dead(run, checkpoints)
-        places = [_place(run, digest) for digest in sorted(dead)]
+        adopted = _not_held(run, checkpoints)
+        places = [_place(run, digest) for digest in sorted(adopted)]
         try:
             return committer.adopt(committer.store, places)
         except MissingObject as error:
-            gone = [n for n in checkpoints if _is_collected(committer.store, run, n)]
-            named = ", ".join(run.by_n[n].manifest.short for n in gone)
+            collected = [n for n in checkpoints if _is_collected(committer.store, run, n)]
+            named = ", ".join(run.by_n[n].manifest.short for n in collected)
             raise MissingObject(
                 "evicted, and collected since",
-                where=f"{log.run_id}: {named}" if gone else error.where,
+                where=f"{log.run_id}: {named}" if collected else error.where,
                 hint="Nothing was brought back. A mirror that was synced before may still hold it; "
-                "others can be brought back by name.",
+                "other checkpoints can be brought back by name.",
             ) from error
 
     def compose(run: RunManifest) -> Sequence[Action]:
-        if _dead(run, checkpoints) - dead:
-            raise Stale  # what something else held while we planned has gone since
+        if _not_held(run, checkpoints) - adopted:
+            raise Stale  # the run held a state for another reason, and no longer does
         _check_steps_are_free(run, checkpoints)
         return [Recover(checkpoints=checkpoints)]
 
@@ -85,7 +85,7 @@ def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRec
 
 
 def _is_collected(store: Store, run: RunManifest, n: int) -> bool:
-    """Return whether something is gone of what an evicted checkpoint held."""
+    """Return whether an object of an evicted checkpoint is gone."""
     record = _evicted(run, n)
     try:
         for digest in (record.manifest, *record.companions.values()):
@@ -98,15 +98,15 @@ def _is_collected(store: Store, run: RunManifest, n: int) -> bool:
     return False
 
 
-def _dead(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
-    """Return the states of evicted checkpoints that the run needs for no other reason."""
+def _not_held(run: RunManifest, checkpoints: Sequence[int]) -> set[Digest]:
+    """Return the states of evicted checkpoints that the run holds for no other reason."""
     records = [_evicted(run, n) for n in checkpoints]
     wanted = {digest for one in records for digest in (one.manifest, *one.companions.values())}
     return wanted - run.held
 
 
 def _place(run: RunManifest, digest: Digest) -> Place:
-    """Return where a state lies that may have gone before a mirror could have it."""
+    """Return the place of an evicted state; a mirror may never have had it."""
     place = run.by_manifest.get(digest)
     if place is None:
         raise MissingObject(
@@ -118,7 +118,7 @@ def _place(run: RunManifest, digest: Digest) -> Place:
 
 
 def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
-    """Refuse what would give one step of a phase two checkpoints on one line of training."""
+    """Refuse to bring back a second checkpoint for a step of a phase on the current line."""
     back = [record for n in checkpoints if not (record := _evicted(run, n)).superseded]
     held = {(record.phase, record.step): record for record in run.live()}
     for record in back:
@@ -129,7 +129,7 @@ def _check_steps_are_free(run: RunManifest, checkpoints: Sequence[int]) -> None:
                 where=f"{run.run_id}: phase {record.phase}, step {record.step}",
                 expected=f"{record.manifest.short} of commit {record.n} alone",
                 found=f"{other.manifest.short} of commit {other.n}",
-                hint="`run.evicted()` gives the evicted one: until it is collected it can be "
+                hint="`run.evicted()` returns the evicted one: until it is collected it can be "
                 "loaded, and saved at another step.",
             )
 
@@ -148,14 +148,14 @@ def last_evicted(run: RunManifest, commits: Sequence[Evict]) -> list[int]:
 
 
 def drop(committer: Committer, reason: str) -> None:
-    """Release everything that a run holds, pins included; see `Run.drop`."""
+    """Give up everything that a run holds, pins included; see `Run.drop`."""
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidInput("dropping a run needs a reason", where=committer.log.run_id)
     try:
         reason.encode()
     except UnicodeEncodeError as error:  # a lone surrogate
         raise InvalidInput(
-            "the reason is no text that can be stored",
+            "the reason is not valid Unicode",
             where=committer.log.run_id,
             found=ascii(reason),
         ) from error
@@ -176,7 +176,7 @@ def _check_monitors(run: RunManifest) -> None:
     for record in run.checkpoints:
         if record.evicted is None and not run.spec.phase(record.phase).monitors:
             raise InvalidInput(
-                "the best are kept, and there is no monitor to tell which those are",
+                "the best checkpoints cannot be kept without a monitor",
                 where=f"{run.run_id}: phase {record.phase}",
                 hint="Create runs with a monitor, or prune by another policy.",
             )

@@ -1,7 +1,7 @@
 """Releases: inference-only states under semantic versions, each with a model card, immutable.
 
-A release is a pin of its own, so the checkpoint that it was cut from may go; it holds no chunk that
-the checkpoint does not hold. The card is a stored state as well.
+A release is a pin, so its checkpoint may be evicted. It needs no chunks but those of the
+checkpoint. The card is a stored state too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Release(Stored):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The values that describe it."""
+        """Its metrics."""
         return dict(self._pin.metrics)
 
     @property
@@ -68,17 +68,17 @@ class Release(Stored):
 
     @property
     def is_latest(self) -> bool:
-        """Whether `releases/latest` names it, as far as this handle has read."""
+        """Whether `releases/latest` names it, by the part of the log that this handle has read."""
         return self._log.run.release == self.version
 
     @property
     def checkpoint(self) -> int | None:
-        """Commit number of the checkpoint that it comes from; the checkpoint may be gone."""
+        """Commit number of its checkpoint, which may be evicted."""
         return self._pin.checkpoint
 
     @property
     def source(self) -> str | None:
-        """Ref of the checkpoint that it comes from."""
+        """Ref of its checkpoint."""
         record = self._source()
         return None if record is None else Checkpoint(self._store, self._log, record).ref
 
@@ -115,10 +115,10 @@ class ReleaseEvent:
     Attributes:
         n: Number of the commit.
         event: `published`, or `pointed`: an older release was made the latest again.
-        version: The release that is the latest since.
-        author: Who, as `user@host`.
-        time: When, by the author's clock.
-        reason: Why; of `pointed` only.
+        version: The release that became the latest.
+        author: The author, as `user@host`.
+        time: The time by the author's clock.
+        reason: The reason; only of `pointed`.
     """
 
     n: int
@@ -130,7 +130,7 @@ class ReleaseEvent:
 
 
 class Releases:
-    """The releases of a run: publishing, finding, rolling back."""
+    """The releases of a run: publish, find and roll back."""
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
@@ -146,30 +146,31 @@ class Releases:
         only: str | Iterable[str] | None = None,
         state: object = None,
     ) -> Release:
-        """Publish a checkpoint, or what inference needs of it, under a semantic version, for good.
+        """Publish a checkpoint, or its parts for inference, under a semantic version for ever.
 
-        No chunk is stored again; needs no writer token. The release becomes `releases/latest`, also
-        where its version is lower than others: a patch of an older line is the newest release.
-        Publishing the same again changes nothing.
+        No chunk is stored again, and no writer token is needed. The release becomes
+        `releases/latest` even if its version is lower than others: a patch of an older line is the
+        newest release. Publishing the same again changes nothing.
 
         Args:
-            version: `MAJOR.MINOR.PATCH`, perhaps with a pre-release (`2.0.0-rc.1`), without build
-                metadata.
-            checkpoint: Of this run.
+            version: `MAJOR.MINOR.PATCH`, optionally with a pre-release (`2.0.0-rc.1`), without
+                build metadata.
+            checkpoint: A checkpoint of this run.
             card: The model card: a mapping, or the path of a YAML file. It must have the fields
-                that the run's preset asks for.
-            metrics: Numbers that describe it; those of the checkpoint without them.
-            only: The components that are published; without it those that the preset names for
-                inference, and the whole state where it names none.
-            state: What is published in place of components of the checkpoint, such as converted
-                weights with a smaller configuration; the checkpoint is then its source alone.
+                that the run's preset requires.
+            metrics: Metrics of the release; those of the checkpoint without them.
+            only: The components to publish; without it those that the preset names for inference,
+                and the whole state where it names none.
+            state: A state to publish instead of components of the checkpoint, such as converted
+                weights with a smaller configuration; the checkpoint is then only its source.
 
         Raises:
-            InvalidInput: The version, the card or the metrics are none, the card lacks fields, the
-                checkpoint is another run's, or `only` and `state` are both given.
+            InvalidInput: The version, the card or the metrics are not valid, the card lacks fields,
+                the checkpoint belongs to another run, or `only` and `state` are both given.
             NotFound: The checkpoint has no component of a name in `only`.
-            IncompatibleState: The checkpoint has nothing of what the preset names for inference.
-            Conflict: The version holds something else, or the checkpoint was evicted.
+            IncompatibleState: The checkpoint has none of the components that the preset names for
+                inference.
+            Conflict: The version exists with other content, or the checkpoint was evicted.
         """
         wanted = self._wanted(str(release_version(version)), checkpoint, card, metrics)
         if state is not None and only is not None:
@@ -186,15 +187,15 @@ class Releases:
         """Return a release.
 
         Raises:
-            NotFound: There is none of this version; near ones are suggested.
+            NotFound: There is none of this version; the error suggests similar ones.
         """
         return self._release(find_pin(self._log.refresh(), "release", version))
 
     def latest(self) -> Release:
-        """Return the release that `releases/latest` names: the last published, or rolled back to.
+        """Return the release of `releases/latest`: the last one published or rolled back to.
 
         Raises:
-            NotFound: None has been published.
+            NotFound: Nothing has been released.
         """
         run = self._log.refresh()
         if run.release is None:
@@ -209,8 +210,8 @@ class Releases:
         """Make a published release the latest again; nothing else changes.
 
         Args:
-            version: Of the release.
-            reason: Why, for whoever reads the history.
+            version: The version of the release.
+            reason: The reason, for readers of the history.
 
         Raises:
             NotFound: There is no such release.
@@ -228,7 +229,7 @@ class Releases:
         return self._release(find_pin(self._committer.commit(compose), "release", version))
 
     def history(self) -> Iterator[ReleaseEvent]:
-        """Yield who published and rolled back what and when, oldest first, as of now."""
+        """Yield every publication and rollback, oldest first, as of now."""
         for slot in self._log.slots():
             for _, commit in slot.commits:
                 yield from _events(commit)
@@ -253,17 +254,17 @@ class Releases:
 
 @dataclass(slots=True)
 class _Publication(NewCommit):
-    """A release on its way.
+    """The commit of a release.
 
     Attributes:
-        committer: Of the run.
+        committer: The committer of the run.
         name: The version.
-        checkpoint: Where it comes from.
+        checkpoint: The source.
         card: The card; none where empty.
-        metrics: Values that were given.
-        parts: Components to cut out; the whole checkpoint where `None`.
-        state: What is published in their place.
-        digest: Id of what is published, once it is on the store.
+        metrics: The given metrics.
+        parts: The components to publish; the whole checkpoint where `None`.
+        state: The state to publish instead of them.
+        digest: Id of the published state, once it is on the store.
         card_digest: Id of the card.
     """
 
@@ -282,7 +283,7 @@ class _Publication(NewCommit):
         return f"{self.checkpoint.run_id}/releases/{self.name}"
 
     def write_states(self) -> Sequence[Written]:
-        """Put on the store what the checkpoint is not already: manifests and the card."""
+        """Put the manifest of the release and the card on the store."""
         written, of = [], self.checkpoint.digest
         self.digest = of
         if self.state is not None:
@@ -292,16 +293,16 @@ class _Publication(NewCommit):
         if written:
             self.digest = written[0].base.manifest.digest
         if self.card:
-            # Sorted, so that cards which differ in nothing else have one id.
+            # Sorted, so that cards which differ only in the order of keys have one id.
             written.append(self.committer.write_plain({_CARD: _sorted(self.card)}))
             self.card_digest = written[-1].base.manifest.digest
         return written
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return the pin; nothing where the same stands already."""
-        standing = run.pin("release", self.name)
-        if standing is not None:
-            self._check_same(standing)
+        """Return the pin; `None` where the same release exists already."""
+        existing = run.pin("release", self.name)
+        if existing is not None:
+            self._check_same(existing)
             return None
         record = sound(run, self.checkpoint.n, self.checkpoint.ref)
         assert self.digest is not None  # the states are written
@@ -316,19 +317,19 @@ class _Publication(NewCommit):
             )
         ]
 
-    def _check_same(self, standing: Pin) -> None:
+    def _check_same(self, existing: Pin) -> None:
         others = {
-            "other content": standing.manifest != self.digest,
-            "another card": standing.card != self.card_digest,
+            "other content": existing.manifest != self.digest,
+            "another card": existing.card != self.card_digest,
             "other metrics": self.metrics is not None
-            and _bits(self.metrics) != _bits(standing.metrics),
+            and _bits(self.metrics) != _bits(existing.metrics),
         }
-        differing = [what for what, differs in others.items() if differs]
+        differing = [name for name, differs in others.items() if differs]
         if differing:
             raise Conflict(
                 "this version is published already",
                 where=self.where,
-                expected=f"{standing.manifest.short}, as it was published",
+                expected=f"{existing.manifest.short}, as it was published",
                 found=" and ".join(differing),
                 hint="A release never changes: publish another version.",
             )
@@ -337,7 +338,7 @@ class _Publication(NewCommit):
 def _parts(
     checkpoint: Checkpoint, run: RunManifest, only: str | Iterable[str] | None
 ) -> list[str] | None:
-    """Return the components that a release consists of; `None` for the whole checkpoint."""
+    """Return the components of a release; `None` for the whole checkpoint."""
     known = checkpoint.manifest.components
     if only is not None:
         chosen = [only] if isinstance(only, str) else list(only)
@@ -350,7 +351,7 @@ def _parts(
                     hint=near(name, known),
                 )
         if not chosen:
-            raise InvalidInput("a release of no components", where=checkpoint.ref)
+            raise InvalidInput("a release needs components", where=checkpoint.ref)
     else:
         chosen = inference_parts(run.spec, known, where=checkpoint.ref)
     return None if chosen in ([], list(known)) else chosen

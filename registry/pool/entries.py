@@ -1,7 +1,6 @@
-"""An entry of the pool as a user holds it: an inference-only state with its rating.
+"""An entry of the pool: an inference-only state with its rating.
 
-Nothing here commits; letting entries in, rating them and drawing them is
-`holdfast.registry.pool.league`.
+Nothing here commits; `holdfast.registry.pool.league` adds, rates and draws entries.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from holdfast.registry.storage.store import Store
 
 
 class PoolEntry(Stored):
-    """A model in the pool. Cheap to hold: nothing of it is read before it is asked for.
+    """A model in the pool. Nothing is read from the store before it is needed.
 
     Ratings and counts are those that this handle of the run has read last.
     """
@@ -31,18 +30,18 @@ class PoolEntry(Stored):
 
     @property
     def record(self) -> PoolRecord:
-        """What the run's log says of it, as far as this handle has read."""
+        """Its record in the run's log, as far as this handle has read."""
         run = self._log.knowing_entry(self._version)
         return find_record(run, self._version) or self._record
 
     @property
     def version(self) -> int:
-        """Its number. Numbers only grow, and none is given twice in a run."""
+        """Its number. Numbers only grow, and a run never uses one twice."""
         return self._version
 
     @property
     def mu(self) -> float:
-        """Its rating: the skill that is estimated, in points."""
+        """Its rating: the estimated skill in points."""
         return self.record.mu
 
     @property
@@ -52,8 +51,8 @@ class PoolEntry(Stored):
 
     @property
     def conservative(self) -> float:
-        """The skill that it has almost surely: mu - 3 sigma."""
-        # Without `Rating`: stored numbers may be anything, and are shown unchecked.
+        """A low estimate of its skill: mu - 3 sigma."""
+        # Without `Rating`, which would refuse invalid stored numbers.
         return self.mu - 3 * self.sigma
 
     @property
@@ -63,12 +62,12 @@ class PoolEntry(Stored):
 
     @property
     def wins(self) -> int:
-        """Games among them in which it came first, alone."""
+        """Games in which it alone came first."""
         return self.record.wins
 
     @property
     def win_rate(self) -> float | None:
-        """Wins by games, from 0 to 1; `None` before any game."""
+        """Wins divided by games, from 0 to 1; `None` before any game."""
         record = self.record
         return record.wins / record.games if record.games else None
 
@@ -79,7 +78,7 @@ class PoolEntry(Stored):
 
     @property
     def gate(self) -> str | None:
-        """The gate that it was cut from: the name by which it is drawn where it is frozen."""
+        """The gate of its source; a frozen entry is drawn by this name."""
         return self._record.gate
 
     @property
@@ -150,7 +149,7 @@ def require_playing(run: RunManifest, version: int) -> PoolRecord:
     """Return the entry of a version that plays.
 
     Raises:
-        NotFound: There never was one, or it left the pool; the message says why.
+        NotFound: There never was one, or it left the pool; the message says why it left.
     """
     record = require_record(run, version)
     if record.evicted is not None:

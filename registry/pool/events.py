@@ -1,7 +1,7 @@
-"""What became of the entries of a pool, told from a run's log. It is never rewritten.
+"""The history of the entries of a pool, read from a run's log, which is never rewritten.
 
-This is the eviction log of `seeds/hydra.md`, Opponent Pool Versioning: the whole history of ratings
-of every entry, those that have gone included, for ever.
+This is the eviction log of `seeds/hydra.md`, Opponent Pool Versioning: all ratings of every entry
+for ever, evicted entries included.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from holdfast.registry.history.log_values import moment
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """Something that happened to an entry, and how it stood afterwards.
+    """A change of an entry, and its rating afterwards.
 
     Attributes:
         version: The entry.
         event: `promoted`, `rated` (a match was recorded) or `evicted`.
-        n: Number of the commit that says so.
-        time: When, by the committer's clock; limited to the years 1 to 9999; UTC.
+        n: Number of the commit.
+        time: The time by the committer's clock; limited to the years 1 to 9999; UTC.
         mu: Its rating.
         sigma: The uncertainty of its rating.
         games: Games that it had played.
         wins: Games that it had won.
-        match: The match, of `rated` alone.
-        reason: Why it had to go, of `evicted` alone.
+        match: The match; only of `rated`.
+        reason: The reason; only of `evicted`.
     """
 
     version: int
@@ -46,10 +46,10 @@ class PoolEvent:
 
 
 def pool_events(commits: Iterable[Commit]) -> Iterator[PoolEvent]:
-    """Yield everything that happened to any entry, oldest first.
+    """Yield the changes of all entries, oldest first.
 
     Args:
-        commits: All of a run, in order.
+        commits: All commits of a run, in order.
     """
     last: dict[int, PoolEvent] = {}
     for commit in commits:
@@ -93,7 +93,7 @@ def _known(last: dict[int, PoolEvent], version: int, n: int) -> PoolEvent:
         raise Malformed(
             "the history is not legal",
             where=f"commit {n}",
-            found=f"pool version {version}, which there is not",
-            hint="Run `holdfast verify`; do not write to this run until it is mended.",
+            found=f"pool version {version}, which does not exist",
+            hint="Run `holdfast verify`; do not write to this run until it is repaired.",
         )
     return last[version]

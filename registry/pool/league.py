@@ -1,7 +1,7 @@
-"""The opponent pool of a run as users hold it: promoting, rating, drawing, loading.
+"""The opponent pool of a run: promote, rate, draw and load models.
 
-The rules are those of `seeds/hydra.md`, Opponent Pool Versioning; their numbers (size, shares of
-the draws, models kept loaded) stand in the run's preset. Nothing here needs a writer's token.
+The rules come from `seeds/hydra.md`, Opponent Pool Versioning; the run's preset gives their numbers
+(size, shares of the draws, models kept loaded). Nothing here needs a writer token.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.registry.errors import InvalidInput, NotFound
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.log_values import check_phase
 from holdfast.registry.history.replay import PoolRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.names.pins import own
+from holdfast.registry.names.pins import find_pin, own
 from holdfast.registry.pool.entries import PoolEntry, require_playing, require_record
 from holdfast.registry.pool.events import PoolEvent, pool_events
-from holdfast.registry.pool.matches import check_match, check_places, check_version, rating_match
+from holdfast.registry.pool.matches import check_match, check_ranks, check_version, rating_match
 from holdfast.registry.pool.model_cache import ModelCache
 from holdfast.registry.pool.promoting import PromotionCommit, Source, Terms
 from holdfast.registry.pool.promotion import pool_rules
 from holdfast.registry.spec.requirements import check_phase_is_declared
 from holdfast.registry.spec.seeds import phase_number
-from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class OpponentPool:
-    """The pool of a run, by one handle of it.
+    """The pool of a run.
 
-    It holds past versions of the model for the one in training to play against. Versions are
-    numbers from 1 that only grow: none is given twice in a run, whatever is evicted or restarted.
+    It holds past versions of the model as opponents of the model in training. Versions are numbers
+    from 1 that only grow: a run never uses one twice, even after evictions and restarts.
 
     Args:
-        committer: Of the run's handle.
+        committer: The committer of the run's handle.
     """
 
     def __init__(self, committer: Committer) -> None:
@@ -47,7 +46,7 @@ class OpponentPool:
         self._log = committer.log
         self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.run).cache)
 
-    # Letting models in
+    # Promotion
 
     def promote(
         self,
@@ -57,27 +56,28 @@ class OpponentPool:
         sigma: float | None = None,
         frozen: bool = False,
     ) -> PoolEntry:
-        """Let a model into the pool: what inference needs of a checkpoint, no weights copied.
+        """Add a model to the pool: the parts of a checkpoint for inference, without a copy of data.
 
-        The oldest entry that is not frozen leaves for it when the pool is full, in the same commit.
+        If the pool is full, the same commit evicts the oldest entry that is not frozen.
 
         Args:
-            checkpoint: Of this run. A frozen one that is a gate is drawn by the gate's name; where
-                it is several gates, `promote_gate` says which.
-            mu: Estimated skill of the model. Without it that of the checkpoint's metrics, else of
-                the newest checkpoint that has a rating; a frozen one has its own or the default.
-            sigma: Uncertainty of that, likewise. It enters as at least a third of the default,
-                unless the entry is frozen.
-            frozen: Whether it stays for good, with the rating that it has.
+            checkpoint: A checkpoint of this run. A frozen entry of a gate is drawn by the gate's
+                name; if the checkpoint is several gates, choose one by `promote_gate`.
+            mu: Estimated skill of the model. Without it the skill in the checkpoint's metrics, else
+                in those of the newest checkpoint with a rating; a frozen entry takes only its own
+                metrics or the default.
+            sigma: Uncertainty of the skill, found in the same way. It is raised to at least a third
+                of the default, unless the entry is frozen.
+            frozen: Whether the entry stays for ever, with the rating that it has.
 
         Returns:
-            The entry. Where the same checkpoint plays in the same role already that one, as it is:
-            repeating a promotion whose answer was lost is safe.
+            The entry. If the same checkpoint plays in the same role already, that entry, unchanged:
+            it is safe to repeat a promotion whose answer was lost.
 
         Raises:
-            InvalidInput: The checkpoint is another run's, its weights hold NaN, or a number is no
-                rating.
-            IncompatibleState: The checkpoint has nothing of what inference needs.
+            InvalidInput: The checkpoint belongs to another run, its weights hold NaN, or a number
+                is no rating.
+            IncompatibleState: The checkpoint has no parts for inference.
             Conflict: The checkpoint was evicted, or the run dropped.
         """
 
@@ -92,26 +92,23 @@ class OpponentPool:
     def promote_gate(
         self, name: str, *, mu: float | None = None, sigma: float | None = None
     ) -> PoolEntry:
-        """Let a gate into the pool as a frozen entry: never evicted, never rated again.
+        """Add a gate to the pool as a frozen entry: never evicted, never rated again.
 
         Args:
             name: The gate; the entry is drawn by this name.
-            mu: Estimated skill, for good; of the gate's metrics or the default without it.
-            sigma: Uncertainty of that, likewise.
+            mu: Estimated skill, which never changes; from the gate's metrics or the default without
+                it.
+            sigma: Uncertainty of the skill, found in the same way.
 
         Raises:
             NotFound: The gate is not set.
             InvalidInput: A number is no rating.
-            IncompatibleState: The gate has nothing of what inference needs.
+            IncompatibleState: The gate has no parts for inference.
         """
 
         def source(run: RunManifest) -> Source:
-            pin = run.pin("gate", name)
-            if pin is None or pin.checkpoint is None:
-                known = [one.name for one in run.pins_of("gate")]
-                where = f"{run.run_id}/gates/{name}"
-                raise NotFound("no such gate", where=where, hint=near(name, known))
-            n = pin.checkpoint
+            n = find_pin(run, "gate", name).checkpoint
+            assert n is not None  # replay makes sure that every gate names one
             return Source(run.by_n.get(n) or self._log.knowing(n).by_n[n], name)
 
         return self._promote(source, Terms(frozen=True, mu=mu, sigma=sigma))
@@ -122,14 +119,14 @@ class OpponentPool:
         self._committer.commit(promotion)
         return self._entry(self._known(promotion.version))
 
-    # Looking at it
+    # Entries
 
     def roster(self) -> list[PoolEntry]:
         """Return the entries that play, frozen ones included, as of now, oldest first."""
         return [self._entry(record) for record in self._log.refresh().roster()]
 
     def entries(self) -> list[PoolEntry]:
-        """Return every entry that there ever was, as of now, oldest first."""
+        """Return all entries as of now, evicted ones included, oldest first."""
         self._log.refresh()
         return [self._entry(record) for record in self._log.history().pool]
 
@@ -139,18 +136,18 @@ class OpponentPool:
         Raises:
             NotFound: There never was one of this version, or it left the pool; the message says
                 why.
-            InvalidInput: It is no version.
+            InvalidInput: It is not a version.
         """
         number = check_version(version)
         self._log.refresh()
         return self._entry(require_playing(self._log.knowing_entry(number), number))
 
     def history(self, version: int) -> list[PoolEvent]:
-        """Return what became of an entry, oldest first: every rating, also after it has gone.
+        """Return the changes of an entry, oldest first: every rating, also of an evicted entry.
 
         Raises:
             NotFound: There never was one of this version.
-            InvalidInput: It is no version.
+            InvalidInput: It is not a version.
         """
         number = check_version(version)
         self._log.refresh()
@@ -158,14 +155,14 @@ class OpponentPool:
         return self.histories()[number]
 
     def histories(self) -> dict[int, list[PoolEvent]]:
-        """Return what became of every entry, by version, oldest first; the log is read once."""
+        """Return the changes of every entry by version, oldest first; the log is read once."""
         found: dict[int, list[PoolEvent]] = {}
         for event in self._events():
             found.setdefault(event.version, []).append(event)
         return found
 
     def evictions(self) -> list[PoolEvent]:
-        """Return what left the pool, in that order, each with its last rating and the reason."""
+        """Return the evictions in order, each with its last rating and the reason."""
         return [event for event in self._events() if event.event == "evicted"]
 
     def _known(self, version: int) -> PoolRecord:
@@ -185,17 +182,17 @@ class OpponentPool:
     ) -> list[PoolEntry]:
         """Record a match: OpenSkill's PlackettLuce rates the entries that took part.
 
-        Each of them has played one more game. It has won if it came first alone: of those who tie
-        for the first rank nobody has. Frozen entries count their games and keep their rating. An
-        entry that left the pool during its match is rated all the same.
+        Each entry has played one more game, and has won it if it came first alone; a tie for the
+        first rank is no win. Frozen entries count their games and keep their rating. An entry that
+        left the pool during its match is rated too.
 
         Args:
-            versions: Who sat where; `None` is the model in training, which plays with its newest
-                rating and is not rated here. Who held several seats plays once, by the mean of
-                their ranks.
-            ranks: Where each seat came in, in the same order. Lower is better, equal is a tie.
-            match: Identity of the match: recorded again it changes nothing, as long as it is among
-                the newest 256. Random without it, so that repeating the call counts twice.
+            versions: The version in each seat; `None` is the model in training, which plays with
+                its newest rating and is not rated here. A version with several seats plays once,
+                with the mean of their ranks.
+            ranks: The rank of each seat, in the same order. Lower is better, equal is a tie.
+            match: Identity of the match: to record it again changes nothing, as long as it is among
+                the newest 256. Random without it, so that a repeated call counts twice.
 
         Returns:
             The entries, in the order in which `versions` names them first.
@@ -206,11 +203,11 @@ class OpponentPool:
             NotFound: The pool never had one of the versions.
             Conflict: The run was dropped.
         """
-        places, name = check_places(versions, ranks), check_match(match)
-        players = [player for player in places if player is not None]
+        played, name = check_ranks(versions, ranks), check_match(match)
+        players = [player for player in played if player is not None]
 
         def compose(run: RunManifest) -> Sequence[Action] | None:
-            return None if name in run.matches else [rating_match(run, places, name)]
+            return None if name in run.matches else [rating_match(run, played, name)]
 
         self._log.refresh()
         self._committer.commit(compose)
@@ -221,7 +218,7 @@ class OpponentPool:
 
         Args:
             game: Number of the game within the phase, from 0.
-            phase: Phase that is played; the pool's own without it.
+            phase: The phase of the game; the pool's own phase without it.
 
         Raises:
             InvalidInput: The run's preset declares no opponents, or there is no such phase.
@@ -232,16 +229,15 @@ class OpponentPool:
     def draws(self, start: int, count: int, *, phase: int | str | None = None) -> list[Matchup]:
         """Return the opponents of `count` games from number `start` on, each one as `draw` does.
 
-        The pool is the one that this handle has read last: it changes by what is promoted here,
-        and by `roster` and `Run.refresh`, never by itself between two games. What may be drawn of
-        it: every entry that is not frozen, oldest first; and of each gate that the preset names
-        the newest frozen entry.
+        The pool is the one that this handle has read last: it changes by promotions here, by
+        `roster` and by `Run.refresh`, never by itself between two games. Every entry that is not
+        frozen can be drawn, and the newest frozen entry of each gate that the preset names.
 
         Raises:
             InvalidInput: The run's preset declares no opponents, or there is no such phase.
         """
         from holdfast.registry.pool import (
-            selection,  # here, for it needs NumPy: `import holdfast` is light
+            selection,  # imported late: it needs NumPy, and `import holdfast` must be light
         )
 
         run = self._log.run
@@ -274,23 +270,23 @@ class OpponentPool:
     ) -> Any:
         """Return the model of an entry; the most recently used ones are kept in memory.
 
-        How many is said by the preset. What is returned is shared by all who ask for the version:
-        play with it, do not change it. One that left the pool may still be played from memory.
+        The preset gives their number. All callers for a version share the result: play with it, but
+        do not change it. A model that left the pool may still be returned from memory.
 
         Args:
-            version: Which.
-            build: Makes of the loaded state what is wanted, for example a model in half precision;
-                called once for each version that is loaded. Give the same one every time: a model
-                in memory is not built again because another one is given.
+            version: The version.
+            build: Makes the wanted object from the loaded state, for example a model in half
+                precision; called once for each loaded version. Give the same one every time: a
+                model in memory is not built again for another one.
             map_location: Device for the tensors, as `torch.device` or its name.
 
         Returns:
-            What `build` returned; without it the state.
+            The result of `build`; without it the state.
 
         Raises:
             NotFound: There never was such an entry, or it left the pool.
-            InvalidInput: It is no version.
-            IntegrityError: Something of it is damaged or gone; nothing is kept of it then.
+            InvalidInput: It is not a version.
+            IntegrityError: An object of it is damaged or gone; nothing is kept in memory then.
         """
         number = check_version(version)
         wanted = (str(map_location), build is not None)
@@ -309,7 +305,7 @@ class OpponentPool:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A model in memory: device and whether it was built, so that no other one passes for it."""
+    """A model in memory, with its device and whether it was built: other calls need another one."""
 
     kind: tuple[str, bool]
     model: Any

@@ -1,4 +1,4 @@
-"""What a match says: the ratings and the games of every entry that took part. Pure."""
+"""The action of a match: new ratings and games of every entry that took part. Pure."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from holdfast.registry.pool.ratings import Rating, rate
 
 _LONGEST_ID = 128
 
-#: Where each player came in, by version; `None` is the model in training. Lower is better.
-Places = Mapping[int | None, float]
+#: The rank of each player, by version; `None` is the model in training. Lower is better.
+Ranks = Mapping[int | None, float]
 
 
-def check_places(versions: Sequence[int | None], ranks: Sequence[float]) -> Places:
-    """Return where each player came in: the mean of its ranks where it held several seats.
+def check_ranks(versions: Sequence[int | None], ranks: Sequence[float]) -> Ranks:
+    """Return the rank of each player: the mean of its ranks where it had several seats.
 
     Raises:
-        InvalidInput: Versions and ranks do not fit each other, one of them is none, or fewer than
-            two players took part.
+        InvalidInput: Versions and ranks do not fit each other, one of them is not valid, or fewer
+            than two players took part.
     """
     if len(versions) != len(ranks):
         raise InvalidInput(
-            "every seat has one rank", where="ranks", expected=len(versions), found=len(ranks)
+            "every seat needs one rank", where="ranks", expected=len(versions), found=len(ranks)
         )
     seats: dict[int | None, list[float]] = {}
-    for place, (version, rank) in enumerate(zip(versions, ranks, strict=True)):
-        player = None if version is None else check_version(version, f"versions[{place}]")
-        seats.setdefault(player, []).append(_check_rank(rank, f"ranks[{place}]"))
+    for seat, (version, rank) in enumerate(zip(versions, ranks, strict=True)):
+        player = None if version is None else check_version(version, f"versions[{seat}]")
+        seats.setdefault(player, []).append(_check_rank(rank, f"ranks[{seat}]"))
     if len(seats) < 2:
         raise InvalidInput(
-            "a match is between different players",
+            "a match needs different players",
             where="versions",
             expected="at least 2 of them",
             found=", ".join(map(str, versions)) or "none",
@@ -50,7 +50,7 @@ def check_match(match: object) -> str:
     """Return the identity of a match; a random one where none is given.
 
     Raises:
-        InvalidInput: It is no text of 1 to 128 characters.
+        InvalidInput: It is not a string of 1 to 128 characters.
     """
     if match is None:
         return secrets.token_hex(16)
@@ -59,7 +59,7 @@ def check_match(match: object) -> str:
     raise InvalidInput(
         "not the identity of a match",
         where="match",
-        expected=f"a text of 1 to {_LONGEST_ID} characters",
+        expected=f"a string of 1 to {_LONGEST_ID} characters",
         found=quoted(match),
     )
 
@@ -68,12 +68,12 @@ def check_version(version: object, where: str = "version") -> int:
     """Return a version as an int.
 
     Raises:
-        InvalidInput: It is no whole number from 1.
+        InvalidInput: It is not a whole number from 1.
     """
     try:
         if isinstance(version, bool):
             raise TypeError
-        number = index(version)  # type: ignore[arg-type]  # that is what is being asked
+        number = index(version)  # type: ignore[arg-type]  # this call checks the type
     except TypeError:
         number = 0
     if number < 1:
@@ -86,28 +86,27 @@ def check_version(version: object, where: str = "version") -> int:
     return number
 
 
-def rating_match(run: RunManifest, places: Places, match: str) -> RateMatch:
-    """Return what a match makes of the entries that took part.
+def rating_match(run: RunManifest, ranks: Ranks, match: str) -> RateMatch:
+    """Return the action that rates the entries of a match.
 
-    The model in training plays with its newest rating and is not rated: checkpoints have ratings of
-    their own, as metrics. A win is to come first alone; who ties for it has won nothing, nor have
-    the others.
+    The model in training plays with its newest rating and is not rated: checkpoints have ratings in
+    their metrics. A win means to come first alone; if several players tie for it, none has won.
 
     Raises:
         NotFound: The pool never had one of the versions.
         InvalidInput: The ratings are too far apart to compute with; openskill is missing.
     """
-    entries = {player: require_record(run, player) for player in places if player is not None}
+    entries = {player: require_record(run, player) for player in ranks if player is not None}
     before = [
-        rating_of(run, {}) if player is None else _stored(run, entries[player]) for player in places
+        rating_of(run, {}) if player is None else _stored(run, entries[player]) for player in ranks
     ]
-    players = list(places)
+    players = list(ranks)
     fixed = [
         seat for seat, player in enumerate(players) if player is None or entries[player].frozen
     ]
-    after = rate(before, [places[player] for player in players], fixed)
-    best = min(places.values())
-    alone = list(places.values()).count(best) == 1
+    after = rate(before, [ranks[player] for player in players], fixed)
+    best = min(ranks.values())
+    alone = list(ranks.values()).count(best) == 1
     return RateMatch(
         match=match,
         ratings=tuple(
@@ -116,7 +115,7 @@ def rating_match(run: RunManifest, places: Places, match: str) -> RateMatch:
                 mu=rating.mu,
                 sigma=rating.sigma,
                 games=1,
-                wins=int(alone and places[player] == best),
+                wins=int(alone and ranks[player] == best),
             )
             for player, rating in zip(players, after, strict=True)
             if player is not None
@@ -127,7 +126,7 @@ def rating_match(run: RunManifest, places: Places, match: str) -> RateMatch:
 def _check_rank(rank: object, where: str) -> float:
     if not isinstance(rank, bool | str | bytes):
         try:
-            number = float(rank)  # type: ignore[arg-type]  # that is what is being asked
+            number = float(rank)  # type: ignore[arg-type]  # this call checks the type
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):

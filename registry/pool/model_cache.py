@@ -1,6 +1,6 @@
-"""Loaded models, the most recently used ones kept.
+"""A cache of loaded models that keeps the most recently used ones.
 
-Owns who is kept and who goes; what a model is, where it lies and how it is loaded is the caller's.
+The caller decides what a model is and how it is loaded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ T = TypeVar("T")
 
 
 class ModelCache(Generic[T]):
-    """At most `capacity` models by their versions; the least recently used one goes first.
+    """At most `capacity` models by their versions; the least recently used one is dropped first.
 
-    Any number of threads may use it. It never holds more than `capacity` models, and that is all
-    it answers for: a model that is just being loaded is in memory besides, and one that a caller
-    still holds stays there after it went.
+    Any number of threads may use it. The cache never holds more than `capacity` models. More may be
+    in memory: models that are being loaded, and dropped ones that a caller still holds.
 
     Args:
-        capacity: How many models it keeps, from 1. (Hydra keeps 5: `seeds/hydra.md`, Opponent
+        capacity: The number of models to keep, from 1. (Hydra keeps 5: `seeds/hydra.md`, Opponent
             Pool Versioning.)
 
     Raises:
-        InvalidInput: The capacity is anything else.
+        InvalidInput: The capacity is not such a number.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -46,15 +45,15 @@ class ModelCache(Generic[T]):
         self._loading: dict[int, Future[T]] = {}
 
     def get(self, version: int, load: Callable[[], T]) -> T:
-        """Return the model of a version, loaded now if it is not held.
+        """Return the model of a version; load it if the cache does not hold it.
 
-        Whoever asks for a version that another thread is loading waits for that one; different
-        versions load side by side. What `load` raises is not kept: it goes to all who wait, and
-        the next one to ask loads anew. Only an interrupt (`KeyboardInterrupt`, `SystemExit`) is
-        for its own thread alone, and those who wait load themselves.
+        If another thread is loading the same version, the call waits for it; different versions
+        load in parallel. All waiting calls raise an error of `load`, and a later call loads again.
+        Only an interrupt (`KeyboardInterrupt`, `SystemExit`) stays in its own thread; then a
+        waiting call loads the model itself.
 
         Args:
-            version: Which.
+            version: The version.
             load: Loads it. It must not ask this cache for the same version.
         """
         while True:
@@ -74,21 +73,21 @@ class ModelCache(Generic[T]):
                     raise
 
     def drop(self, version: int) -> None:
-        """Let go of a version, if it is there. One that is being loaded will not be kept."""
+        """Drop a version, if it is there. One that is being loaded will not be kept."""
         with self._lock:
             model = self._held.pop(version, None)
             self._loading.pop(version, None)
-        del model  # not under the lock: its end may run code
+        del model  # not under the lock: its destructor may run code
 
     def clear(self) -> None:
-        """Let go of all. What is being loaded will not be kept."""
+        """Drop all versions. Those that are being loaded will not be kept."""
         with self._lock:
             held, self._held = self._held, OrderedDict()
             self._loading.clear()
         held.clear()
 
     def versions(self) -> tuple[int, ...]:
-        """Return what is held, the least recently used first."""
+        """Return the versions in the cache, the least recently used first."""
         with self._lock:
             return tuple(self._held)
 
@@ -99,7 +98,7 @@ class ModelCache(Generic[T]):
     def _load(self, version: int, load: Callable[[], T], mine: Future[T]) -> T:
         try:
             model = load()
-            # What made room is let go here and not under the lock: its end may run code.
+            # The dropped models die here and not under the lock: a destructor may run code.
             self._keep(version, model, mine)
             mine.set_result(model)
         except BaseException as error:
@@ -112,7 +111,7 @@ class ModelCache(Generic[T]):
         return model
 
     def _keep(self, version: int, model: T, mine: Future[T]) -> list[T]:
-        """Hold a model that was not dropped meanwhile; return those that made room for it."""
+        """Keep a model that was not dropped meanwhile; return the models dropped for it."""
         evicted: list[T] = []
         with self._lock:
             if self._loading.get(version) is mine:

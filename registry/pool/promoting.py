@@ -1,4 +1,4 @@
-"""One promotion as a commit: what is cut, what must hold, and what it says in one slot."""
+"""The commit of one promotion: cut the model, check the rules, and add it to the pool."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from holdfast.registry.writing.placing import Written
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a model is cut from.
+    """The source of a model.
 
     Attributes:
         checkpoint: The checkpoint.
-        gate: The gate that it is, where it enters the pool as one.
+        gate: The name of its gate, where it enters the pool as one.
     """
 
     checkpoint: CheckpointRecord
@@ -40,12 +40,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a model enters the pool.
+    """The options of a promotion.
 
     Attributes:
-        frozen: Whether it is never evicted and never rated again.
-        mu: Its estimated skill; inherited where absent.
-        sigma: The uncertainty of that; likewise.
+        frozen: Whether the entry is never evicted and never rated again.
+        mu: Its estimated skill; inherited without it.
+        sigma: The uncertainty of the skill; inherited without it.
 
     Raises:
         InvalidInput: A number is no rating.
@@ -59,18 +59,18 @@ class Terms:
         self.over(DEFAULT)
 
     def over(self, inherited: Rating) -> Rating:
-        """Return the rating: what is given, in place of what is inherited."""
+        """Return the inherited rating, with the given numbers in place of its own."""
         mu = inherited.mu if self.mu is None else self.mu
         return Rating(mu, inherited.sigma if self.sigma is None else self.sigma)
 
 
 class PromotionCommit(NewCommit):
-    """A promotion under way.
+    """The commit of a promotion.
 
     Args:
-        committer: Of the run.
-        source: Finds what is promoted in the run as it stands, or raises.
-        terms: How it enters.
+        committer: The committer of the run.
+        source: Finds the source in the run, or raises.
+        terms: The options.
 
     Attributes:
         version: Version of the entry, once the commit has landed.
@@ -88,7 +88,7 @@ class PromotionCommit(NewCommit):
         self.version = -1
 
     def write_states(self) -> Sequence[Written]:
-        """Cut the model out of its checkpoint, unless it plays or the run holds it already."""
+        """Write the manifest of the model, unless it plays or the run holds it already."""
         committer, run = self._committer, self._committer.log.run
         source = self._source(run)
         self._cut_of = None
@@ -105,7 +105,7 @@ class PromotionCommit(NewCommit):
         return [committer.cut(record.manifest, names)] if self._is_cut else []
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return what lets the model in, unless an equal entry plays."""
+        """Return the actions that add the model, unless an equal entry plays."""
         source = self._source(run)
         playing = self._playing(run, source)
         if playing is not None:
@@ -130,7 +130,7 @@ class PromotionCommit(NewCommit):
         return promotion(run, candidate, self._rating(run, record))
 
     def _playing(self, run: RunManifest, source: Source) -> PoolRecord | None:
-        """Return the entry that plays already for this source, on these terms."""
+        """Return the entry that plays already for this source in the same role."""
         wanted = (source.checkpoint.n, source.gate, self._terms.frozen)
         for entry in run.roster():
             if (entry.checkpoint, entry.gate, entry.frozen) == wanted:
@@ -138,7 +138,7 @@ class PromotionCommit(NewCommit):
         return None
 
     def _rating(self, run: RunManifest, record: CheckpointRecord) -> Rating:
-        # An anchor is not the model in training: without a rating of its own it has none.
+        # An anchor is not the model in training, so it does not inherit that model's rating.
         inherited = (
             own_rating(run, record.metrics) or DEFAULT
             if self._terms.frozen

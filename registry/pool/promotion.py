@@ -1,4 +1,4 @@
-"""What a promotion says: the entry, its rating, and the entries that have to go for it. Pure."""
+"""The actions of a promotion: the entry, its rating, and the entries that it replaces. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Candidate:
         phase: Phase of its source.
         step: Step of its source.
         checkpoint: Commit number of its source.
-        gate: Gate that it is cut from.
+        gate: The gate of its source, if it is one.
         frozen: Whether it is never evicted and never rated again.
     """
 
@@ -43,15 +43,15 @@ def pool_rules(run: RunManifest) -> Pool:
 
 @cache
 def _undeclared() -> Pool:
-    """Return the rules of a pool that no preset declares; made late, for `import` must be light."""
+    """Return the rules of a pool without a preset; made late to keep `import holdfast` light."""
     return Pool(phase="any", size=20)
 
 
 def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
-    """Return the actions that let a model into the pool, oldest entries out for it.
+    """Return the actions that add a model to the pool and evict the oldest entries of a full one.
 
-    The rating is inherited; its uncertainty is raised to a third of the default
-    (seeds/hydra.md, Rating integration), unless the entry is frozen: then it stays as it is.
+    The rating is inherited. Its uncertainty is raised to a third of the default (seeds/hydra.md,
+    Rating integration), unless the entry is frozen.
     """
     entered = rating if candidate.frozen else inherited(rating)
     promote = Promote(
@@ -77,10 +77,10 @@ def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Ac
 
 
 def rating_of(run: RunManifest, metrics: Mapping[str, float]) -> Rating:
-    """Return the rating of the training model: by these metrics, else by the newest that have it.
+    """Return the rating of the training model: from these metrics, else from the newest with one.
 
-    A value that is no rating (NaN, an uncertainty of 0) is passed over: no save fails for it. So is
-    what training went back behind; a checkpoint that was evicted meanwhile still counts.
+    A value that is no rating (NaN, an uncertainty of 0) is ignored, so that no save fails for it.
+    Superseded checkpoints are ignored too; evicted ones count.
 
     Raises:
         Forgotten: It needs the record of an evicted checkpoint, and the run is compact.
@@ -107,7 +107,7 @@ def _newest_metrics(run: RunManifest) -> Iterator[Mapping[str, float]]:
 
 
 def own_rating(run: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
-    """Return the rating that these metrics alone say, if they do."""
+    """Return the rating in these metrics, if there is one."""
     rules = pool_rules(run)
     if rules.mu not in metrics or rules.sigma not in metrics:
         return None
@@ -118,11 +118,11 @@ def own_rating(run: RunManifest, metrics: Mapping[str, float]) -> Rating | None:
 
 
 def find_entry(run: RunManifest, candidate: Candidate) -> PoolRecord | None:
-    """Return the playing entry that this candidate would only repeat.
+    """Return the playing entry that equals this candidate.
 
-    That is the same model of the same phase and step in the same role. Its checkpoint's number does
-    not count: training that went back and saves the same model at the same step again finds the
-    entry there, as does a fork, which inherits entries without their checkpoints.
+    It has the same model of the same phase and step in the same role. The number of its checkpoint
+    does not count: training that went back may save the same model at the same step again, and a
+    fork inherits entries without their checkpoints.
     """
     for entry in reversed(run.roster()):
         if _identity(entry) == _identity(candidate):

@@ -1,7 +1,7 @@
-"""Ratings of players, and what a game makes of them.
+"""Compute the ratings of players after a game.
 
-Owns the arithmetic: OpenSkill's PlackettLuce model with its numbers pinned, and the rule by which a
-promoted model inherits a rating. It keeps no ratings; the log of a run does.
+This is OpenSkill's PlackettLuce model with its numbers pinned, and the rule by which a promoted
+model inherits a rating. The log of a run keeps the ratings.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
-# Pinned, though openskill 6 has the same defaults: ratings of one league must stay comparable when
-# the library is upgraded in the middle of it.
+# Pinned, although openskill 6 has the same defaults: the ratings of a league must stay comparable
+# after an upgrade of the library.
 _MU = 25.0
 _SIGMA = _MU / 3
 _BETA = _SIGMA / 2
@@ -25,7 +25,7 @@ _TAU = _MU / 300
 def _finite(value: object, where: str) -> float:
     if not isinstance(value, bool | str | bytes):
         try:
-            number = float(value)  # type: ignore[arg-type]  # that is what is being asked
+            number = float(value)  # type: ignore[arg-type]  # this call checks the type
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if math.isfinite(number):
@@ -44,7 +44,7 @@ class Rating:
         sigma: Its standard deviation, in the same points; finite and above 0.
 
     Raises:
-        InvalidInput: One of them is anything else.
+        InvalidInput: A number is not valid.
     """
 
     mu: float
@@ -60,18 +60,18 @@ class Rating:
 
     @property
     def conservative(self) -> float:
-        """The skill that the player has almost surely: mu - 3 sigma, OpenSkill's ordinal."""
+        """A low estimate of the skill: mu - 3 sigma, OpenSkill's ordinal."""
         return self.mu - 3 * self.sigma
 
 
-#: The rating of a player of whom nothing is known.
+#: The rating of an unknown player.
 DEFAULT = Rating(_MU, _SIGMA)
 
 
 def inherited(rating: Rating) -> Rating:
-    """Return the rating with which a copy of a player of this rating enters a pool.
+    """Return the rating with which a copy of a player enters a pool.
 
-    The mean is kept; the uncertainty becomes at least a third of that of an unknown player
+    The mean is kept; the uncertainty becomes at least a third of an unknown player's
     (`seeds/hydra.md`, Opponent Pool Versioning).
     """
     return Rating(rating.mu, max(rating.sigma, DEFAULT.sigma / 3))
@@ -80,28 +80,28 @@ def inherited(rating: Rating) -> Rating:
 def rate(
     ratings: Sequence[Rating], ranks: Sequence[float], frozen: Collection[int] = ()
 ) -> tuple[Rating, ...]:
-    """Return the ratings after one game of everybody against everybody.
+    """Return the ratings after one game of all players against each other.
 
     Args:
-        ratings: Those before it, one for each player.
-        ranks: Where each player came in; lower is better, equal is a tie. Only their order counts.
-        frozen: Indices of players whose rating counts for the others and itself does not move.
+        ratings: The ratings before the game, one for each player.
+        ranks: The rank of each player; lower is better, equal is a tie. Only their order counts.
+        frozen: Indices of players whose rating counts for the others but does not change.
 
     Raises:
         InvalidInput: There are fewer than two players; ranks or indices do not fit them; a rank is
-            no finite number; the ratings are too far apart to compute with; openskill is missing.
+            not finite; the ratings are too far apart to compute with; openskill is missing.
     """
     _check_players(ratings, ranks)
     _check_indices(frozen, len(ratings))
-    places = [_finite(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
-    played = _play(ratings, places)
+    numbers = [_finite(rank, f"ranks[{index}]") for index, rank in enumerate(ranks)]
+    played = _play(ratings, numbers)
     return tuple(
         before if index in frozen else after
         for index, (before, after) in enumerate(zip(ratings, played, strict=True))
     )
 
 
-def _play(ratings: Sequence[Rating], places: Sequence[float]) -> list[Rating]:
+def _play(ratings: Sequence[Rating], ranks: Sequence[float]) -> list[Rating]:
     try:
         from openskill.models import PlackettLuce
     except ImportError as error:
@@ -112,14 +112,14 @@ def _play(ratings: Sequence[Rating], places: Sequence[float]) -> list[Rating]:
         ) from error
     model = PlackettLuce(mu=_MU, sigma=_SIGMA, beta=_BETA, kappa=_KAPPA, tau=_TAU)
     teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in ratings]
-    # The library cuts the fraction off a rank: 1.2 and 1.7 would be a tie.
-    order = sorted(set(places))
-    dense = [float(order.index(place) + 1) for place in places]
+    # The library drops the fraction of a rank: 1.2 and 1.7 would be a tie.
+    order = sorted(set(ranks))
+    dense = [float(order.index(rank) + 1) for rank in ranks]
     try:
         return [Rating(one.mu, one.sigma) for (one,) in model.rate(teams, ranks=dense)]
     except (ArithmeticError, InvalidInput) as error:
         raise InvalidInput(
-            "these ratings are too far out to compute with",
+            "these ratings are too far apart to compute with",
             where="ratings",
             expected="means within a thousand points of 0",
             found=", ".join(f"{rating.mu:g} ± {rating.sigma:g}" for rating in ratings),
@@ -133,7 +133,7 @@ def _check_players(ratings: Sequence[Rating], ranks: Sequence[float]) -> None:
         )
     if len(ranks) != len(ratings):
         raise InvalidInput(
-            "every player has one rank", where="ranks", expected=len(ratings), found=len(ranks)
+            "every player needs one rank", where="ranks", expected=len(ratings), found=len(ranks)
         )
 
 

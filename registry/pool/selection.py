@@ -1,21 +1,21 @@
-"""Who plays whom: opponents drawn by the number of a game, without a state.
+"""Draw the opponent of a game from the number of the game, without stored state.
 
-Owns the rule of the draw. Game g depends on the master seed, the phase, g, the weights and the
-pool as it stands, and on no game before it: a resumed run goes on with the same opponents, and a
-game can be drawn anew at any time. What is in the pool is not decided here.
+The opponent of game g depends on the master seed, the phase, g, the weights and the current pool,
+but not on the games before. So a resumed run gets the same opponents, and a game can be drawn again
+at any time.
 
-The rule, which is kept for ever:
+The rule never changes:
 
 1. Two 64-bit words: `SeedSequence(seed, spawn_key=(phase, component, game))`, then
-   `generate_state(2, uint64)`. Such a sequence is what the phase's component would spawn as its
-   child number `game`. NumPy promises the stability of SeedSequence, and none for the methods of
-   a Generator, so that no Generator takes part.
-2. Category: `word0 * (sum of the weights) >> 64`, in whole numbers, lies below the sum of the
-   first k weights in the declared order; the smallest such k is the category.
+   `generate_state(2, uint64)`. This is the sequence that the phase's component would spawn as its
+   child number `game`. No Generator is used, because NumPy promises stable results only of
+   SeedSequence.
+2. Category: the first k such that `word0 * (sum of the weights) >> 64`, in whole numbers, is below
+   the sum of the first k weights in the declared order.
 3. Entry of the roster: index `word1 * (length) >> 64`, the oldest entry first.
 
-The requirement is of `seeds/hydra.md`, Opponent Pool Versioning: the same seed and the same models
-at the same places give the same opponents.
+The requirement comes from `seeds/hydra.md`, Opponent Pool Versioning: the same seed and the same
+models in the same order give the same opponents.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import numpy as np
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
-#: Where an opponent comes from: the current weights in all seats; one of the roster, each as
-#: likely; the frozen entry of a name.
+#: The source of an opponent: the current weights in all seats; any entry of the roster with equal
+#: probability; the frozen entry of a name.
 Kind = Literal["self", "roster", "frozen"]
 
 _WORD_BITS = 64
@@ -44,12 +44,12 @@ class Category:
     """A share of the games.
 
     Attributes:
-        kind: Where its opponents come from.
+        kind: The source of its opponents.
         weight: Its share, relative to the other categories; a whole number from 0, below 2^32.
-        name: Which frozen entry; None for the other kinds.
+        name: The name of the frozen entry; None for the other kinds.
 
     Raises:
-        InvalidInput: One of them is anything else.
+        InvalidInput: A value is not allowed.
     """
 
     kind: Kind
@@ -81,8 +81,8 @@ class Matchup:
 
     Attributes:
         game: The number of the game.
-        kind: Where the opponent comes from; `self` also where a category had nobody to give.
-        version: Version of the pool's entry; None for `self`.
+        kind: The source of the opponent; also `self` where a category has no entry.
+        version: Version of the entry; None for `self`.
     """
 
     game: int
@@ -101,13 +101,13 @@ def draw(
 ) -> Matchup:
     """Return the opponent of a game.
 
-    A category that has nobody to give (the roster is empty, no frozen entry has the name) gives
-    its games to `self`.
+    A category without an entry (the roster is empty, or no frozen entry has the name) gives its
+    games to `self`.
 
     Args:
         seed: Master seed of the run, from 0, below 2^64.
         phase: Number of the phase, from 0, below 2^32.
-        component: Index of opponent selection among the components that are seeded, likewise.
+        component: Index of opponent selection among the seeded components, from 0, below 2^32.
         game: Number of the game within the phase, from 0, below 2^64.
         categories: The shares; their order counts.
         roster: Versions of the entries that are not frozen, oldest first.
@@ -142,7 +142,7 @@ def draws(
 
 
 class _Draw:
-    """What all games of a phase share as long as the pool stands as it is, checked once."""
+    """The checked arguments that all games of a phase share while the pool does not change."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class _Draw:
         frozen: Mapping[str, int],
     ) -> None:
         self._seed = _whole(seed, "seed", bits=64)
-        # NumPy cuts the numbers of a spawn key into words of 32 bits. Where only the last one may
-        # have two words, no two keys give the same words.
+        # NumPy cuts the numbers of a spawn key into words of 32 bits. Only the last number may have
+        # two words, so that no two keys give the same words.
         self._key = (_whole(phase, "phase", bits=32), _whole(component, "component", bits=32))
         self._categories = tuple(categories)
         self._ends = list(accumulate(category.weight for category in self._categories))
@@ -196,10 +196,10 @@ def _check_roster(roster: Sequence[int], frozen: set[int]) -> None:
     both = sorted(frozen & set(roster))
     if both:
         raise InvalidInput(
-            "a frozen entry takes no part in the draw of the roster",
+            "a frozen entry is in the roster",
             where="roster",
-            expected="the entries that are not frozen",
-            found=f"version {both[0]}, which is",
+            expected="only entries that are not frozen",
+            found=f"version {both[0]}, which is frozen",
         )
 
 
@@ -211,7 +211,7 @@ def _whole(value: object, where: str, *, bits: int, least: int = 0) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = index(value)  # type: ignore[arg-type]  # that is what is being asked
+        number = index(value)  # type: ignore[arg-type]  # this call checks the type
     except TypeError:
         number = -1
     if not least <= number < 2**bits:

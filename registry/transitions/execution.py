@@ -1,7 +1,7 @@
-"""One transition under way: from where, what it makes, and what its commit says.
+"""Carry out one transition: find its source, check it, make the new state and commit.
 
 Nothing is committed before every check has passed; then the phase, the anchors of the pool and the
-archived streams become visible together. Who may do it is the business of the trainer.
+archived streams become visible together. The trainer checks who may do it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.registry.spec.requirements import check_phase_is_declared, inferen
 from holdfast.registry.spec.seeds import child, phase_number, phase_sequence
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.transitions import readiness
-from holdfast.registry.transitions.rows import Applied, Begun, Initialise, Table
+from holdfast.registry.transitions.rows import Applied, Initialise, NewPhase, Table
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.environment import require_first_rank
 from holdfast.registry.values.gc_pause import collector_paused
@@ -42,13 +42,13 @@ _NAMED_AT_MOST = 12
 
 @dataclass(frozen=True, slots=True)
 class Transitioned:
-    """What a phase begins with.
+    """The state, companions and seeds that a phase begins with.
 
     Attributes:
-        state: Parts carried along, frozen copies, parts made new; what is reset otherwise is not in
-            it, and the caller makes it.
-        companions: Frozen states that every checkpoint of the phase has beside it.
-        seeds: What is seeded anew, by name.
+        state: Carried parts, frozen copies, and new parts. Parts that are reset without a value
+            from `initialise` are not in it; the caller makes them.
+        companions: Frozen states that every checkpoint of the phase has.
+        seeds: The seeds of reseeded parts, by name.
         checkpoint: The source.
         report: Every row that was applied, in the order of the table.
     """
@@ -74,24 +74,24 @@ class TransitionOptions:
 def transition(
     trainer: Trainer, committer: Committer, to: object, options: TransitionOptions
 ) -> Transitioned:
-    """Begin a phase by the declared way; see `Run.transition`."""
+    """Begin a phase by a declared transition; see `Run.transition`."""
     require_first_rank()
     phase = check_phase(to)
     committer.log.refresh()
     check_phase_is_declared(committer.log.run.spec, phase)
-    passage = _Passage(committer, phase, options)
-    trainer.commit(passage)
-    return passage.outcome()
+    commit = _TransitionCommit(committer, phase, options)
+    trainer.commit(commit)
+    return commit.outcome()
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """Where a transition leads from, in a run as it stands.
+class _Origin:
+    """The declared transition, and the checkpoint that it begins from.
 
     Attributes:
         rules: The declared transition.
-        checkpoint: Commit number of the source.
-        manifest: Its id.
+        checkpoint: The commit number of the source.
+        manifest: The id of the source.
         anchors: Gates that enter the pool.
     """
 
@@ -101,11 +101,11 @@ class _Way:
     anchors: tuple[Pin, ...]
 
 
-class _Passage(NewCommit):
-    """A transition under way.
+class _TransitionCommit(NewCommit):
+    """The commit of a transition.
 
-    What it makes depends on the run as the trainer takes it over, which only the commit knows. So
-    the first time it writes nothing, and `actions` has it write again once it has seen the run.
+    The new state depends on the run as the trainer takes it over, which only `actions` sees. So the
+    first `write_states` writes nothing, and `actions` raises `Stale` to have it called again.
     """
 
     def __init__(self, committer: Committer, to: str, options: TransitionOptions) -> None:
@@ -114,105 +114,105 @@ class _Passage(NewCommit):
         self._to = to
         self._options = options
         self._enabled = frozenset([enable] if isinstance(enable, str) else enable)
-        self._way: _Way | None = None
+        self._origin: _Origin | None = None
         self._table: Table
-        self._begun: Begun | None = None
+        self._made: NewPhase | None = None
         self._ready: dict[str, float] = {}
         self._companions: dict[str, Written] = {}
         self._entries: list[tuple[Pin, Written]] = []
 
     def write_states(self) -> Sequence[Written]:
-        """Check and make everything, and put what the commit names on the store."""
-        way, committer = self._way, self._committer
-        if way is None:
+        """Check and make everything, and put the objects of the commit on the store."""
+        origin, committer = self._origin, self._committer
+        if origin is None:
             return ()
-        if self._begun is None:
-            self._begun = self._make(way)
-        bases = committer.choose_bases([way.manifest])
+        if self._made is None:
+            self._made = self._make(origin)
+        bases = committer.choose_bases([origin.manifest])
         with collector_paused():
-            companions = {name: pytree.flatten(one) for name, one in self._begun.companions.items()}
+            companions = {name: pytree.flatten(one) for name, one in self._made.companions.items()}
         self._companions = {}
         for name, flat in companions.items():
             pytree.await_devices(flat)
             self._companions[name] = committer.write(flat, bases)
         self._entries = [
-            (pin, committer.cut(pin.manifest, self._inference_parts(pin))) for pin in way.anchors
+            (pin, committer.cut(pin.manifest, self._inference_parts(pin))) for pin in origin.anchors
         ]
         return [*self._companions.values(), *(written for _, written in self._entries)]
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
-        """Return what the commit says; `None` if the phase was entered this way already."""
+        """Return the actions; `None` if the phase was entered with the same result already."""
         entered = _entered(run, self._to)
-        way = _find_way(run, entered, self._to)
-        if way != self._way:
-            self._way, self._begun = way, None
+        origin = _find_origin(run, entered, self._to)
+        if origin != self._origin:
+            self._origin, self._made = origin, None
             raise Stale
-        enter = self._enter(way)
+        enter = self._enter(origin)
         if entered is not None and _same(entered, enter):
             return None
         actions: list[Action] = [enter]
         for pin, written in self._entries:
             actions += self._promotion(after_commit(run, actions), pin, written)
         return actions + [
-            ArchiveStream(stream=name, label=_label(run, name, way.rules.from_phase))
-            for name in way.rules.archives
+            ArchiveStream(stream=name, label=_label(run, name, origin.rules.from_phase))
+            for name in origin.rules.archives
             if (stream := run.stream(name)) is not None and stream.count
         ]
 
     def outcome(self) -> Transitioned:
-        """Return what the phase begins with, once it is entered."""
-        assert self._way is not None  # a commit has been made, or found to stand
-        assert self._begun is not None
+        """Return the result, once the phase is entered."""
+        assert self._origin is not None  # the commit was made, or found in the log
+        assert self._made is not None
         log, run = self._committer.log, self._committer.log.run
         assert run.created is not None  # it has a checkpoint
         seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
         return Transitioned(
-            state=self._begun.state,
-            companions=self._begun.companions,
+            state=self._made.state,
+            companions=self._made.companions,
             seeds={
                 name: phase_sequence(seed, number) if index is None else child(seed, number, index)
                 for name, index in self._table.reseeded.items()
             },
-            checkpoint=Checkpoint(self._committer.store, log, self._record(self._way)),
+            checkpoint=Checkpoint(self._committer.store, log, self._record(self._origin)),
             report=self._table.applied,
         )
 
-    def _make(self, way: _Way) -> Begun:
-        """Load the source, hold it against every rule, and carry the table out."""
-        committer, options = self._committer, self._options
-        for name in sorted(self._enabled - way.rules.conditions):
+    def _make(self, origin: _Origin) -> NewPhase:
+        """Load the source, check every rule, and carry out the table."""
+        committer, options, rules = self._committer, self._options, origin.rules
+        for name in sorted(self._enabled - rules.conditions):
             raise InvalidInput(
-                "the transition knows no such condition",
+                "the transition has no such condition",
                 where=f"enable: {name}",
-                expected=", ".join(sorted(way.rules.conditions)) or "none",
-                hint=near(name, way.rules.conditions),
+                expected=", ".join(sorted(rules.conditions)) or "none",
+                hint=near(name, rules.conditions),
             )
-        record = self._record(way)
+        record = self._record(origin)
         checkpoint = Checkpoint(committer.store, committer.log, record)
-        # Whole and exactly this one: damage is an error, and nothing is fallen back to
+        # The whole of exactly this checkpoint: damage is an error, and there is no fallback
         # (seeds/hydra.md, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
-        self._table = Table(way.rules, self._enabled, source)
-        self._ready, unready = readiness.readiness(way.rules, record.metrics, options.metrics)
+        self._table = Table(rules, self._enabled, source)
+        self._ready, unready = readiness.readiness(rules, record.metrics, options.metrics)
         problems = [
-            *readiness.differences(way.rules, source, options.targets or {}),
-            *readiness.not_zero(way.rules, source),
+            *readiness.differences(rules, source, options.targets or {}),
+            *readiness.not_zero(rules, source),
             *unready,
             *self._table.problems,
         ]
         if problems:
-            raise _unfit(way, checkpoint.ref, problems)
-        for pin in way.anchors:
-            if pin.manifest != way.manifest:
+            raise _unfit(origin, checkpoint.ref, problems)
+        for pin in origin.anchors:
+            if pin.manifest != origin.manifest:
                 self._stored(pin).load(only=self._inference_parts(pin))
         return self._table.carry_out(options.initialise or {})
 
-    def _enter(self, way: _Way) -> EnterPhase:
+    def _enter(self, origin: _Origin) -> EnterPhase:
         return EnterPhase(
-            from_phase=way.rules.from_phase,
-            to_phase=way.rules.to_phase,
-            source=way.rules.source,
-            manifest=way.manifest,
+            from_phase=origin.rules.from_phase,
+            to_phase=origin.rules.to_phase,
+            source=origin.rules.source,
+            manifest=origin.manifest,
             rows=tuple(
                 AppliedRow(part=one.part, change=one.change, to=one.to)
                 for one in self._table.applied
@@ -225,8 +225,8 @@ class _Passage(NewCommit):
         )
 
     def _promotion(self, run: RunManifest, pin: Pin, written: Written) -> list[Action]:
-        """Return what lets an anchor into the pool, unless it is in it already."""
-        assert pin.checkpoint is not None  # replay has every gate name one
+        """Return the actions that add an anchor to the pool, unless it is in it already."""
+        assert pin.checkpoint is not None  # replay makes sure that every gate names one
         record = run.record(pin.checkpoint)
         candidate = Candidate(
             manifest=written.base.manifest.digest,
@@ -246,19 +246,19 @@ class _Passage(NewCommit):
         spec = self._committer.log.run.spec
         return inference_parts(spec, parts, where=f"{self._committer.log.run_id}/{pin.ref}")
 
-    def _record(self, way: _Way) -> CheckpointRecord:
+    def _record(self, origin: _Origin) -> CheckpointRecord:
         """Return the source, which another writer may have evicted meanwhile."""
-        return self._committer.log.knowing(way.checkpoint).by_n[way.checkpoint]
+        return self._committer.log.knowing(origin.checkpoint).by_n[origin.checkpoint]
 
     def _stored(self, pin: Pin) -> Stored:
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
 
 
 def _entered(run: RunManifest, to: str) -> PhaseRecord | None:
-    """Return how the phase was entered, if training is in it and has saved nothing.
+    """Return the record of the phase, if training is in it and has saved nothing there.
 
     Raises:
-        Conflict: Training is in it, and has.
+        Conflict: Training is in it and has saved a checkpoint.
     """
     if run.phase != to:
         return None
@@ -270,16 +270,16 @@ def _entered(run: RunManifest, to: str) -> PhaseRecord | None:
         "this phase is under way",
         where=f"{run.run_id}: phase {to}",
         found=f"its newest checkpoint at step {saved.step}" if saved else None,
-        hint="To begin it anew call `run.restore(at=...)` with a checkpoint of the phase before.",
+        hint="To begin it again call `run.restore(at=...)` with a checkpoint of the phase before.",
     )
 
 
-def _find_way(run: RunManifest, entered: PhaseRecord | None, to: str) -> _Way:
-    """Return the declared way into a phase, with the checkpoint that it begins from.
+def _find_origin(run: RunManifest, entered: PhaseRecord | None, to: str) -> _Origin:
+    """Return the declared transition into a phase, with the checkpoint that it begins from.
 
     Raises:
-        InvalidInput: None is declared.
-        NotFound: The source, or an anchor, is not there.
+        InvalidInput: No transition is declared.
+        NotFound: The source or an anchor is not there.
     """
     spec = run.spec
     before = entered.from_phase if entered else run.phase
@@ -287,23 +287,23 @@ def _find_way(run: RunManifest, entered: PhaseRecord | None, to: str) -> _Way:
         before = spec.phases[0].name
     rules = spec.transition(before or "", to)
     if rules is None:
-        ways = [one.to_phase for one in spec.transitions if one.from_phase == before]
+        targets = [one.to_phase for one in spec.transitions if one.from_phase == before]
         raise InvalidInput(
             "no transition is declared for this change of phase",
             where=f"{run.run_id}: from phase {before} to phase {to}",
-            expected=f"to {', '.join(ways)}" if ways else "none from here",
-            hint="Transitions are declared by the run's preset.",
+            expected=f"to {', '.join(targets)}" if targets else "none from here",
+            hint="The run's preset declares the transitions.",
         )
     record = _source(run, rules)
     anchors = tuple(find_pin(run, "gate", name) for name in rules.anchors)
-    return _Way(rules, record.n, record.manifest, anchors)
+    return _Origin(rules, record.n, record.manifest, anchors)
 
 
 def _source(run: RunManifest, rules: Transition) -> CheckpointRecord:
     kind, _, name = rules.source.partition("/")
     if name:
         pin = find_pin(run, "gate", name)
-        assert pin.checkpoint is not None  # replay has every gate name one
+        assert pin.checkpoint is not None  # replay makes sure that every gate names one
         return run.record(pin.checkpoint)
     found = run.latest(rules.from_phase)
     if kind == "best":
@@ -313,19 +313,19 @@ def _source(run: RunManifest, rules: Transition) -> CheckpointRecord:
         raise NotFound(
             "there is none yet",
             where=f"{run.run_id}/{phase_segment(rules.from_phase)}/{kind}",
-            hint="The transition begins with it.",
+            hint="The transition begins from this checkpoint.",
         )
     return found
 
 
 def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
-    """Return whether a phase was entered just like this."""
+    """Return whether a phase was entered with the same result."""
     before = (entered.from_phase, entered.manifest, entered.rows, entered.companions)
     return before == (enter.from_phase, enter.manifest, enter.rows, enter.companions)
 
 
 def _label(run: RunManifest, name: str, phase: str) -> str:
-    """Return a free label for what a stream held until the end of a phase."""
+    """Return an unused label for the archive of a stream at the end of a phase."""
     stream = run.stream(name)
     taken = {archive.label for archive in stream.archives} if stream else set()
     label, number = phase_segment(phase), 1
@@ -335,11 +335,11 @@ def _label(run: RunManifest, name: str, phase: str) -> str:
     return label
 
 
-def _unfit(way: _Way, ref: str, problems: Sequence[str]) -> IncompatibleState:
+def _unfit(origin: _Origin, ref: str, problems: Sequence[str]) -> IncompatibleState:
     more = len(problems) - _NAMED_AT_MOST
     return IncompatibleState(
-        f"the checkpoint is not fit to begin phase {way.rules.to_phase} with",
-        where=f"{ref} ({way.rules.source})",
+        f"phase {origin.rules.to_phase} cannot begin from this checkpoint",
+        where=f"{ref} ({origin.rules.source})",
         found="; ".join(problems[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else ""),
         hint="Nothing was changed.",
     )

@@ -1,6 +1,6 @@
-"""What must hold before a phase may end: the source fits, what must be zero is, metrics are there.
+"""Checks before a phase may end: strict parts fit, tensors that must be zero are, metrics suffice.
 
-Each check gives everything that is wrong as clauses; none of them changes anything.
+Each check yields every problem as a clause; none of them changes anything.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _Tensors = dict[str, tuple[str, tuple[int, ...]]]
 def differences(
     rules: Transition, source: Mapping[str, Any], targets: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield how the strict parts differ from the targets that they are for.
+    """Yield the differences between the strict parts and their targets.
 
-    Both ways: every tensor of the one is in the other, with the same shape and dtype
-    (seeds/hydra.md, Strict loading).
+    Every tensor of the one must be in the other, with the same shape and dtype (seeds/hydra.md,
+    Strict loading).
 
     Raises:
-        InvalidInput: A strict part has no target, or a target is of no strict part.
+        InvalidInput: A strict part has no target, or a target has no strict part.
     """
     known = [name.strip() for part in rules.strict for name in part.split("|")]
     for name in targets:
         if name not in known:
             raise InvalidInput(
-                "a target is of no part that is checked",
+                "the transition does not check a part of this name",
                 where=f"targets[{name!r}]",
                 expected=", ".join(rules.strict) or "none",
                 hint=near(name, known),
@@ -44,9 +44,9 @@ def differences(
         named = first_of(part, targets)
         if named is None:
             raise InvalidInput(
-                "the transition checks a part strictly, and no target is given for it",
+                "the transition checks a part strictly, but no target is given for it",
                 where=f"targets[{part!r}]",
-                expected="the module that it is to be loaded into, or its state_dict()",
+                expected="the module that will load the part, or its state_dict()",
             )
         found = first_of(part, source)
         if found is None:
@@ -56,13 +56,13 @@ def differences(
 
 
 def not_zero(rules: Transition, source: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what must be zero and is not, and patterns that nothing in the source matches."""
+    """Yield tensors that must be zero and are not, and patterns that match nothing."""
     leaves = [leaf for name, value in source.items() for leaf in traversal.walk(name, value)]
     for pattern in rules.zero:
-        ways = [one.strip() for one in pattern.split("|")]
-        matched = [leaf for leaf in leaves if any(fnmatchcase(leaf[0], way) for way in ways)]
+        choices = [one.strip() for one in pattern.split("|")]
+        matched = [leaf for leaf in leaves if any(fnmatchcase(leaf[0], one) for one in choices)]
         if not matched:
-            yield f"nothing is there to be zero: {pattern}"
+            yield f"no tensor that must be zero matches: {pattern}"
         for path, value in matched:
             if not traversal.is_zero(value):
                 yield f"{path} is not zero"
@@ -71,15 +71,15 @@ def not_zero(rules: Transition, source: Mapping[str, Any]) -> Iterator[str]:
 def readiness(
     rules: Transition, known: Mapping[str, float], given: Mapping[str, object] | None
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the metrics that are checked with their values, and what is wrong with them.
+    """Return the checked metrics with their values, and the problems.
 
     Args:
         rules: The transition.
         known: Metrics of the source.
-        given: Those that the caller gives; they count before the source's.
+        given: Metrics that the caller gives; they replace the source's.
 
     Raises:
-        InvalidInput: What is given are no metrics.
+        InvalidInput: The given metrics are not valid.
     """
     metrics = {**known, **check_metrics(given)}
     checked = {one.metric: metrics[one.metric] for one in rules.ready if one.metric in metrics}
@@ -91,7 +91,7 @@ def _unready(rule: Readiness, metrics: Mapping[str, float]) -> str | None:
     value = metrics.get(rule.metric)
     if value is None:
         return f"{rule.metric} is not known"
-    # Asked this way round, so that NaN passes neither.
+    # Written with `not`, so that NaN passes neither.
     if rule.at_least is not None and not value >= rule.at_least:
         return f"{rule.metric} is {value:g}, must be at least {rule.at_least:g}"
     if rule.at_most is not None and not value <= rule.at_most:

@@ -1,7 +1,7 @@
-"""The rows of a transition's table: found in a source, and carried out.
+"""The rows of a transition's table: find their parts in a source, then carry them out.
 
-Finding changes nothing and tells everything that does not fit; carrying out then makes the state
-that the new phase begins with. Nothing here knows of runs or commits.
+Finding changes nothing and notes every problem; carrying out then makes the state that the new
+phase begins with. Nothing here knows of runs or commits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Initialise = Mapping[str, Callable[[], Any]]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A row as it was carried out.
+    """A row that was carried out.
 
     Attributes:
-        part: The key or pattern that it was about: the alternative that existed.
-        change: What became of it.
-        to: Where it went, as a key or as a companion; `None` where nowhere.
-        paths: The leaves that a pattern matched: of a reset, what is left to the caller to make.
-        why: Where the rule comes from.
+        part: Its key or pattern: the alternative that exists.
+        change: What the row does with this part.
+        to: The key or companion that the part became; `None` where it became none.
+        paths: The leaves that a pattern matched; those of a reset the caller has to make.
+        why: The source of the rule.
     """
 
     part: str
@@ -42,12 +42,12 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What a phase begins with.
+class NewPhase:
+    """The state and the companions that a phase begins with.
 
     Attributes:
-        state: Parts carried along, frozen copies, parts made new.
-        companions: Frozen states that are kept beside every checkpoint.
+        state: Carried parts, frozen copies, and new parts.
+        companions: Frozen states that every checkpoint of the phase has.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A row with the place that it is about.
+    """A row, and its part in the source.
 
     Attributes:
         row: The row.
         part: The alternative that exists.
-        paths: What a pattern matches.
+        paths: The paths that a pattern matches.
     """
 
     row: Row
@@ -78,11 +78,11 @@ class _Found:
 
 
 class Table:
-    """The rows of a transition that hold, found in a source.
+    """The rows of a transition that apply, found in a source.
 
     Attributes:
-        problems: What does not fit, as clauses; only a table without any can be carried out.
-        applied: Every row that holds.
+        problems: Problems, as clauses; only a table without any can be carried out.
+        applied: Every row that applies.
     """
 
     def __init__(
@@ -114,7 +114,10 @@ class Table:
 
     @property
     def reseeded(self) -> dict[str, int | None]:
-        """What is seeded anew: its child of the phase's sequence; `None` for the sequence."""
+        """The index of each new seed among the children of the phase's sequence.
+
+        `None` stands for the sequence itself.
+        """
         seeds: dict[str, int | None] = {}
         for found in self._left:
             if found.row.change == "reseed" and found.row.seeds:
@@ -123,39 +126,39 @@ class Table:
                 seeds[found.part] = None
         return seeds
 
-    def carry_out(self, initialise: Initialise) -> Begun:
-        """Make what the new phase begins with.
+    def carry_out(self, initialise: Initialise) -> NewPhase:
+        """Make the state that the new phase begins with.
 
         Args:
             initialise: Makes parts that are reset, by the part or one of its alternatives.
 
         Raises:
-            InvalidInput: It names something that is not reset.
-            IncompatibleState: It gave other paths or dtypes than were taken out.
+            InvalidInput: It names a part that is not reset.
+            IncompatibleState: It made other paths or dtypes than were taken out.
         """
         makers = self._makers(initialise)
-        begun = Begun()
+        made = NewPhase()
         for found in self._taken:
             part = self._take(found)
             if found.row.companion is None:
-                begun.state[found.row.to or found.key] = part
+                made.state[found.row.to or found.key] = part
             else:
-                begun.companions.setdefault(found.row.companion, {})[found.key] = part
+                made.companions.setdefault(found.row.companion, {})[found.key] = part
         for found in self._cut:
-            rest = _cut(found, begun.state[found.key], makers.get(found.row.part))
+            rest = _cut(found, made.state[found.key], makers.get(found.row.part))
             if rest is traversal.DROP:
-                del begun.state[found.key]
+                del made.state[found.key]
             else:
-                begun.state[found.key] = rest
+                made.state[found.key] = rest
         for found in self._left:
             if found.row.part in makers:
-                begun.state[found.part] = makers[found.row.part]()
-        return begun
+                made.state[found.part] = makers[found.row.part]()
+        return made
 
     def _find(
         self, changes: Collection[Change], leaves: Mapping[str, list[str]], patterns: bool = False
     ) -> Iterator[_Found]:
-        """Yield the rows of some kinds with the alternatives that exist among these leaves."""
+        """Yield the rows with these changes, each with the alternative that exists."""
         for row in self._rows:
             if row.change not in changes or (patterns and not row.is_pattern):
                 continue
@@ -166,18 +169,18 @@ class Table:
                     yield _Found(row, part, tuple(paths) if row.is_pattern else ())
                     break
             else:
-                self.problems.append(f"nothing is there to {row.change}: {row.part}")
+                self.problems.append(f"there is nothing to {row.change}: {row.part}")
 
     def _made(self, leaves: Mapping[str, list[str]]) -> dict[str, list[str]]:
-        """Return the leaves of the new state as they are before anything is taken out."""
+        """Return the leaves of the new state, before patterns take some out."""
         made: dict[str, list[str]] = {}
-        beside = set()
+        in_companions = set()
         for found in self._taken:
             if found.row.companion is not None:
-                place = (found.row.companion, found.key)
-                if place in beside:
-                    self.problems.append(f"two rows make {found.key} of companion {place[0]}")
-                beside.add(place)
+                part = (found.row.companion, found.key)
+                if part in in_companions:
+                    self.problems.append(f"two rows make {found.key} of companion {part[0]}")
+                in_companions.add(part)
                 continue
             to = found.row.to or found.key
             if to in made:
@@ -187,7 +190,7 @@ class Table:
         return made
 
     def _check_complete(self, made: Collection[str]) -> None:
-        """Note keys of which two rows say different things, and those of which none says any."""
+        """Note keys with contradicting rows, and keys without a row."""
         for one in self._left:
             if one.part in made:
                 self.problems.append(f"two rows about {one.part}: one makes it, one does not")
@@ -202,7 +205,7 @@ class Table:
         for name in initialise:
             if name not in names:
                 raise InvalidInput(
-                    "only what a transition resets can be initialised",
+                    "only parts that the transition resets can be initialised",
                     where=f"initialise[{name!r}]",
                     expected=", ".join(one.row.part for one in resets) or "nothing",
                     hint=near(name, names),
@@ -223,13 +226,13 @@ class Table:
 
 
 def _cut(found: _Found, value: Any, maker: Callable[[], Any] | None) -> Any:
-    """Return a part of the new state without what a pattern takes out, or with that made new."""
+    """Return a part of the new state; replace the leaves of a pattern, or take them out."""
     made: Mapping[str, Any] = {} if maker is None else maker()
     wanted = frozenset(found.paths)
     below = {path.removeprefix(f"{found.key}/"): path for path in found.paths}
     if maker is not None and set(made) != set(below):
         raise IncompatibleState(
-            "what was made anew is not what was taken out",
+            "`initialise` made other paths than the reset took out",
             where=f"initialise[{found.row.part!r}]",
             expected=", ".join(below),
             found=", ".join(map(str, made)),
@@ -248,12 +251,15 @@ def _cut(found: _Found, value: Any, maker: Callable[[], Any] | None) -> Any:
 
 
 def _check_like(path: str, old: Any, new: Any) -> None:
-    """Refuse another dtype; the shape may be another one, as of a copy that takes more inputs."""
+    """Refuse another dtype. The shape may differ: a new layer may take more inputs."""
     if not traversal.is_array(old):
         return
     wanted = pytree.describe(old)[0]
     found = pytree.describe(new)[0] if traversal.is_array(new) else type(new).__name__
     if found != wanted:
         raise IncompatibleState(
-            "a part was made anew with another dtype", where=path, expected=wanted, found=found
+            "`initialise` made a part with another dtype",
+            where=path,
+            expected=wanted,
+            found=found,
         )

@@ -26,7 +26,7 @@ def emulated(moto_url: Callable[[], str]) -> str:
 
 
 def _names(reg: Registry) -> Counter[str]:
-    """Return how often each report and tag stands in the history."""
+    """Return how often each report and tag is in the history."""
     names: Counter[str] = Counter()
     for commit in reg.run("shared").history():
         for action in commit.actions:
@@ -38,7 +38,7 @@ def _names(reg: Registry) -> Counter[str]:
 
 
 def _check_annotations(url: str, processes: int) -> None:
-    """Let processes annotate one run, and compare its history with what they were told."""
+    """Let processes annotate one run, and compare its history with the answers that they got."""
     with holdfast.open(url) as reg:
         reg.create_run("shared", seed=1).save(make_state(1), step=1)
     told = all_at_once(url, annotate, processes, "shared", _COMMITS)

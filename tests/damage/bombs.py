@@ -19,7 +19,7 @@ from holdfast.registry.storage.placement import Placement, Rows
 from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 
-#: Reads a registry in a process of its own; tells what came of it, and by how many MiB the process
+#: Reads a registry in another process; prints the result, and by how many MiB the process
 #: grew meanwhile at most.
 _PROGRAM = """
 import resource, sys

@@ -261,7 +261,7 @@ class Place:
 
     Attributes:
         path: Steps from the records to it.
-        name: What it is called: the first of several alike stands for them.
+        name: Its name; the first of several alike represents them.
         value: What is there.
     """
 

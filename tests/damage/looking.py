@@ -26,7 +26,7 @@ URL = f"memory://{_NAME}"
 _STATUSES = {0, 4, 6, 8}
 #: What the specification of a run may forbid, so a forged one as well.
 _BY_SPECIFICATION = ("pool", "run")
-#: Those that tell of every run, and must tell of the one that is sound.
+#: Those that report on every run, and must report on the sound one.
 _LISTINGS = (("run", "ls"), ("ls",), ("du",))
 _COMMANDS = (
     *_LISTINGS,
@@ -98,7 +98,7 @@ class Looks:
             self.answered += result.exit_code == 0
         else:
             self.faults.append(f"{name}: status {result.exit_code}: {result.output[-300:]}")
-        # What is damaged there is the registry's own: of it nothing can be told without.
+        # The damage is in the registry's own files: nothing can be read without them.
         is_all = "registry.json" in result.output or "error: epochs/" in result.output
         is_listing = tuple(one for one in arguments if one != "--json") in _LISTINGS
         if is_listing and not is_all and CALM not in result.output:

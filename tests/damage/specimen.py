@@ -26,7 +26,7 @@ class Specimen:
     """A whole registry.
 
     Attributes:
-        store: Where it lies; never changed, only copied.
+        store: Its files; never changed, only copied.
         held: Steps of each run; step `n` was added by commit `n`.
     """
 
@@ -121,7 +121,7 @@ class Damage:
             self._store.put(key, self._whole[key])
 
     def _load(self, run: str, step: int, names: list[str]) -> None:
-        """Load a checkpoint; a handle of its own, lest a cache hide what lies on the store."""
+        """Load a checkpoint; a new handle, so that no cache hides the bytes on the store."""
         said = ""
         try:
             with without_threads(open_on(self._store)) as registry:
@@ -162,6 +162,8 @@ def _verify(store: Backend) -> VerifyReport | None:
     try:
         registry = open_on(store)
     except RegistryError:
-        return None  # without its configuration a registry cannot be opened: that was told already
+        return (
+            None  # without its configuration a registry cannot be opened: that was reported already
+        )
     with without_threads(registry):
         return registry.verify(deep=True)

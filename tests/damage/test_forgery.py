@@ -1,7 +1,7 @@
 """Records that whoever writes to a store can seal: every hash fits, and what is said is wrong.
 
 Nothing may come of it but a typed error or an answer: no other run is hidden, `restore` goes on to
-the next checkpoint, and `verify` tells of what cannot be loaded.
+the next checkpoint, and `verify` reports checkpoints that cannot be loaded.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _values(place: Place) -> Iterator[Any]:
             yield value
 
 
-# What cannot be loaded: `restore` goes on, `verify` tells
+# Checkpoints that cannot be loaded: `restore` goes on, `verify` reports them
 
 
 def _overflows(parts: dict[str, Any]) -> None:

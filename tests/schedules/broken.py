@@ -9,6 +9,7 @@ import pytest
 
 import holdfast.registry.history.log
 import holdfast.registry.maintenance.gc
+import holdfast.registry.maintenance.gc_plan
 import holdfast.registry.writing.object_writer
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
@@ -28,7 +29,7 @@ def no_mark(patch: Patch) -> None:
 
     def mark(self: Collector) -> None:
         if self._sweep is not None:
-            self._sweep.live = frozenset()
+            self._sweep.spared = frozenset()
 
     patch.setattr(Collector, "mark", mark)
 
@@ -40,7 +41,7 @@ def no_second_look(patch: Patch) -> None:
     def mark_and_forget(self: Collector) -> None:
         mark(self)
         if self._sweep is not None:
-            self._sweep.live = frozenset()
+            self._sweep.spared = frozenset()
 
     patch.setattr(Collector, "mark", mark_and_forget)
 
@@ -51,9 +52,9 @@ def deletes_before_all_marks(patch: Patch) -> None:
 
     def mark_one_and_delete(self: Collector, sweep: object, run_id: str) -> set[ObjectKey]:
         needed = mark_run(self, sweep, run_id)
-        before, sweep.live = sweep.live, frozenset(needed)
+        before, sweep.spared = sweep.spared, frozenset(needed)
         self.delete()
-        sweep.live = before
+        sweep.spared = before
         return needed
 
     patch.setattr(Collector, "_mark_run", mark_one_and_delete)
@@ -182,7 +183,7 @@ def cover_by_evicted(patch: Patch) -> None:
 
 def run_overlooked(patch: Patch) -> None:
     """G2 to G4 leave out a run that the collector cannot see, such as one behind a link."""
-    run_files = holdfast.registry.maintenance.gc.list_run_files
+    run_files = holdfast.registry.maintenance.gc_plan.list_run_files
 
     def seen_files(store: object) -> list[RunFiles]:
         return [files for files in run_files(store) if files.run_id != OTHER]
@@ -190,7 +191,7 @@ def run_overlooked(patch: Patch) -> None:
     def seen_ids(store: object) -> list[str]:
         return [name for name in list_run_ids(store) if name != OTHER]
 
-    patch.setattr(holdfast.registry.maintenance.gc, "list_run_files", seen_files)
+    patch.setattr(holdfast.registry.maintenance.gc_plan, "list_run_files", seen_files)
     patch.setattr(holdfast.registry.maintenance.gc, "list_run_ids", seen_ids)
 
 

@@ -1,4 +1,4 @@
-"""What must be true once everybody is dead: nothing acknowledged is lost, nothing live dangles."""
+"""The checks after all processes have ended: no commit is lost, and no object is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(url: str, log: Log, seeds: Mapping[str, int]) -> None:
 def check_collected(url: str, seeds: Mapping[str, int]) -> None:
     """Collect twice in quiet, and check that exactly what is needed is left."""
     for file in _unfinished(url):
-        os.utime(file, (0, 0))  # nothing tells a dead writer's file from a slow one's but its age
+        os.utime(file, (0, 0))  # only its age distinguishes a dead writer's file from a slow one's
     for _ in range(2):
         with holdfast.open(url) as reg:
             reg.gc(grace_s=0)
@@ -92,7 +92,7 @@ def check_live(reg: Registry, seeds: Mapping[str, int]) -> int:
 
 
 def check_acknowledged(reg: Registry, states: dict[str, RunManifest], log: Log) -> None:
-    """Check that the history has everything that anybody was told is done."""
+    """Check that the history has every acknowledged action."""
     notes: dict[str, list[str]] = {}
     for who, event in log.events:
         look = _CHECKS.get(event["did"])
@@ -103,19 +103,19 @@ def check_acknowledged(reg: Registry, states: dict[str, RunManifest], log: Log) 
             assert _was_saved(states[event["run"]], event), f"{who}: lost: {event}"
         elif event["did"] == "appended" and states[event["run"]].dropped is None:
             notes.setdefault(event["run"], []).append(event["note"])
-    for name, told in notes.items():
-        check_stream(reg.run(name), told)
+    for name, acknowledged in notes.items():
+        check_stream(reg.run(name), acknowledged)
 
 
-def check_stream(run: Run, told: list[str]) -> None:
-    """Check that each entry that was acknowledged stands in the stream, once."""
+def check_stream(run: Run, acknowledged: list[str]) -> None:
+    """Check that each acknowledged entry is in the stream once."""
     found = [entry["note"] for entry in run.stream(STREAM).read()]
     assert len(set(found)) == len(found), f"{run.id}: an entry twice"
-    assert set(told) <= set(found), f"{run.id}: entries lost"
+    assert set(acknowledged) <= set(found), f"{run.id}: entries lost"
 
 
 def _was_saved(state: RunManifest, event: Event) -> bool:
-    """Return whether the log has the checkpoint: live, or let go by what stands in the log too."""
+    """Return whether the log has the checkpoint, held or evicted."""
     record = state.by_n.get(event["n"])
     told = (event["id"], event["step"])
     return record is not None and (record.manifest.hex(), record.step) == told

@@ -1,6 +1,6 @@
 """What the storm saves: few states, each a function of its seed, that share components and packs.
 
-Few, so that what is saved has often been stored, let go and collected before.
+Few, so that a saved state has often been stored, evicted and collected before.
 """
 
 from __future__ import annotations

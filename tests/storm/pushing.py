@@ -79,7 +79,7 @@ class Pusher(Worker):
         self._hint(run)
 
     def _hint(self, run: Run) -> None:
-        """Tell the others what this save has let go."""
+        """Tell the others which states this save has evicted."""
         gone = [one for one in run.full_manifest().checkpoints[-4:] if one.evicted is not None]
         new = [one for one in gone if (run.id, one.n) not in self._hinted]
         self._hinted.update((run.id, one.n) for one in new)

@@ -44,8 +44,8 @@ class Conditions:
         runs: Runs that are begun in that time.
         pause_s: A worker pauses so long between its turns, on average.
         delay_s: The store takes up to so long, now and then.
-        kill_s: A process is killed after each pause of between so many seconds.
-        stop_s: A process is stopped for between so many seconds.
+        kill_s: The shortest and longest pause before a process is killed, in seconds.
+        stop_s: The shortest and longest time for which a process is stopped, in seconds.
         seed: Of everything that is left to chance.
     """
 

@@ -35,9 +35,9 @@ from tests.storm.weather import DELETED, Weather
 
 #: What any call may say when others were faster, without anything being wrong.
 REFUSALS = (Conflict, NotFound, StoreUnavailable)
-#: What a call may say of a state that was let go and collected since: to be confirmed.
+#: Errors for a state that was evicted and collected since: to be confirmed.
 LOSSES = (MissingObject, RestoreFailed)
-#: Something happens in the newest so many runs.
+#: Workers write to this many of the newest runs.
 _RECENT = 12
 _ATTEMPTS = 10
 #: A worker whose storm has forgotten it goes by itself.
@@ -107,7 +107,7 @@ class Ref:
     name: str | int
 
     def held(self, state: RunManifest) -> Digest | None:
-        """Return the id of the state that this names, or `None` where it was let go."""
+        """Return the id of the state that this names, or `None` where it was evicted."""
         if state.dropped is not None:
             return None
         if self.kind == "gate":
@@ -254,7 +254,7 @@ class Worker:
         self.journal.say("refused", error="moved too often", summary=run.id)
 
     def _place(self, run: Run, ref: Ref) -> Place | None:
-        """Return where something lies by the log as it stands now; `None` where it was let go."""
+        """Return the place of a state by the log as it is now; `None` where it was evicted."""
         state = run.refresh().manifest
         held = ref.held(state)
         return None if held is None else state.by_manifest[held]
@@ -271,7 +271,7 @@ class Worker:
 
     @contextmanager
     def confirming(self, run_id: str, ref: Ref) -> Iterator[None]:
-        """Make sure that what could not be read was let go, or can be read by now."""
+        """Make sure that a state that could not be read was evicted, or can be read by now."""
         try:
             yield
         except LOSSES as error:

@@ -33,7 +33,7 @@ class Training:
     """One process of the training.
 
     Args:
-        host: Name of the machine, which the state tells and its id does not depend on.
+        host: Name of the machine, which is in the state but does not change its id.
     """
 
     def __init__(self, host: str = "node-1") -> None:
@@ -84,7 +84,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state stands."""
+        """Continue from a state."""
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.scheduler.load_state_dict(state["scheduler_state_dict"])
@@ -107,7 +107,7 @@ class Story:
 
 
 def resume(run: Run) -> Training:
-    """Come back to where the run stands, as a new process."""
+    """Restore the run, as a new process."""
     training, restored = Training(), run.restore()
     if restored is not None:
         training.load_state_dict(restored.state)

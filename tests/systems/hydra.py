@@ -145,7 +145,7 @@ class Training:
         self.fresh_optimizer()
 
     def seed(self, seeds: np.random.SeedSequence) -> None:
-        """Begin every generator anew from the children of a phase's sequence."""
+        """Seed every generator from the children of a phase's sequence."""
         children = seeds.spawn(OPPONENTS + 1)
         torch.manual_seed(int(children[MODEL_INIT].generate_state(1, np.uint64)[0] >> 1))
         random.seed(int(children[AUGMENTATION].generate_state(1, np.uint64)[0]))
@@ -157,7 +157,7 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
 
     def train(self, steps: int) -> None:
-        """Make one update, which stands for `steps` steps of the counter."""
+        """Make one update, which counts as `steps` steps."""
         self.global_step += steps
         self.cursor = {"epoch": self.global_step // 70_000, "file": self.cursor["file"] + 1}
         planes = self.data.standard_normal((4, PLANES, TILES)).astype(np.float32)
@@ -206,7 +206,7 @@ class Training:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state stands."""
+        """Continue from a state."""
         self.phase = state["phase"]
         self.global_step = state["global_step"]
         self.student.load_state_dict(state["model_record"])

@@ -85,7 +85,7 @@ class Hydra:
 
 
 def resume(run: Run) -> Training:
-    """Come back to where the run stands, as a new process."""
+    """Restore the run, as a new process."""
     restored = run.restore()
     phase = 1 if restored is None else restored.state["phase"]
     training = Training(phase, seeds_of(phase))
@@ -224,7 +224,7 @@ def enter(run: Run, to: int, **options: Any) -> Transitioned:
 
 
 def fresh_value_head() -> dict[str, torch.Tensor]:
-    """Make the value head anew: orthogonal, gain 1."""
+    """Make a new value head: orthogonal, gain 1."""
     head = torch.nn.Linear(CHANNELS * TILES, 1)
     torch.nn.init.orthogonal_(head.weight, 1.0, generator=torch.Generator().manual_seed(5))
     torch.nn.init.zeros_(head.bias)

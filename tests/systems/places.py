@@ -69,7 +69,7 @@ class Place:
             backend.put(key, bytes(data))
 
     def damage_tensor(self, stored: Stored, path: str) -> None:
-        """Invert a bit of a tensor of a state, wherever it lies."""
+        """Invert a bit of a tensor of a state, in whichever pack it is."""
         part, placement = stored.manifest.components[path.split("/")[0]], stored._reader.placement
         paths = pytree.leaf_paths(path.split("/")[0], part.skeleton)
         (index,) = (number for number, found in paths.items() if found == path)

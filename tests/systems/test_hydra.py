@@ -308,7 +308,7 @@ def test_first_transition_row_by_row(hydra: Life[Hydra], read_hydra: Reader) -> 
     carried = {name: one for name, one in source.items() if "value" not in name}
     assert_same({name: student[name] for name in carried}, carried)
     weight = student["value_head.weight"].float()
-    assert torch.allclose(weight @ weight.T, torch.eye(1), atol=1e-2)  # orthogonal, made anew
+    assert torch.allclose(weight @ weight.T, torch.eye(1), atol=1e-2)  # orthogonal and new
     assert not torch.equal(student["value_head.weight"], source["value_head.weight"])
     copied = {name: one for name, one in source.items() if "stem" not in name}  # step 2
     assert_same(dict(teacher), copied)
@@ -368,7 +368,7 @@ def test_every_checkpoint_has_the_policy_that_it_may_not_forget(read_hydra: Read
         source = run.gate(gate).load()["model_record"]
         wanted = {name: one for name, one in source.items() if part in name}
         anchors = {one.companion("kl_anchor").digest for one in run.checkpoints(phase)}
-        assert len(anchors) == 1  # frozen: one state, however many checkpoints it stands beside
+        assert len(anchors) == 1  # frozen: one state for all checkpoints
         latest = run.latest(phase)
         assert latest is not None
         assert_same(dict(latest.companion("kl_anchor").load()["model_record"]), wanted)

@@ -249,5 +249,5 @@ def test_five_models_stay_loaded(read_hydra: Reader) -> None:
     versions = [one.version for one in run.pool.roster()]
     for version in (*versions[:5], versions[0], versions[5], versions[0], versions[1]):
         load(version)
-    # The sixth took the place of the second, which is loaded anew; the first was used meanwhile.
+    # The sixth replaced the second, which is loaded again; the first was used meanwhile.
     assert built == [*versions[:6], versions[1]]

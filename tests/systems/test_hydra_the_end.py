@@ -1,4 +1,4 @@
-"""The end of Hydra's run: nothing is damaged, and everything is let go."""
+"""The end of Hydra's run: nothing is damaged, and everything is dropped."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Chunks decoded and encoded anew for a repack.
+"""Decode chunks and encode them again for a repack.
 
-Reads the raw bytes of any chunk that the runs need, however it is stored, and makes the stored
-bytes that a plan decided on. Every byte is verified before it is encoded, and what comes out is
-held against the entry that the plan gave it. What becomes of which chunk is the business of
-`codecs`.
+Reads the raw bytes of any chunk that the runs need, in whatever encoding, and makes the stored
+bytes of its new encoding. Every byte is verified before it is encoded, and the result is compared
+with the entry in the plan. `holdfast.registry.maintenance.repacking.recoding` chooses the
+encodings.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from holdfast.registry.values.dtypes import item_size
 #: Raw bytes that are decoded together.
 _BATCH_BYTES = 16 * 2**20
 
-#: Where a chunk lies, and its entry there.
-StoredFile = tuple[PackRef, PackEntry]
+#: The pack of a chunk, and its entry there.
+StoredChunk = tuple[PackRef, PackEntry]
 
 
 class RawChunks:
-    """The raw bytes of chunks. Any thread may ask.
+    """Reads the raw bytes of chunks; may be used by several threads.
 
     Args:
-        store: Where they are.
-        lying: Where each lies, the bases of deltas included.
+        store: The registry's objects.
+        stored: The pack and the entry of each chunk, bases of deltas included.
     """
 
-    def __init__(self, store: Store, lying: Mapping[Digest, StoredFile]) -> None:
-        self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in lying.items()}
-        numbers = {digest: number for number, digest in enumerate(lying)}
+    def __init__(self, store: Store, stored: Mapping[Digest, StoredChunk]) -> None:
+        self._lengths = {digest: entry.raw_bytes for digest, (_, entry) in stored.items()}
+        numbers = {digest: number for number, digest in enumerate(stored)}
         packs: dict[PackRef, int] = {}
         rows = [
             ChunkRow(
@@ -57,28 +57,28 @@ class RawChunks:
                 codec_number(entry.codec, where=str(pack.key)),
                 NO_BASE if entry.base is None else numbers[entry.base],
             )
-            for pack, entry in lying.values()
+            for pack, entry in stored.values()
         ]
-        # As if one state had them all; its name is never looked at.
+        # A placement as if one state had all these chunks; nothing reads its manifest digest.
         placement = Placement(Digest(bytes(32)), tuple(packs), Rows(rows))
-        # A repack is about the store's own bytes, and would only drive others' out of a cache.
+        # No cache: a repack moves the store's own bytes, and would only push others out of it.
         uncached = copy(store)
         uncached.cache = None
-        self._fetch = Fetch(uncached, placement, ChunkIndex(placement, lying))
+        self._fetch = Fetch(uncached, placement, ChunkIndex(placement, stored))
 
     def read(self, digests: Iterable[Digest]) -> dict[Digest, memoryview]:
         """Return verified bytes, each in memory of its own.
 
         Raises:
             MissingObject: A pack is gone.
-            IntegrityError: Something is damaged.
+            IntegrityError: A chunk is damaged.
         """
         wanted = {digest: memoryview(bytearray(self._lengths[digest])) for digest in digests}
         self._fetch.read(wanted)
         return wanted
 
     def batches(self, digests: Iterable[Digest]) -> Iterator[list[Digest]]:
-        """Cut what is to be read into portions of bounded size."""
+        """Yield chunks in batches of bounded size."""
         batch: list[Digest] = []
         size = 0
         for digest in digests:
@@ -91,11 +91,11 @@ class RawChunks:
             yield batch
 
 
-class Workshop:
-    """Makes chunks that a plan stores anew. Any thread may ask.
+class ChunkEncoder:
+    """Encodes the chunks that a plan stores in another encoding; may be used by several threads.
 
     Args:
-        chunks: Their raw bytes.
+        chunks: Reads their raw bytes.
         dtypes: Element types, by chunk.
     """
 
@@ -103,12 +103,12 @@ class Workshop:
         self._chunks = chunks
         self._dtypes = dtypes
 
-    def make(self, entries: Sequence[PackEntry]) -> Iterator[tuple[PackEntry, Buffer]]:
+    def encode(self, entries: Sequence[PackEntry]) -> Iterator[tuple[PackEntry, Buffer]]:
         """Yield the stored bytes of chunks, a bounded number of them in memory.
 
         Raises:
             MissingObject: A pack with one of them is gone.
-            Damaged: A chunk is not what it should be, or its encoding not what was planned.
+            Damaged: A chunk is damaged, or its encoding differs from the plan.
         """
         planned = {entry.digest: entry for entry in entries}
         for batch in self._chunks.batches(planned):
@@ -146,6 +146,6 @@ def encode_chunk(data: memoryview, base: memoryview | None, codec: str, dtype: s
         dtype: Its element type.
     """
     if base is not None:
-        data = memoryview(bytearray(data))  # others may stand on it
+        data = memoryview(bytearray(data))  # a copy, because it may be the base of others
         codecs.join(data, base)
     return codecs.encode(data, item_size(dtype), codec)

@@ -1,4 +1,4 @@
-"""What the manifests tell a repack of chunks: the tensors that they are of, and their lengths."""
+"""Read the element types, tensors and lengths of chunks from the manifests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
-from holdfast.registry.maintenance.repacking.survey import Survey, in_batches
+from holdfast.registry.maintenance.repacking.survey import Survey
+from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.manifest import Manifest, parse_list
 from holdfast.registry.storage.pack import PackEntry
@@ -24,10 +25,10 @@ class Tensors:
     """The tensors of chunks.
 
     Attributes:
-        dtypes: Element type of each chunk; of a chunk of several tensors that of the first. Digest
-            lists have none.
-        groups: The chunks of each tensor that are of no tensor before it, in order.
-        sizes: Length of each chunk in bytes; of digest lists too.
+        dtypes: Element type of each chunk; the first tensor's if several have it. Digest lists have
+            none.
+        groups: The chunks of each tensor that no tensor before it has, in order.
+        sizes: Length of each chunk in bytes, digest lists included.
     """
 
     dtypes: dict[Digest, str] = field(default_factory=dict)
@@ -36,20 +37,20 @@ class Tensors:
 
 
 def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Tensors:
-    """Read of which tensors chunks are, from the manifests of everything that is held.
+    """Find the tensors of chunks in the manifests of all states that runs hold.
 
     Args:
         store: The registry's objects.
-        survey: What the runs need.
-        wanted: The chunks that are looked for.
+        survey: The chunks that runs need.
+        wanted: The chunks whose tensors are wanted.
 
     Raises:
-        MissingObject: Something is gone: lost, or let go while this looked.
-        IntegrityError: Something is damaged.
+        MissingObject: An object is gone: lost, or evicted and collected meanwhile.
+        IntegrityError: An object is damaged.
     """
     found = Tensors()
     seen: set[Digest] = set()
-    # Runs that share a state have places of their own for it; one of them will do.
+    # Runs that share a state have a place each for it; one of them is enough.
     distinct: dict[Digest, Place] = {}
     for places in survey.packs_of.values():
         for place in places:
@@ -84,10 +85,10 @@ def _tensors(store: Store, place: Place, manifest: Manifest) -> Iterator[_Tensor
 
 
 def check_bases(entries: Collection[tuple[ObjectKey, PackEntry]]) -> None:
-    """Hold the lengths of deltas against those of their bases: they are joined byte by byte.
+    """Compare the lengths of deltas with those of their bases: they are joined byte by byte.
 
     Raises:
-        Malformed: Two that should be equal are not.
+        Malformed: Two lengths that must be equal are not.
     """
     lengths: dict[Digest, int] = {}
     for key, entry in entries:
@@ -103,11 +104,11 @@ def check_sizes(
     sizes: Mapping[Digest, int],
     named: Collection[Digest],
 ) -> None:
-    """Hold the lengths in tables against the manifests: memory is taken by them.
+    """Compare the lengths in tables with the manifests, because memory is allocated by them.
 
     Args:
-        entries: The packs and what they say. A base of no manifest is as long as its deltas.
-        sizes: What the manifests say.
+        entries: Packs and entries of their tables. A base of no manifest is as long as its deltas.
+        sizes: Lengths by the manifests.
         named: The chunks that states name as theirs.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The placement of a state whose chunks move: other packs, other encodings, other bases.
+"""The new placement of a state whose chunks move to other packs, encodings or bases.
 
-What a state is does not change, so its own rows stay in their order. Behind them stand the bases
-that its deltas need from now on.
+The chunks of a state do not change, so its own rows stay in their order. The bases that its deltas
+need from now on come after them.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from holdfast.registry.values.digest import Digest, Digests
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where a chunk of the state will lie, and how.
+class _NewLocation:
+    """The location of a chunk after the repack.
 
     Attributes:
-        where: Its pack; one of the plan's, or the one that it lies in.
+        pack: A target of the plan, or the pack that holds the chunk now.
         entry: Its entry there.
     """
 
-    where: Target | PackRef
+    pack: Target | PackRef
     entry: PackEntry
 
 
-class Layout:
-    """Where the chunks of one placed state will lie.
+class NewPlacement:
+    """The placement of one state after the repack.
 
     Args:
-        before: Where they lie.
-        plan: What moves.
-        table_of: Reads the table of a pack that came after the plan.
+        before: Its placement now.
+        plan: The plan.
+        table_of: Reads the table of a pack that was written after the plan was made.
 
     Attributes:
         targets: The packs of the plan that it needs.
@@ -57,7 +57,7 @@ class Layout:
         self._plan = plan
         self._table_of = table_of
         self._own = len(before.rows) - len(before.extra)
-        locations = dict(self._spots())
+        locations = dict(self._locations())
         own, bases = list(locations)[: self._own], list(locations)[self._own :]
         needed = (
             self._needed(own, locations) if self._is_changed(locations) else dict.fromkeys(bases)
@@ -71,23 +71,23 @@ class Layout:
         self._order = {
             digest: location for digest, location in found.items() if location is not None
         }
-        whole = [location.where for location in self._order.values()]
-        self.targets = {id(one): one for one in whole if isinstance(one, Target)}
+        used = [location.pack for location in self._order.values()]
+        self.targets = {id(one): one for one in used if isinstance(one, Target)}
 
-    def place(self, packs: Mapping[int, PackRef]) -> Placement:
+    def placement(self, packs: Mapping[int, PackRef]) -> Placement:
         """Return the placement.
 
         Args:
-            packs: The packs of the plan, by `id`.
+            packs: The packs of the targets, by `id` of the target.
         """
         numbers = {digest: number for number, digest in enumerate(self._order)}
         known: dict[PackRef, int] = {}
         rows = []
         for location in self._order.values():
-            pack = (
-                packs[id(location.where)] if isinstance(location.where, Target) else location.where
-            )
-            number, entry = known.setdefault(pack, len(known)), location.entry
+            pack, entry = location.pack, location.entry
+            if isinstance(pack, Target):
+                pack = packs[id(pack)]
+            number = known.setdefault(pack, len(known))
             base = NO_BASE if entry.base is None else numbers[entry.base]
             codec = codec_number(entry.codec, where=str(pack.key))
             rows.append(ChunkRow(number, entry.offset, entry.stored_bytes, codec, base))
@@ -96,10 +96,10 @@ class Layout:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every chain of deltas ends, at a chunk that is not one.
+        """Whether every chain of deltas ends at a chunk that is no delta.
 
-        It does where one plan has moved all of it. Where others have stored chunks of it anew
-        since, the two may not fit together; then the state stays where it is.
+        This holds where one plan has moved the whole chain. If others have stored chunks of it in
+        another encoding since, the two may not fit together; then the state keeps its place.
         """
         for digest in self._order:
             links, below = 0, self._order[digest].entry.base
@@ -109,18 +109,18 @@ class Layout:
                 links, below = links + 1, self._order[below].entry.base
         return True
 
-    def _spots(self) -> Iterator[tuple[Digest, _Spot]]:
-        """Yield the chunks of all rows."""
+    def _locations(self) -> Iterator[tuple[Digest, _NewLocation]]:
+        """Yield the chunks of all rows with their new locations."""
         before, plan = self._before, self._plan
         moves = [plan.moves.get(pack.key, {}) for pack in before.packs]
         for row in before.rows:
             pack = before.packs[row.pack]
             if row.offset in moves[row.pack]:
                 target, entry = moves[row.pack][row.offset]
-                yield entry.digest, _Spot(target, entry)
+                yield entry.digest, _NewLocation(target, entry)
             else:
                 entry = self._entry(pack, row.offset)
-                yield entry.digest, _Spot(pack, entry)
+                yield entry.digest, _NewLocation(pack, entry)
 
     def _entry(self, pack: PackRef, offset: int) -> PackEntry:
         table = self._plan.tables.get(pack.key)
@@ -133,8 +133,8 @@ class Layout:
             )
         return entry
 
-    def _is_changed(self, locations: Mapping[Digest, _Spot]) -> bool:
-        """Return whether bases that stood in the placement may be needed no more, or others be."""
+    def _is_changed(self, locations: Mapping[Digest, _NewLocation]) -> bool:
+        """Return whether a chunk gets another base than it has now."""
         digests = list(locations)
         for row, location in zip(self._before.rows, locations.values(), strict=True):
             base = None if row.base == NO_BASE else digests[row.base]
@@ -142,8 +142,10 @@ class Layout:
                 return True
         return False
 
-    def _needed(self, own: list[Digest], locations: Mapping[Digest, _Spot]) -> dict[Digest, None]:
-        """Return the bases that the chunks of the state stand on, and those that these do."""
+    def _needed(
+        self, own: list[Digest], locations: Mapping[Digest, _NewLocation]
+    ) -> dict[Digest, None]:
+        """Return the bases of the state's chunks, and the bases of these, and so on."""
         needed: dict[Digest, None] = {}
         named, waiting = set(own), list(own)
         while waiting:
@@ -155,7 +157,7 @@ class Layout:
                 waiting.append(base)
         return {digest: None for digest in needed if digest not in named}
 
-    def _elsewhere(self, digest: Digest) -> _Spot | None:
-        """Return where a base lies that the state does not name as yet."""
+    def _elsewhere(self, digest: Digest) -> _NewLocation | None:
+        """Return the new location of a base that the state does not name yet."""
         found = self._plan.locations.get(digest)
-        return None if found is None else _Spot(*found)
+        return None if found is None else _NewLocation(*found)

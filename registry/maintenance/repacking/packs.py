@@ -1,9 +1,9 @@
-"""The new packs of a repack: built of verified chunks of others, and put once.
+"""Make the new packs of a repack from verified chunks of others, each once.
 
-Stored bytes are moved as they are, codec and delta base included, but for chunks that a plan has
-encoded anew (`holdfast.registry.maintenance.repacking.chunks`). Which packs are made is the
-business of `holdfast.registry.maintenance.repacking.repack_plan`, under which key that of
-`holdfast.registry.writing.object_writer`.
+Stored bytes are moved as they are, with codec and delta base, except for chunks that the plan
+encodes again (`holdfast.registry.maintenance.repacking.chunks`).
+`holdfast.registry.maintenance.repacking.repack_plan` chooses the packs,
+`holdfast.registry.writing.object_writer` their keys.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from holdfast.registry.storage.placement import PackRef
 from holdfast.registry.storage.store import Store, missing
 from holdfast.registry.writing.object_writer import Writer
 
-#: Chunks of one pack are read together up to so many bytes ...
+#: Chunks of one pack are read together up to this many bytes ...
 _READ_BYTES = 16 * 2**20
-#: ... and across gaps of so many, since a request costs more than they do.
+#: ... and across gaps up to this size, because another request would cost more.
 _GAP_BYTES = 2**20
 
 #: Called with the number of bytes moved so far.
 Progress = Callable[[int], object]
-#: A chunk that is wanted: where it begins in the pack that holds it, and its entry in the new one.
+#: A chunk to read: its offset in the pack that holds it, and its entry in the new one.
 _Wanted = tuple[int, PackEntry]
 
 
@@ -39,8 +39,8 @@ class MadePack:
 
     Attributes:
         size_bytes: Its size.
-        recoded: Chunks in it that were encoded anew.
-        recoded_before: Bytes of those before ...
+        recoded: Chunks in it that were encoded again.
+        recoded_before: Bytes of these chunks before ...
         recoded_after: ... and after.
     """
 
@@ -55,11 +55,11 @@ class Packs:
 
     Args:
         store: The registry's objects.
-        progress: Told of bytes moved.
+        progress: Called with the number of bytes moved so far.
 
     Attributes:
-        made: What was put, by key.
-        bytes_moved: Bytes of the chunks in it.
+        made: The packs that were put, by key.
+        bytes_moved: Bytes of the chunks in them.
     """
 
     def __init__(self, store: Store, progress: Progress | None) -> None:
@@ -71,19 +71,19 @@ class Packs:
         self.bytes_moved = 0
 
     def provide(self, writer: Writer, target: Target) -> PackRef:
-        """Make sure that a pack is there, whole, under a key that a run may name.
+        """Make sure that a whole pack is on the store under a key that a run may name.
 
         Args:
-            writer: The run's; chooses the key.
+            writer: The run's writer; it chooses the key.
             target: The pack.
 
         Raises:
             MissingObject: A pack that holds its chunks is gone.
-            Damaged: One of its chunks is not what it should be; nothing was written.
+            Damaged: One of its chunks is damaged; nothing was written.
         """
         key = writer.usable("packs", target.name, target.size_bytes)
         if key is not None and not self._is_sound(key):
-            # What holds these chunks now is about to be let go: nothing may rest on a damaged pack.
+            # The old packs may be deleted after this: no state may depend on a damaged pack.
             writer.suspect.add(key)
             key = None
         if key is None:
@@ -103,7 +103,7 @@ class Packs:
                 self._progress(self.bytes_moved)
 
     def _is_sound(self, key: ObjectKey) -> bool:
-        """Return whether every byte of a pack is what it should be; each is read once."""
+        """Return whether a pack is undamaged; each is read once."""
         if key in self._sound:
             return True
         try:
@@ -126,8 +126,8 @@ class Packs:
                 stored = data[offset - start :][: entry.stored_bytes]
                 _verify(stored, entry, pack.key, offset)
                 view[entry.offset :][: entry.stored_bytes] = stored
-        if target.workshop is not None:
-            for entry, made in target.workshop.make(target.recoded):
+        if target.encoder is not None:
+            for entry, made in target.encoder.encode(target.recoded):
                 view[entry.offset :][: entry.stored_bytes] = made
         view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
         return body
@@ -147,7 +147,7 @@ class Packs:
 
 
 def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
-    """Yield what is read in one go: chunks of one pack that lie close to each other."""
+    """Yield chunks that are read together: neighbours in one pack."""
     wanted: dict[PackRef, list[_Wanted]] = {}
     for entry, source in zip(target.table, target.sources, strict=True):
         if source is not None:
@@ -169,9 +169,9 @@ def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
 
 
 def _verify(stored: memoryview, entry: PackEntry, key: ObjectKey, offset: int) -> None:
-    """Check the stored bytes of a chunk; those of every codec but `raw` have a digest of their own.
+    """Check the stored bytes of a chunk; in every codec but `raw` they have their own digest.
 
     Raises:
-        Damaged: They do not hash to it.
+        Damaged: They do not match their digest.
     """
     verify_chunk(stored, entry.stored_digest or entry.digest, key, offset)

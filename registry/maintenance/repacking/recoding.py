@@ -1,18 +1,17 @@
-"""In which encoding a repack leaves each chunk: compressed, as a delta, or as it is.
+"""Choose the encoding of each chunk in a repack: compressed, as a delta, or as it is.
 
-Every chunk that a repack looks at has one encoding in the end, whichever states name it. It is
-the one that it has, or, of several, the one that stands on the fewest bases; and then:
+After a repack every chunk has one encoding, whichever states name it. It starts from the encoding
+that the chunk has, or, of several, the one with the shortest chain of bases. Then come:
 
-- *compression*, where it was asked for: what is stored otherwise is stored in that codec, by the
-  rule of a save (`holdfast.registry.writing.encoding`), or raw again;
-- *short chains*, where they were asked for: a chunk under which too many others would have to be
-  read is stored whole;
-- *bases that nothing names*: chunks that are kept for nothing but deltas on them go, and the deltas
-  are stored anew, whole or against the nearest chunk of their chain that a state names, where all
-  of it together then takes fewer bytes.
+- *compression*, if it was asked for: other chunks are stored in that codec, by the rule of a save
+  (`holdfast.registry.writing.encoding`), or raw again;
+- *short chains*, if they were asked for: a delta with too many bases below it is stored whole;
+- *bases that no state names*: a chunk that is kept only for deltas on it is dropped, and the deltas
+  are stored again, whole or against the nearest chunk of their chain that a state names, if all of
+  it together then takes fewer bytes.
 
-The choice rests on the lengths that encoding really gives, so what is planned is what comes out,
-and a second look finds nothing to do. Reads chunks only for that; writes nothing.
+Chunks are read and encoded here to learn their real lengths, so a second repack finds nothing to
+do. Nothing is written.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from typing import TypeVar, cast
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.maintenance.repacking.chunks import (
+    ChunkEncoder,
     RawChunks,
-    StoredFile,
-    Workshop,
+    StoredChunk,
     encode_chunk,
 )
 from holdfast.registry.maintenance.repacking.element_types import (
@@ -38,21 +36,21 @@ from holdfast.registry.maintenance.repacking.element_types import (
     read_tensors,
 )
 from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.codecs import RAW
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry
 from holdfast.registry.storage.placement import MAX_DEPTH
 from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.encoding import DELTA_WORTH, Encoding
 
-#: Portions of chunks that are tried at once.
+#: Batches of chunks that are encoded at once.
 _BATCHES_IN_FLIGHT = 4
-#: A line in the table of a pack, about: of a raw chunk, and what a base and a stored digest add.
+#: About the bytes of a line in the table of a pack, and of each digest more in it.
 _LINE_BYTES, _DIGEST_BYTES = 110, 64
-#: What a row of a placement may grow by when its chunk gets another length.
+#: Bytes by which a row of a placement may grow when its chunk gets another length.
 _ROW_BYTES = 24
 
 _In = TypeVar("_In")
@@ -61,22 +59,22 @@ _Out = TypeVar("_Out")
 
 @dataclass(frozen=True, slots=True)
 class Recoding:
-    """What becomes of encodings that do not stay.
+    """The chunks whose encoding changes.
 
     Attributes:
-        becomes: For each of them the one that takes its place; `None` where nothing needs it then.
-        made: Those of them that have to be made, as entries at offset 0.
-        workshop: Makes them.
+        replacements: The new encoding of each of them; `None` where nothing needs it any more.
+        made: The new encodings that are not stored yet, as entries at offset 0.
+        encoder: Makes them.
     """
 
-    becomes: Mapping[Chunk, Chunk | None] = field(default_factory=dict)
+    replacements: Mapping[Chunk, Chunk | None] = field(default_factory=dict)
     made: Mapping[Chunk, PackEntry] = field(default_factory=dict)
-    workshop: Workshop | None = None
+    encoder: ChunkEncoder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """As much of a tensor as its encoding asks for."""
+    """The only field of an `ArrayLeaf` that the encoding reads."""
 
     dtype: str
 
@@ -92,16 +90,17 @@ def plan_recoding(
 
     Args:
         store: The registry's objects.
-        survey: What the runs need.
-        within: The packs that may be rewritten; a chunk that lies in others as well stays as it is.
+        survey: The chunks that runs need.
+        within: The packs that may be rewritten; a chunk that other packs have too keeps its
+            encoding.
         codec: A name of `holdfast.registry.storage.codecs`, for all chunks that are worth it.
-        keyframe_every: So many versions of a chunk at most are to be read for the last of them.
+        keyframe_every: The most versions of a chunk that a reader has to read for the last one.
 
     Raises:
-        MissingObject: Something is gone: lost, or let go while this looked.
+        MissingObject: An object is gone: lost, or evicted and collected meanwhile.
         Malformed: A pack gives a chunk another length than its manifest, or than the base of a
             delta has, or a chain is longer than a reader would follow.
-        IntegrityError: Something is damaged.
+        IntegrityError: An object is damaged.
     """
     if codec is None and _is_plain(survey):
         return Recoding()
@@ -109,25 +108,25 @@ def plan_recoding(
     if codec is not None:
         forest.recode(codec)
     if keyframe_every is not None:
-        forest.cut(keyframe_every)
+        forest.shorten_chains(keyframe_every)
     if codec != RAW:
-        forest.release(codec)
+        forest.drop_unnamed_bases(codec)
     return forest.recoding()
 
 
 class _Forest:
-    """Chunks in the one encoding that each is to have, and the bases that they stand on."""
+    """The new encoding of each chunk; deltas and their bases form trees."""
 
     def __init__(self, store: Store, survey: Survey, within: Collection[ObjectKey]) -> None:
         self._store = store
         self._survey = survey
-        self._lying: dict[Chunk, StoredFile] = {}
+        self._stored: dict[Chunk, StoredChunk] = {}
         self._ranks: dict[Digest, int] = {}
         self._uses: dict[Digest, int] = {}
         self._fixed: set[Digest] = set()
         self._note(within)
         self._forms = self._choose()
-        self._lying_of = {d: self._lying[chunk_of(entry)] for d, entry in self._forms.items()}
+        self._sources = {d: self._stored[chunk_of(entry)] for d, entry in self._forms.items()}
         self._known: Tensors | None = None
         self._drop_unneeded()
 
@@ -137,7 +136,7 @@ class _Forest:
             table, pack = self._survey.tables[key], self._survey.packs[key]
             for offset, rank in named.items():
                 entry = table[offset]
-                self._lying.setdefault(chunk_of(entry), (pack, entry))
+                self._stored.setdefault(chunk_of(entry), (pack, entry))
                 entries.append((key, entry))
                 self._ranks[entry.digest] = min(rank, self._ranks.get(entry.digest, rank))
                 if key not in within:
@@ -148,18 +147,18 @@ class _Forest:
         check_bases(entries)
 
     def _choose(self) -> dict[Digest, PackEntry]:
-        """Return of each chunk the encoding that stands on the fewest bases.
+        """Return of each chunk the encoding with the shortest chain of bases.
 
         Raises:
-            Malformed: It stands on more than a reader would follow.
+            Malformed: The chain is longer than a reader would follow.
         """
         waiting: dict[Digest, list[PackEntry]] = {}
-        for _, entry in self._lying.values():
+        for _, entry in self._stored.values():
             waiting.setdefault(entry.digest, []).append(entry)
         forms: dict[Digest, PackEntry] = {}
 
         def order(entry: PackEntry) -> tuple[object, ...]:
-            # A repack that broke off left deltas on chunks that states name beside those on others.
+            # Prefer bases that states name: a repack that broke off left deltas on both kinds.
             is_loose = entry.base is not None and entry.base not in self._uses
             return is_loose, entry.stored_bytes, entry.codec, entry.base or b""
 
@@ -171,11 +170,11 @@ class _Forest:
                 if (ready := [e for e in entries if e.base is None or e.base in forms])
             }
             if not level:
-                break  # a base that is nowhere: whoever needs it will be told
-            if levels > MAX_DEPTH:  # each costs a look at all that wait
+                break  # a base is missing: the load of a state that needs it will fail
+            if levels > MAX_DEPTH:  # each level costs a pass over all waiting chunks
                 raise Malformed(
                     "a chain of deltas is too long",
-                    where=self._lying[chunk_of(next(iter(level.values())))][0].key,
+                    where=self._stored[chunk_of(next(iter(level.values())))][0].key,
                     expected=f"at most {MAX_DEPTH}",
                     found=f"{levels} or more",
                     hint="Run `holdfast verify --deep`; nothing was changed.",
@@ -188,7 +187,7 @@ class _Forest:
 
     @cached_property
     def _chunks(self) -> RawChunks:
-        return RawChunks(self._store, self._lying_of)
+        return RawChunks(self._store, self._sources)
 
     # What a chunk costs
 
@@ -204,11 +203,11 @@ class _Forest:
     # Compression
 
     def recode(self, codec: str) -> None:
-        """Store in one codec what is stored in others."""
+        """Store the chunks of other codecs in this one."""
         wanted = {d for d, e in self._forms.items() if e.codec != codec and d not in self._fixed}
         if codec == RAW:
             if wanted:
-                self._tensors()  # what has a wrong length is not to be made room for
+                self._tensors()  # check the lengths first: memory is allocated by them
             self._forms |= {digest: _raw(self._forms[digest]) for digest in wanted}
             self._drop_unneeded()
             return
@@ -217,21 +216,21 @@ class _Forest:
             for group in (self._tensors().groups if wanted else ())
         ]
         groups = [group for group in groups if group]
-        # A tensor of which the first chunk does not shrink is given up.
+        # If the first chunk of a tensor does not shrink, the others are not tried.
         firsts = [group[0] for group in groups]
         shrunk = self._shrink(firsts, codec)
         self._shrink([d for group in groups if group[0] in shrunk for d in group[1:]], codec)
 
     def _shrink(self, digests: Sequence[Digest], codec: str) -> set[Digest]:
-        """Store chunks in a codec where that is worth it; return which."""
+        """Store chunks in a codec where that is worth it; return these chunks."""
 
         def attempt(batch: list[Digest]) -> list[PackEntry]:
             bases = [base for digest in batch if (base := self._forms[digest].base) is not None]
             raw = self._chunks.read(dict.fromkeys([*batch, *bases]))
             return [self._encode(digest, codec, raw, self._forms[digest].base) for digest in batch]
 
-        # Neighbours together, so that they are read in one go.
-        batches = self._chunks.batches(sorted(digests, key=self._place))
+        # In the order of packs, so that neighbours are read together.
+        batches = self._chunks.batches(sorted(digests, key=self._source))
         found = [e for batch in self._in_flight(attempt, batches) for e in batch]
         changed = {entry.digest: entry for entry in found if self._is_better(entry)}
         self._forms |= changed
@@ -243,14 +242,14 @@ class _Forest:
             return False
         return before.codec != RAW or self._gains([before], [entry])
 
-    def _place(self, digest: Digest) -> tuple[ObjectKey, int]:
-        pack, entry = self._lying_of[digest]
+    def _source(self, digest: Digest) -> tuple[ObjectKey, int]:
+        pack, entry = self._sources[digest]
         return pack.key, entry.offset
 
     # Chains
 
-    def cut(self, keyframe_every: int) -> None:
-        """Store chunks whole of which the chain is too long."""
+    def shorten_chains(self, keyframe_every: int) -> None:
+        """Store a delta whole where its chain is too long."""
         links: dict[Digest, int] = {}
         long: list[Digest] = []
         for digest, entry in self._in_order():
@@ -269,8 +268,8 @@ class _Forest:
         self._forms |= {entry.digest: entry for batch in made for entry in batch}
         self._drop_unneeded()
 
-    def release(self, codec: str | None) -> None:
-        """Let go of bases that no state names, where storing anew what stands on them is less."""
+    def drop_unnamed_bases(self, codec: str | None) -> None:
+        """Drop bases that no state names, where their deltas take fewer bytes without them."""
         groups: dict[Digest, list[Digest]] = {}
         tops: dict[Digest, Digest] = {}
         for digest, entry in self._in_order():
@@ -281,30 +280,31 @@ class _Forest:
             elif entry.base in tops:
                 groups[tops[entry.base]].append(digest)
         wanted = [group for group in groups.values() if self._fixed.isdisjoint(group)]
-        if wanted:
-            self._tensors()
-        found = list(self._in_flight(lambda group: self._release(group, codec), wanted))
+        if not wanted:
+            return
+        self._tensors()
+        found = list(self._in_flight(lambda group: self._without_bases(group, codec), wanted))
         for entries in found:
             self._forms |= {entry.digest: entry for entry in entries}
         self._drop_unneeded()
 
-    def _release(self, group: Sequence[Digest], codec: str | None) -> list[PackEntry]:
-        """Return what stands on bases that no state names as it is to be stored without them."""
-        above = sorted((d for d in group if d in self._uses), key=self._ranks.__getitem__)
-        # The first of a group is the lowest; what it stands on is named by a state.
+    def _without_bases(self, group: Sequence[Digest], codec: str | None) -> list[PackEntry]:
+        """Return the deltas of a group encoded without its bases; nothing if that gains nothing."""
+        deltas = sorted((d for d in group if d in self._uses), key=self._ranks.__getitem__)
+        # The first of a group is its lowest base; a state names the base below that one.
         anchor = self._forms[group[0]].base
         after = []
-        for digest in above:
-            below = above[0] if anchor is None else anchor
+        for digest in deltas:
+            below = deltas[0] if anchor is None else anchor
             raw = self._chunks.read(dict.fromkeys([digest, below]))
             chosen = codec or self._forms[digest].codec
             after.append(self._encode(digest, chosen, raw, None if below == digest else below))
         return after if self._gains([self._forms[digest] for digest in group], after) else []
 
     def _drop_unneeded(self) -> None:
-        """Forget what neither a state names nor anything stands on that is kept."""
+        """Forget chunks that no state names and that are no base of a kept chunk."""
         needed = set(self._fixed)
-        for chunk in self._lying:
+        for chunk in self._stored:
             if chunk.digest in self._fixed and chunk.base is not None:
                 needed.add(chunk.base)
         for digest, entry in reversed(self._in_order()):
@@ -315,7 +315,7 @@ class _Forest:
         self._forms = {d: entry for d, entry in self._forms.items() if d in needed}
 
     def _in_order(self) -> list[tuple[Digest, PackEntry]]:
-        """Return all chunks, each after what it stands on."""
+        """Return all chunks, each after its base."""
         links: dict[Digest, int] = {}
         for digest in self._forms:
             chain: list[Digest] = []
@@ -327,14 +327,14 @@ class _Forest:
             links |= {one: n for n, one in enumerate(reversed(chain), count + 1)}
         return sorted(self._forms.items(), key=lambda item: links[item[0]])
 
-    # Trying
+    # Encoding
 
     def _tensors(self) -> Tensors:
         if self._known is None:
             self._known = read_tensors(self._store, self._survey, self._uses.keys())
-            entries = ((pack.key, entry) for pack, entry in self._lying.values())
+            entries = ((pack.key, entry) for pack, entry in self._stored.values())
             check_sizes(entries, self._known.sizes, self._uses.keys())
-            # A base that no state names is of the type of what stands on it.
+            # A base that no state names has the type of the deltas on it.
             for digest, entry in reversed(self._in_order()):
                 if entry.base is not None and digest in self._known.dtypes:
                     self._known.dtypes.setdefault(entry.base, self._known.dtypes[digest])
@@ -350,7 +350,7 @@ class _Forest:
         """Return the entry of a chunk as a save would store it."""
         dtype, data = self._tensors().dtypes.get(digest), raw[digest]
         leaf = None if dtype is None else cast("ArrayLeaf", _Typed(dtype))
-        # A fresh one, so that the order in which chunks are tried is all the same.
+        # A new `Encoding` for each, so that the order of the chunks does not matter.
         found = Encoding(codec).encode(data, leaf)
         if base is not None and dtype is not None:
             delta = encode_chunk(data, raw[base], codec, dtype)
@@ -360,33 +360,29 @@ class _Forest:
         return PackEntry(digest, 0, len(found.stored), len(data), found.codec, None, found.digest)
 
     def _in_flight(self, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
-        """Yield what work gives, in order, a few at once."""
-        waiting = iter(items)
-        while batch := list(islice(waiting, _BATCHES_IN_FLIGHT)):
-            yield from results([self._store.pools.bulk.submit(work, item) for item in batch])
-
-    # What comes of it
+        return in_batches(self._store.pools.bulk, work, items, at_once=_BATCHES_IN_FLIGHT)
 
     def recoding(self) -> Recoding:
-        """Return what becomes of the encodings that do not stay."""
-        becomes: dict[Chunk, Chunk | None] = {}
+        """Return the chunks whose encoding changes."""
+        replacements: dict[Chunk, Chunk | None] = {}
         made: dict[Chunk, PackEntry] = {}
-        for chunk in self._lying:
+        for chunk in self._stored:
             form = self._forms.get(chunk.digest)
             if chunk.digest in self._fixed:
                 continue
             final = None if form is None else chunk_of(form)
             if final == chunk:
                 continue
-            becomes[chunk] = final
-            if form is not None and final is not None and final not in self._lying:
+            replacements[chunk] = final
+            if form is not None and final is not None and final not in self._stored:
                 made[final] = form
         dtypes = self._known.dtypes if self._known is not None else {}
-        return Recoding(becomes, made, Workshop(self._chunks, dtypes) if made else None)
+        encoder = ChunkEncoder(self._chunks, dtypes) if made else None
+        return Recoding(replacements, made, encoder)
 
 
 def _is_plain(survey: Survey) -> bool:
-    """Return whether nothing is a delta and no chunk is stored in two ways: the common case."""
+    """Return whether there are no deltas and no chunk has two encodings: the common case."""
     codecs: dict[Digest, str] = {}
     for key, named in survey.ranks.items():
         for offset in named:

@@ -1,15 +1,15 @@
-"""Rewriting packs while others read and write: dead bytes dropped, small packs put together.
+"""Rewrite packs while others read and write: drop unneeded chunks, put small packs together.
 
-Ids never change: a repack writes new packs and placements, and in each run's log `place` lines and
-nothing else. It deletes nothing; what nobody names any more is left to collection.
+Ids never change: a repack writes new packs and placements, and only `place` lines into each run's
+log. It deletes nothing; collection deletes the packs that no run names any more.
 
-Stored bytes are moved as they are, codec, delta base and all, each chunk held against its digest
-before it is written; where compression is asked for, and where bases of deltas are dead weight,
-chunks are decoded, verified and encoded anew. A new pack is on the store before any placement names
-it, and a placement before any slot does, so a crash at any point costs space until the next repack
-and collection, and nothing else. What to rewrite is the business of
-`holdfast.registry.maintenance.repacking.repack_plan`, how a run comes to name the new packs that of
-`holdfast.registry.maintenance.repacking.runs`.
+Stored bytes are moved as they are, with codec and delta base; each chunk is checked against its
+digest before it is written. Where compression is asked for, and where bases of deltas are not worth
+their space, chunks are decoded, verified and encoded again. A new pack is on the store before any
+placement names it, and a placement before any slot does, so a crash at any point costs only space
+until the next repack and collection. `holdfast.registry.maintenance.repacking.repack_plan` chooses
+the packs to rewrite; `holdfast.registry.maintenance.repacking.runs` lets the runs name the new
+ones.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from holdfast.registry.writing.deltas import check_keyframe_every
 
 @dataclass(frozen=True, slots=True)
 class RepackReport:
-    """What a repack did, or in a dry run would do.
+    """The report of a repack, or in a dry run of its plan.
 
     Attributes:
         dry_run: Nothing was written.
-        rewritten: The packs that were read, each with why it was chosen.
+        rewritten: The packs that were read, each with the reason.
         packs_written: Packs that were put.
         bytes_moved: Bytes of chunks in them.
-        packs_in_vain: Packs among them that no run names, since the states that they were written
-            for were placed by somebody else, or let go, meanwhile. They are left to collection.
+        packs_in_vain: Written packs that no run names, because their states were evicted or moved
+            by somebody else meanwhile. Collection deletes them.
         in_vain_bytes: Their size.
-        freed_bytes: Bytes of packs that states were moved out of, and that no run names any more,
-            as far as the runs were read: collection can remove them. What somebody else freed is
-            theirs to tell.
+        freed_bytes: Bytes of packs that this repack moved states out of and that no run names any
+            more, by the logs that were read: collection can delete them. Packs that somebody else
+            freed are not counted.
         runs: Runs whose places this repack changed.
-        checkpoints: Stored states that it placed anew.
-        placed_meanwhile: Stored states that it was to place anew and that somebody else had placed
-            first; they lie where that one wanted them. Another repack looks at them afresh.
+        checkpoints: Stored states that got a new place.
+        placed_meanwhile: Stored states that somebody else moved first; they stay there, and the
+            next repack plans for them again.
         recoded: Chunks that were stored in another encoding; those in vain are left out.
-        recoded_before: Bytes that they took ...
-        recoded_after: ... and take now.
-        bases: Bases of deltas that nothing needs any more, so that they were left behind.
-        bases_bytes: What they took.
+        recoded_before: Bytes of these chunks before ...
+        recoded_after: ... and after.
+        bases: Bases of deltas that nothing needs any more and that were not moved.
+        bases_bytes: Their bytes.
     """
 
     dry_run: bool
@@ -91,7 +91,7 @@ def repack(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
-    """Rewrite packs that are dead in part, and put small ones together; see `Registry.repack`."""
+    """Rewrite packs with unneeded chunks, and put small ones together; see `Registry.repack`."""
     if not 0 < min_dead <= 1:
         raise InvalidInput(
             "not a share of dead bytes", expected="above 0 and up to 1", found=min_dead
@@ -104,28 +104,28 @@ def repack(
     }
     chosen = None if runs is None else list(runs)
     if dry_run:
-        return _preview(plan_repack(store, chosen, **options))
+        return _dry_run_report(plan_repack(store, chosen, **options))
     repacker = _Repacker(store, progress)
     for attempt in range(PLANS):
         try:
             repacker.carry_out(plan_repack(store, chosen, **options))
             break
         except MissingObject:
-            # Let go and swept while this looked, or moved by another repack: look again.
+            # Evicted and collected while this planned, or moved by another repack: plan again.
             if attempt == PLANS - 1:
                 raise
     return repacker.report()
 
 
 class _Options(TypedDict):
-    """What a repack is planned by."""
+    """Options of a plan."""
 
     min_dead: float
     codec: str | None
     keyframe_every: int | None
 
 
-def _preview(plan: RepackPlan) -> RepackReport:
+def _dry_run_report(plan: RepackPlan) -> RepackReport:
     return RepackReport(
         dry_run=True,
         rewritten=tuple(plan.rewritten.values()),
@@ -143,7 +143,7 @@ def _preview(plan: RepackPlan) -> RepackReport:
 
 
 class _Repacker:
-    """One repack, through as many plans as it takes."""
+    """Carries out one repack, with several plans if others are faster."""
 
     def __init__(self, store: Store, progress: Progress | None) -> None:
         self._store = store
@@ -159,7 +159,7 @@ class _Repacker:
         self._rewritten |= plan.rewritten
         self._bases |= _bases_by_pack(plan)
         self._named = set(plan.named - plan.rewritten.keys())
-        # What others have placed until now this plan has looked at.
+        # This plan knows the places that others wrote until now.
         self._placed_meanwhile = 0
         for run_id, places in plan.places.items():
             moved = RunRepack(self._packs, self._store, plan, run_id, places, self._left)
@@ -173,8 +173,10 @@ class _Repacker:
             self._placed_meanwhile += len(moved.lost)
 
     def report(self) -> RepackReport:
-        gone = {key: one for key, one in self._rewritten.items() if key in self._left - self._named}
-        bases = {chunk: size for key in gone for chunk, size in self._bases.get(key, {}).items()}
+        freed = {
+            key: one for key, one in self._rewritten.items() if key in self._left - self._named
+        }
+        bases = {chunk: size for key in freed for chunk, size in self._bases.get(key, {}).items()}
         made = self._packs.made
         used = [one for key, one in made.items() if key in self._named]
         in_vain = [one for key, one in made.items() if key not in self._named]
@@ -185,7 +187,7 @@ class _Repacker:
             bytes_moved=self._packs.bytes_moved,
             packs_in_vain=len(in_vain),
             in_vain_bytes=sum(one.size_bytes for one in in_vain),
-            freed_bytes=sum(one.size_bytes for one in gone.values()),
+            freed_bytes=sum(one.size_bytes for one in freed.values()),
             runs=tuple(self._relocated),
             checkpoints=sum(self._relocated.values()),
             placed_meanwhile=self._placed_meanwhile,
@@ -198,7 +200,7 @@ class _Repacker:
 
 
 def _bases_by_pack(plan: RepackPlan) -> dict[ObjectKey, dict[Chunk, int]]:
-    """Return the bases that are to be left behind, by the pack that goes with them."""
+    """Return the bases that the plan drops, by the rewritten pack that holds them."""
     if not plan.bases:
         return {}
     held = {key: map(chunk_of, plan.tables[key].values()) for key in plan.rewritten}

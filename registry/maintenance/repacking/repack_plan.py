@@ -1,25 +1,25 @@
-"""What a repack is to do: which packs are rewritten, and what the new ones hold.
+"""Plan a repack: choose the packs to rewrite, and the chunks of the new packs.
 
-Reads and chooses; writes nothing. The choice is made once for the whole registry and depends on
-nothing but what the runs need, so that runs which share packs, and repackers at work at the same
-time, come to the same new packs: a pack is named by its table.
+The plan covers the whole registry and depends only on the states that the runs need. So runs that
+share packs, and repacks that work at the same time, plan the same new packs: a pack is named by its
+table. Nothing is written here.
 
-What is chosen:
+These packs are rewritten:
 
-- packs of which a share of `min_dead` or more is dead: chunks that no run needs, or that lie in
-  another pack as well. Where a chunk lies several times, the pack that holds most of what is needed
-  keeps it; so a repack that broke off half-way, which leaves old and new packs side by side, is
-  finished by the next one without moving those bytes again;
-- packs with chunks that are to be stored in another encoding, or with bases of deltas that nothing
-  needs then (`holdfast.registry.maintenance.repacking.recoding`);
+- packs whose share of dead bytes is `min_dead` or more: chunks that no run needs, or that another
+  pack keeps. Of several packs with a chunk, the one with the most needed bytes keeps it; so a
+  repack that broke off, which leaves old and new packs together, is finished by the next one
+  without moving those bytes again;
+- packs with chunks that get another encoding, or with bases of deltas that nothing needs then
+  (`holdfast.registry.maintenance.repacking.recoding`);
 - small packs, where putting them together leaves fewer files.
 
-What the new packs hold: chunks in the order in which the states of a run name them, oldest first,
-component after component, whichever pack they came from. What is loaded together then lies
-together, and ranged reads find long stretches. Packs of a save never mix components, so that equal
-components of two runs become equal packs; what has outlived its neighbours cannot do that any more,
-so a new pack is filled up to `PACK_BYTES` across components and saves, though never across runs:
-what one run saves meanwhile leaves the packs of the others as they are.
+New packs hold chunks in the order in which the states of a run name them, oldest first, component
+after component, whichever pack they came from. So chunks that are loaded together are together, and
+ranged reads are long. Packs of a save never mix components, so that equal components of two runs
+become equal packs; for the chunks that remain of such packs this has no use any more, so a new pack
+is filled up to `PACK_BYTES` across components and saves. It is never filled across runs, so that a
+save of one run does not change the packs of the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import Place
 from holdfast.registry.maintenance.repacking.recoding import Recoding, plan_recoding
 from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
-from holdfast.registry.maintenance.repacking.targets import Part, Target, Whereabouts
+from holdfast.registry.maintenance.repacking.targets import Part, Target, Targets
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PACK_BYTES, PackEntry, PackTable
 from holdfast.registry.storage.placement import MAX_DEPTH
@@ -48,14 +48,15 @@ Reason = Literal["dead", "recoded", "small"]
 
 @dataclass(frozen=True, slots=True)
 class RewrittenPack:
-    """A pack that is to go.
+    """A pack whose chunks are moved to others.
 
     Attributes:
         pack: Its key.
         size_bytes: Its size.
-        live_bytes: Bytes of the chunks that are moved out of it, as it has them.
-        reason: Why: too much of it is `dead`, or lies in another pack in the encoding that stays;
-            chunks of it are `recoded`, or bases that nothing needs any more; or it is `small`.
+        live_bytes: Bytes of the chunks that are moved out of it, as they are stored in it.
+        reason: Why: too many of its bytes are `dead`, because no run needs them or another pack
+            keeps them; chunks of it are `recoded`, or bases that nothing needs any more; or it is
+            `small`.
     """
 
     pack: ObjectKey
@@ -66,19 +67,18 @@ class RewrittenPack:
 
 @dataclass(frozen=True)
 class RepackPlan:
-    """What a repack is to do.
+    """The plan of a repack.
 
     Attributes:
-        rewritten: The packs that are to go, by key.
-        new: The packs that are to be made.
-        moves: For each chunk that is needed of a pack that goes, by pack and offset: where it is to
-            be found, and its entry there.
-        places: For each run with such packs the places of what it holds, each with those that it
-            names: where there are any, it has to be placed anew.
-        named: Every pack that some run needs.
-        locations: Where bases of deltas are to be found that are stored otherwise as yet, and the
-            bases of those.
-        tables: The tables of the packs that some run needs, by offset.
+        rewritten: The packs to rewrite, by key.
+        new: The packs to make.
+        moves: The needed chunks of rewritten packs, by pack and offset: their target, and their
+            entry there.
+        places: The places of each run that needs a rewritten pack, each with the rewritten packs
+            that it names: where there are any, it needs a new place.
+        named: Every pack that a run needs.
+        locations: The targets of bases that recoded deltas need, and of the bases below them.
+        tables: The tables of the packs that a run needs, by offset.
         bases: Bytes of each base of deltas that nothing needs any more.
     """
 
@@ -100,21 +100,21 @@ def plan_repack(
     codec: str | None = None,
     keyframe_every: int | None = None,
 ) -> RepackPlan:
-    """Choose what to rewrite.
+    """Choose the packs to rewrite.
 
     Args:
         store: The registry's objects.
-        runs: Only packs that these runs need; all without it. Other runs that need one of them
-            count as well.
-        min_dead: Share of a pack's chunks, in bytes, from which on it is rewritten.
-        codec: In which codec of `holdfast.registry.storage.codecs` chunks are to be stored; as they
-            are without it.
-        keyframe_every: So many versions of a chunk at most are to be read for the last of them.
+        runs: Only packs that these runs need; all packs without it. The needs of other runs count
+            as well.
+        min_dead: Share of dead bytes in a pack's chunks from which on it is rewritten.
+        codec: The codec of `holdfast.registry.storage.codecs` for all chunks; without it they keep
+            theirs.
+        keyframe_every: The most versions of a chunk that a reader has to read for the last one.
 
     Raises:
         NotFound: There is no such run.
-        MissingObject: Something is gone: lost, or let go while this looked.
-        IntegrityError: Something is damaged.
+        MissingObject: An object is gone: lost, or evicted and collected meanwhile.
+        IntegrityError: An object is damaged.
     """
     survey = Survey(store)
     survey.read()
@@ -125,11 +125,11 @@ def plan_repack(
             raise NotFound("no such run", where=f"{store.backend.url}: {name}", hint=hint)
     within = survey.packs.keys() if chosen is None else survey.needed_by(chosen)
     recoding = plan_recoding(store, survey, within, codec, keyframe_every)
-    return _Choice(survey, within, min_dead, recoding).plan()
+    return _Planner(survey, within, min_dead, recoding).plan()
 
 
-class _Choice:
-    """Which packs go, and what becomes of what is needed of them."""
+class _Planner:
+    """Chooses the packs to rewrite and the targets of their chunks."""
 
     def __init__(
         self,
@@ -148,50 +148,51 @@ class _Choice:
         self._rank_bases()
         self._homes = self._find_homes()
         self._made_from = self._find_origins()
-        self._dead: list[ObjectKey] = []
+        self._mostly_dead: list[ObjectKey] = []
         self._small: list[ObjectKey] = []
         for key in within:
             if key in self._changed:
-                self._dead.append(key)
+                self._mostly_dead.append(key)
                 continue
             table = survey.tables[key].values()
             held = sum(entry.stored_bytes for entry in table)
             live = self._live_bytes(key)
             if live < held and held - live >= min_dead * held:
-                self._dead.append(key)
+                self._mostly_dead.append(key)
             elif survey.packs[key].size_bytes < SMALL_BYTES:
                 self._small.append(key)
 
     def plan(self) -> RepackPlan:
         reasons: dict[ObjectKey, Reason] = {}
         new: list[Target] = []
-        dead, small = self._by_run(self._dead), self._by_run(self._small)
+        dead, small = self._by_run(self._mostly_dead), self._by_run(self._small)
         for run_id in self._survey.packs_of:
-            goes, joins = dead.get(run_id, []), small.get(run_id, [])
-            made, together = list(self._fill(goes)), list(self._fill([*goes, *joins]))
-            reasons |= {key: "recoded" if self._is_recoded(key) else "dead" for key in goes}
-            if len(together) < len(made) + len(joins):
-                reasons |= dict.fromkeys(joins, "small")
+            dead_here, small_here = dead.get(run_id, []), small.get(run_id, [])
+            made = list(self._fill(dead_here))
+            together = list(self._fill([*dead_here, *small_here]))
+            reasons |= {key: "recoded" if self._is_recoded(key) else "dead" for key in dead_here}
+            if len(together) < len(made) + len(small_here):
+                reasons |= dict.fromkeys(small_here, "small")
                 made = together
             new += made
-        # Nothing is gained by a pack that would come out as it went in.
+        # A pack that would be written again with the same bytes stays.
         same = {key for target in new if (key := target.unchanged) is not None}
-        reasons = {key: why for key, why in reasons.items() if key not in same}
+        reasons = {key: reason for key, reason in reasons.items() if key not in same}
         new = [target for target in new if target.unchanged is None]
-        whereabouts = Whereabouts(self._survey, new, self._homes)
+        targets = Targets(self._survey, new, self._homes)
         return RepackPlan(
-            {key: self._rewritten(key, why) for key, why in reasons.items()},
+            {key: self._rewritten(key, reason) for key, reason in reasons.items()},
             tuple(new),
-            {key: self._moves(key, whereabouts) for key in reasons},
+            {key: self._moves(key, targets) for key in reasons},
             self._places(reasons),
             frozenset(self._survey.packs),
-            self._spots(whereabouts),
+            self._locations(targets),
             self._survey.tables,
             self._bases,
         )
 
     def _rank_chunks(self) -> None:
-        """Rank every chunk that will be needed in the order of the runs' states."""
+        """Rank every chunk that stays needed in the order of the runs' states."""
         for key, named in self._survey.ranks.items():
             table = self._survey.tables[key]
             for offset, rank in named.items():
@@ -208,9 +209,9 @@ class _Choice:
                     self._origins[chunk] = min(first, self._origins.get(chunk, first), key=_rank)
 
     def _rank_bases(self) -> None:
-        """Rank new bases of deltas behind the first of these: whoever needs it names them too."""
+        """Rank new bases right after the first delta on them: its state names them too."""
         by_digest = {chunk.digest: chunk for chunk in self._ranks}
-        for chunk in self._recoding.becomes.values():
+        for chunk in self._recoding.replacements.values():
             for _ in range(MAX_DEPTH):
                 if chunk is None or chunk.base not in by_digest:
                     break
@@ -219,17 +220,17 @@ class _Choice:
                 chunk = base
 
     def _final(self, entry: PackEntry) -> Chunk | None:
-        """Return in which encoding a chunk will be needed; `None` where it will not."""
+        """Return a chunk in its new encoding; `None` where nothing needs it any more."""
         chunk = chunk_of(entry)
-        return self._recoding.becomes.get(chunk, chunk)
+        return self._recoding.replacements.get(chunk, chunk)
 
     def _find_homes(self) -> dict[Chunk, tuple[ObjectKey, PackEntry]]:
-        """Return for every chunk that is needed the pack that keeps it, and its entry there."""
+        """Return the pack that keeps each needed chunk, and its entry there."""
 
         def order(key: ObjectKey) -> tuple[object, ...]:
             entries = self._survey.tables[key].values()
             needed = sum(e.stored_bytes for e in entries if chunk_of(e) in self._ranks)
-            # What was condemned no other run may name; it is copied first where one has to.
+            # A condemned pack is the last choice: no other run may name it.
             size_bytes = self._survey.packs[key].size_bytes
             return key in self._survey.condemned, -needed, size_bytes, key
 
@@ -242,14 +243,14 @@ class _Choice:
         return homes
 
     def _kept_in(self, key: ObjectKey) -> Iterator[tuple[Chunk, PackEntry]]:
-        """Yield the chunks of which this pack is the home."""
+        """Yield the chunks that this pack keeps."""
         for entry in self._survey.tables[key].values():
             chunk = chunk_of(entry)
             if chunk in self._homes and self._homes[chunk][1] is entry:
                 yield chunk, entry
 
     def _find_origins(self) -> dict[ObjectKey, list[tuple[Chunk, PackEntry]]]:
-        """Return by pack what is encoded anew of it: the new form, and the entry that it has."""
+        """Return by pack its chunks to encode again: the new chunk, and the entry that it has."""
         made: dict[ObjectKey, list[tuple[Chunk, PackEntry]]] = {}
         for chunk, (_, key, entry) in self._origins.items():
             if chunk not in self._homes:
@@ -257,7 +258,7 @@ class _Choice:
         return made
 
     def _is_recoded(self, key: ObjectKey) -> bool:
-        """Return whether chunks of a pack are encoded anew or left: not only kept in another."""
+        """Return whether chunks of a pack are encoded again or dropped, not only kept elsewhere."""
         table = self._survey.tables[key]
         finals = [self._final(table[offset]) for offset in self._survey.ranks[key]]
         return any(
@@ -273,13 +274,13 @@ class _Choice:
         for key in keys:
             kept = [*self._kept_in(key), *self._made_from.get(key, ())]
             first = min((self._ranks[chunk] for chunk, _ in kept), default=None)
-            # As the runs will name it, so that the next repack comes to the same.
+            # The run that will name it first, so that the next repack plans the same.
             run_id = self._survey.first_run[key] if first is None else self._survey.run_of(first)
             runs.setdefault(run_id, []).append(key)
         return runs
 
     def _fill(self, keys: Sequence[ObjectKey]) -> Iterator[Target]:
-        """Yield packs that hold what is needed of others, in order."""
+        """Yield new packs with the needed chunks of others, in order."""
         kept = [
             Part(self._ranks[c], e, (self._survey.packs[k], e.offset))
             for k in keys
@@ -295,7 +296,7 @@ class _Choice:
         size, digests = 0, set[Digest]()
         for part in kept:
             entry = part.entry
-            # One chunk in two encodings: a table names each digest once.
+            # A chunk may be there in two encodings, but a table names each digest once.
             if group and (size + entry.stored_bytes > PACK_BYTES or entry.digest in digests):
                 yield self._target(group)
                 group, size, digests = [], 0, set()
@@ -313,7 +314,7 @@ class _Choice:
         return Target(
             PackTable(entries),
             tuple(part.source for part in group),
-            self._recoding.workshop,
+            self._recoding.encoder,
             sum(part.before_bytes for part in group),
         )
 
@@ -322,36 +323,34 @@ class _Choice:
         made = sum(entry.stored_bytes for _, entry in self._made_from.get(key, ()))
         return RewrittenPack(key, size_bytes, self._live_bytes(key) + made, reason)
 
-    def _moves(
-        self, key: ObjectKey, whereabouts: Whereabouts
-    ) -> dict[int, tuple[Target, PackEntry]]:
-        """Return where the chunks of a pack that goes are to be found, by offset."""
+    def _moves(self, key: ObjectKey, targets: Targets) -> dict[int, tuple[Target, PackEntry]]:
+        """Return the targets of the chunks of a rewritten pack, by offset."""
         found = {
-            entry.offset: whereabouts.find(self._final(entry))
+            entry.offset: targets.find(self._final(entry))
             for entry in self._survey.tables[key].values()
         }
-        return {offset: where for offset, where in found.items() if where is not None}
+        return {offset: location for offset, location in found.items() if location is not None}
 
-    def _spots(self, whereabouts: Whereabouts) -> dict[Digest, tuple[Target, PackEntry]]:
-        """Return where bases are to be found that states may not name as yet, and their bases."""
+    def _locations(self, targets: Targets) -> dict[Digest, tuple[Target, PackEntry]]:
+        """Return the targets of bases that states may not name yet, and of the bases below them."""
         by_digest = {chunk.digest: chunk for chunk in self._ranks}
-        finals = set(self._recoding.becomes.values())
+        finals = set(self._recoding.replacements.values())
         waiting = [chunk.base for chunk in finals if chunk is not None and chunk.base is not None]
         locations: dict[Digest, tuple[Target, PackEntry]] = {}
         while waiting:
             digest = waiting.pop()
-            where = whereabouts.find(by_digest.get(digest))
-            if digest not in locations and where is not None:
-                locations[digest] = where
-                if where[1].base is not None:
-                    waiting.append(where[1].base)
+            location = targets.find(by_digest.get(digest))
+            if digest not in locations and location is not None:
+                locations[digest] = location
+                if location[1].base is not None:
+                    waiting.append(location[1].base)
         return locations
 
     def _places(
-        self, going: Mapping[ObjectKey, Reason]
+        self, rewritten: Mapping[ObjectKey, Reason]
     ) -> dict[str, dict[Place, frozenset[ObjectKey]]]:
         touched = {
-            run_id: {place: named.intersection(going) for place, named in places.items()}
+            run_id: {place: named.intersection(rewritten) for place, named in places.items()}
             for run_id, places in self._survey.packs_of.items()
         }
         return {run_id: places for run_id, places in touched.items() if any(places.values())}

@@ -1,8 +1,8 @@
-"""The places of one run, brought to where a plan wants them.
+"""Move the states of one run to the new packs of a plan.
 
-A repack is a change of the run that says nothing new (`holdfast.registry.writing.change`). It
-replaces a place only while the run needs the manifest and still gives the place that the new one
-was planned from. If two repacks want different things of one state, the first to place it wins.
+A repack is a change of the run without a commit (`holdfast.registry.writing.change`). It replaces a
+place only while the run needs the manifest and still gives the place that the new one was planned
+from. If two repacks plan different places for a state, the first to place it wins.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import islice
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.maintenance.repacking.new_places import Layout
+from holdfast.registry.maintenance.repacking.new_places import NewPlacement
 from holdfast.registry.maintenance.repacking.packs import Packs
 from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan
-from holdfast.registry.maintenance.repacking.survey import in_batches
 from holdfast.registry.maintenance.repacking.targets import Target
+from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.store import Store
@@ -35,40 +35,40 @@ _PACKS_IN_FLIGHT = 4
 _ENCODED_IN_FLIGHT = 2
 #: Place lines in one slot at most, and placements held in memory at once.
 _PLACES_PER_SLOT = 256
-#: Times that sweeps, or writers that move on, may spoil what was planned.
+#: Times that sweeps or other writers may make a plan useless.
 PLANS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A manifest that is to lie elsewhere, and everything that naming it there names."""
+    """A new place of a state, its packs, and the keys that a slot with it names."""
 
     before: Place
     after: Place
     packs: frozenset[ObjectKey]
-    choice: ChosenKeys
+    chosen: ChosenKeys
 
 
 class RunRepack(Change):
-    """The places of one run, brought to where a plan wants them slot after slot.
+    """The new places of one run, committed a slot at a time.
 
     Attributes:
-        relocated: States that this has moved.
-        lost: States that were to be moved, and that somebody else had moved first.
-        named: Packs that are new, or were to go, and that the run was seen to need in the end.
+        relocated: Number of states that this repack has moved.
+        lost: States of the plan that somebody else moved first.
+        named: New and rewritten packs that the run needs in the end.
 
     Args:
         packs: Makes the new packs.
         store: The registry's objects.
-        plan: What is to be done.
+        plan: The plan.
         run_id: The run.
-        places: What the run holds, each with the packs that go of those that it names.
-        left: Takes the packs that states are moved out of here. Who was the last to move one out of
-            a pack has freed it, so somebody else's move takes it out again.
+        places: The places of the run, each with the rewritten packs that it names.
+        left: Receives the packs that states are moved out of. The last one to move a state out of a
+            pack has freed it, so a later move by somebody else takes the pack out again.
     """
 
     noun = "repack"
-    given_up = "What was placed until now is sound"
+    given_up = "The places written until now are sound"
 
     def __init__(
         self,
@@ -87,15 +87,15 @@ class RunRepack(Change):
         self._moves: list[_Move] = []
         self._moved: list[_Move] = []
         self._touched = dict(places)
-        self._pending = {place for place, going in places.items() if going}
+        self._pending = {place for place, rewritten in places.items() if rewritten}
         self._left = left
         self.relocated = 0
         self.lost: set[Digest] = set()
         self.named: set[ObjectKey] = set()
 
     def carry_out(self) -> None:
-        """Move states out of packs that go, until none is left or others are faster."""
-        # W1: the log is there and read before its writer observes the epoch.
+        """Move states out of rewritten packs, until none is left or others are faster."""
+        # W1: the log exists and is read before its writer observes the epoch.
         self._log.open()
         slots_left = len(self._pending) // _PLACES_PER_SLOT + PLANS
         while waiting := self._waiting(self._log.run):
@@ -105,27 +105,27 @@ class RunRepack(Change):
             slots_left -= 1
         run = self._log.run
         self.lost &= run.held
-        # What others have placed may be in packs that were written here.
-        seen = [*waiting, *(run.by_manifest[manifest] for manifest in self.lost)]
-        for placement in in_batches(self._store.pools.small, self._read, seen):
+        # States that others moved may be in packs that were written here.
+        places = [*waiting, *(run.by_manifest[manifest] for manifest in self.lost)]
+        for placement in in_batches(self._store.pools.small, self._read, places):
             self.named |= {pack.key for pack in placement.packs}
 
     def check(self, run: RunManifest) -> None:
-        """Allow it: a repack says nothing, and a dropped run needs no state."""
+        """Allow it: a repack commits nothing, and a dropped run needs no state."""
 
     def write(self) -> ChosenKeys:
-        """Put everything on the store that the next places of the run name."""
+        """Put the objects of the run's next places on the store."""
         writer = self._committer.writer
         _ = writer.epoch  # observed before any key is chosen
         places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
         placements = list(in_batches(self._store.pools.small, self._read, places))
-        layouts = [Layout(one, self._plan, self._store.table) for one in placements]
-        packs = self._provide(writer, layouts)
+        planned = [NewPlacement(one, self._plan, self._store.table) for one in placements]
+        packs = self._provide(writer, planned)
         moves = []
-        for place, before, layout in zip(places, placements, layouts, strict=True):
-            after = layout.place(packs) if layout.is_sound else before
+        for place, before, new in zip(places, placements, planned, strict=True):
+            after = new.placement(packs) if new.is_sound else before
             if after == before:
-                # It names chunks that nothing needed at planning, or cannot be told apart now.
+                # Its chunks were unneeded when the plan was made, or no longer fit the plan.
                 self._touched[place] = frozenset()
                 self._pending.discard(place)
                 self.named |= {pack.key for pack in after.packs}
@@ -133,15 +133,15 @@ class RunRepack(Change):
                 moves.append((place, before, after))
         put = partial(self._put, writer)
         self._moves = list(in_batches(self._store.pools.small, put, moves))
-        return reduce(ChosenKeys.__or__, [move.choice for move in self._moves], ChosenKeys())
+        return reduce(ChosenKeys.__or__, [move.chosen for move in self._moves], ChosenKeys())
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
-        """Return the new places of what is still needed and where it was."""
+        """Return the new places of states that are still needed and were not moved meanwhile."""
         self._moved = [move for move in self._moves if run.is_placed(move.before)]
         return [move.after for move in self._moved] or None
 
     def _note(self, run: RunManifest) -> None:
-        """Note what a slot has moved, and what others have placed before it."""
+        """Note the states that a slot has moved, and those that others moved before it."""
         self._pending -= {move.before for move in self._moved}
         self._note_lost(run)  # before ours: they were there first
         for move in self._moved:
@@ -151,15 +151,15 @@ class RunRepack(Change):
         self.relocated += len(self._moved)
 
     def _waiting(self, run: RunManifest) -> list[Place]:
-        """Return the places that name packs which are to go."""
+        """Return the places that name rewritten packs."""
         self._note_lost(run)
         held = [place for place in run.places if place.manifest in run.held]
         unknown = [place for place in held if place not in self._touched]
         for place, placement in zip(
             unknown, in_batches(self._store.pools.small, self._read, unknown), strict=True
         ):
-            going = self._plan.rewritten.keys()
-            self._touched[place] = frozenset(p.key for p in placement.packs if p.key in going)
+            rewritten = self._plan.rewritten.keys()
+            self._touched[place] = frozenset(p.key for p in placement.packs if p.key in rewritten)
             if self._touched[place]:
                 self._pending.add(place)
         return [place for place in held if self._touched[place]]
@@ -175,12 +175,12 @@ class RunRepack(Change):
     def _read(self, place: Place) -> Placement:
         return self._store.placement(place.placement_key)
 
-    def _provide(self, writer: Writer, layouts: Iterable[Layout]) -> dict[int, PackRef]:
-        """Make sure that the packs are there that chunks of placements move to."""
+    def _provide(self, writer: Writer, planned: Iterable[NewPlacement]) -> dict[int, PackRef]:
+        """Make sure that the targets of new placements are on the store; return them by `id`."""
         targets: dict[int, Target] = {}
-        for layout in layouts:
-            if layout.is_sound:
-                targets |= layout.targets
+        for new in planned:
+            if new.is_sound:
+                targets |= new.targets
         packs: dict[int, PackRef] = {}
         waiting = iter(targets.items())
         encodes = any(target.recoded for target in targets.values())

@@ -1,44 +1,36 @@
-"""What the runs of a registry need, pack by pack and chunk by chunk.
+"""Find the packs and chunks that the runs of a registry need.
 
-A repack plans from it, and `holdfast.registry.maintenance.usage` counts by it. Owns reading logs,
-placements and the tables of packs. Neither manifests nor chunks are read: where a chunk lies is in
-the placements, what it is in the table of its pack.
+A repack plans from this survey, and `holdfast.registry.maintenance.usage` counts by it. It reads
+logs, placements and the tables of packs, but neither manifests nor chunks: a placement says where a
+chunk is stored, and the table of its pack how.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from holdfast.registry.errors import Malformed, RegistryError, StoreUnavailable
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog, list_runs
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import PackEntry, PackTable
 from holdfast.registry.storage.placement import PackRef, Placement
 from holdfast.registry.storage.store import Store
-from holdfast.registry.storage.threads import results
 from holdfast.registry.values.digest import Digest
-
-#: Placements and tables read at once.
-_READS_AT_ONCE = 64
-
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 
 class Chunk(NamedTuple):
-    """A chunk as it is encoded, wherever it lies.
+    """A chunk in one encoding, in whichever pack.
 
     Attributes:
         digest: SHA-256 of its raw bytes.
         codec: Name in `holdfast.registry.storage.codecs`.
-        base: The chunk that a delta is against.
+        base: The base of a delta; `None` of any other chunk.
     """
 
     digest: Digest
@@ -47,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 class Survey:
-    """What the runs need, and where it lies.
+    """The packs and chunks that runs need.
 
     Args:
         store: The registry's objects.
@@ -57,10 +49,10 @@ class Survey:
         packs: Every pack that is needed, in the order in which runs and their states name them.
         packs_of: The packs that each state of each run names.
         first_run: The run that names a pack first.
-        ranks: By pack and offset, when a chunk was first named: 0, 1, 2, ...
+        ranks: By pack and offset, the order in which chunks were first named: 0, 1, 2, ...
         own: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
         tables: The tables of the packs, by offset.
-        condemned: Packs that a sweep condemned and spared: no run may begin to name them.
+        condemned: Packs that a sweep condemned and spared: no other run may name them.
     """
 
     def __init__(self, store: Store, failed: dict[str, RegistryError] | None = None) -> None:
@@ -76,17 +68,17 @@ class Survey:
         self._named = 0
         self._starts: list[tuple[int, str]] = []
 
-    def read(self, states: Iterable[RunManifest] | None = None) -> None:
+    def read(self, runs: Iterable[RunManifest] | None = None) -> None:
         """Read logs, placements and tables of packs.
 
         Args:
-            states: The runs, where somebody else looks at them too; read here without it.
+            runs: The runs, if the caller has read them; otherwise all runs are read here.
 
         Raises:
-            IntegrityError: Something is damaged or gone.
+            IntegrityError: A file is damaged or gone.
         """
-        logs = map(_held_places, read_states(self._store) if states is None else states)
-        # A fork after its parent: the older run is the one that stored what both of them name.
+        logs = map(_held_places, read_runs(self._store) if runs is None else runs)
+        # A fork after its parent: the older run stored the chunks that both of them name.
         for _, run_id, places in sorted(logs):
             try:
                 self._read_run(run_id, places)
@@ -104,7 +96,7 @@ class Survey:
         return {key for run in runs for named in self.packs_of[run].values() for key in named}
 
     def run_of(self, rank: float) -> str:
-        """Return the run that named a chunk of this rank first."""
+        """Return the run that was the first to name the chunk of this rank."""
         after = bisect_right(self._starts, rank, key=lambda start: start[0])
         return self._starts[after - 1][1]
 
@@ -120,13 +112,13 @@ class Survey:
         return self._store.placement(place.placement_key)
 
     def _note(self, run_id: str, placement: Placement) -> frozenset[ObjectKey]:
-        """Note what a placement names; only its packs are kept of it."""
+        """Note the chunks of a placement, and return its packs."""
         for pack in placement.packs:
             self.packs.setdefault(pack.key, pack)
             self.first_run.setdefault(pack.key, run_id)
         ranks = [self.ranks.setdefault(pack.key, {}) for pack in placement.packs]
         own = [self.own.setdefault(pack.key, {}) for pack in placement.packs]
-        # Bases that the state does not name itself come last.
+        # Bases that are not chunks of the state itself come last.
         bases = len(placement.rows) - len(placement.extra)
         for number, row in enumerate(placement.rows):
             if ranks[row.pack].setdefault(row.offset, self._named) == self._named:
@@ -139,7 +131,7 @@ class Survey:
         return self._store.read_table(pack)
 
     def _by_offset(self, pack: PackRef) -> dict[int, PackEntry]:
-        """Return a table by offset; an error in it is noted for every run that needs it."""
+        """Return a table by offset; note an error in it for every run that needs the pack."""
         try:
             table = {entry.offset: entry for entry in self._read_table(pack)}
             if not self.ranks[pack.key].keys() <= table.keys():
@@ -156,10 +148,10 @@ class Survey:
         return table
 
 
-def read_states(
+def read_runs(
     store: Store, damaged: dict[str, RegistryError] | None = None
 ) -> Iterator[RunManifest]:
-    """Yield every run as it stands, in the order of their names.
+    """Yield every run, in the order of their names.
 
     Args:
         store: The registry's objects.
@@ -181,8 +173,8 @@ def read_states(
             return None
 
     names = [name for name in list_runs(store) if name not in (damaged or {})]
-    states = in_batches(store.pools.bulk, read, names)
-    return (run for run in states if run is not None)
+    runs = in_batches(store.pools.bulk, read, names)
+    return (run for run in runs if run is not None)
 
 
 def _held_places(run: RunManifest) -> tuple[int, str, list[Place]]:
@@ -191,12 +183,5 @@ def _held_places(run: RunManifest) -> tuple[int, str, list[Place]]:
 
 
 def chunk_of(entry: PackEntry) -> Chunk:
-    """Return what an entry of a table holds."""
+    """Return the chunk of an entry in a table."""
     return Chunk(entry.digest, entry.codec, entry.base)
-
-
-def in_batches(pool: Executor, work: Callable[[_In], _Out], items: Iterable[_In]) -> Iterator[_Out]:
-    """Yield what many reads give, in order, a bounded number of them at once."""
-    waiting = iter(items)
-    while batch := list(islice(waiting, _READS_AT_ONCE)):
-        yield from results([pool.submit(work, item) for item in batch])

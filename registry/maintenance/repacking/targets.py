@@ -1,6 +1,6 @@
-"""The packs that chunks are in after a repack: new ones, and some that stay.
+"""The packs that hold chunks after a repack: new ones, and some that stay.
 
-Which chunks those are is the business of `holdfast.registry.maintenance.repacking.repack_plan`.
+`holdfast.registry.maintenance.repacking.repack_plan` chooses their chunks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holdfast.registry.maintenance.repacking.chunks import Workshop
+from holdfast.registry.maintenance.repacking.chunks import ChunkEncoder
 from holdfast.registry.maintenance.repacking.survey import Chunk, Survey, chunk_of
 from holdfast.registry.storage.keys import ObjectKey
 from holdfast.registry.storage.pack import TRAILER_BYTES, PackEntry, PackTable
@@ -19,19 +19,19 @@ from holdfast.registry.values.digest import Digest
 
 @dataclass(frozen=True)
 class Target:
-    """A pack in which chunks are to be found from now on: a new one, or one that is there.
+    """A pack that holds chunks after a repack: a new one, or one that is there.
 
     Attributes:
         table: Its table of contents.
-        sources: For each entry the pack that holds it now, and where in it; `None` where it has to
-            be encoded.
-        workshop: Encodes those.
-        before_bytes: What those take as they are stored now.
+        sources: For each entry the pack and the offset of its bytes now; `None` where it has to be
+            encoded.
+        encoder: Encodes those chunks.
+        before_bytes: Bytes of those chunks as they are stored now.
     """
 
     table: PackTable
     sources: tuple[tuple[PackRef, int] | None, ...]
-    workshop: Workshop | None = None
+    encoder: ChunkEncoder | None = None
     before_bytes: int = 0
 
     @cached_property
@@ -41,12 +41,12 @@ class Target:
 
     @cached_property
     def name(self) -> Digest:
-        """What the pack is named by."""
+        """The digest that names the pack."""
         return Digest.of(self.encoded)
 
     @property
     def unchanged(self) -> ObjectKey | None:
-        """The pack that this one would repeat, byte for byte, if it is made of one alone."""
+        """The pack with the same bytes, if all chunks come from it; otherwise `None`."""
         keys = {None if source is None else source[0].key for source in self.sources}
         return next((k for k in keys if len(keys) == 1 and k and k.digest == self.name), None)
 
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def recoded_bytes(self) -> int:
-        """Bytes of those, as they will be stored."""
+        """Bytes of these chunks after encoding."""
         return sum(entry.stored_bytes for entry in self.recoded)
 
     @property
@@ -77,10 +77,10 @@ class Part:
     """A chunk of a new pack.
 
     Attributes:
-        rank: Its place in the order of the runs' states.
-        entry: How it is stored.
-        source: Where its bytes lie; `None` where they have to be made.
-        before_bytes: What it takes now, where they have to be made.
+        rank: Its position in the order of the runs' states.
+        entry: Its entry in the new table, with an offset that does not count.
+        source: The pack and the offset of its bytes; `None` where they have to be encoded.
+        before_bytes: Its bytes as it is stored now, where it has to be encoded.
     """
 
     rank: float
@@ -89,8 +89,8 @@ class Part:
     before_bytes: int = 0
 
 
-class Whereabouts:
-    """Where chunks are to be found: in new packs, or in some that stay."""
+class Targets:
+    """Finds the target of a chunk: a new pack, or one that stays."""
 
     def __init__(
         self,
@@ -101,16 +101,16 @@ class Whereabouts:
         self._survey = survey
         self._new = {chunk_of(entry): (target, entry) for target in new for entry in target.table}
         self._homes = homes
-        self._standing: dict[ObjectKey, Target] = {}
+        self._existing: dict[ObjectKey, Target] = {}
 
     def find(self, chunk: Chunk | None) -> tuple[Target, PackEntry] | None:
-        """Return the pack of a chunk and its entry there; `None` where nobody will need it."""
+        """Return the target of a chunk and its entry there; `None` where nothing needs it."""
         if chunk is None or chunk in self._new or chunk not in self._homes:
             return None if chunk is None else self._new.get(chunk)
-        home, there = self._homes[chunk]
-        if home not in self._standing:
+        home, entry = self._homes[chunk]
+        if home not in self._existing:
             entries = tuple(self._survey.tables[home].values())
             pack = self._survey.packs[home]
-            sources = tuple((pack, entry.offset) for entry in entries)
-            self._standing[home] = Target(PackTable(entries), sources)
-        return self._standing[home], there
+            sources = tuple((pack, one.offset) for one in entries)
+            self._existing[home] = Target(PackTable(entries), sources)
+        return self._existing[home], entry

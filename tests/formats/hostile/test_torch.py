@@ -37,7 +37,7 @@ def sound() -> dict[str, Any]:
 def repack(
     path: Path, *, replace: dict[str, bytes] | None = None, compress: int = zipfile.ZIP_STORED
 ) -> None:
-    """Write an archive anew with entries replaced or added."""
+    """Write an archive again with entries replaced or added."""
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     folder = next(iter(entries)).partition("/")[0]
@@ -77,7 +77,7 @@ def test_an_unknown_global_is_named(
 ) -> None:
     torch.save({"x": value}, tmp_path / "x.pt")
     error = refuse(tmp_path / "x.pt", name)
-    assert "Nothing of it was run" in str(error)
+    assert "Nothing in it was run" in str(error)
     assert ".bin" in str(error)
 
 
@@ -133,7 +133,7 @@ def test_torchscript(tmp_path: Path, refuse: Refuse) -> None:
 def test_another_archive(tmp_path: Path, refuse: Refuse) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("readme.txt", "hello")
-    refuse(tmp_path / "x.pt", r"no archive of torch\.save")
+    refuse(tmp_path / "x.pt", r"not an archive of torch\.save")
 
 
 def test_a_compressed_archive(tmp_path: Path, refuse: Refuse) -> None:

@@ -1,4 +1,4 @@
-"""The first bad one is found, with few tests, and doubt is told."""
+"""The first bad one is found with few tests, and an undecided rest is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_cannot_be_told_widens_the_answer_and_never_falsifies_it(count, dat
     assert len(set(tested)) == len(tested)
     assert not {0, count - 1} & set(tested)
     assert found.good < first <= found.bad
-    # As narrow as can be: all that lies between cannot be told.
+    # As narrow as possible: none of those between can be decided.
     assert list(found.undecided) == list(range(found.good + 1, found.bad))
     assert set(found.undecided) <= unclear
     assert (found.first_bad is None) == bool(found.undecided)
@@ -61,7 +61,7 @@ def test_what_goes_wrong_in_a_test_comes_through():
 
 @pytest.mark.parametrize("row", [[], ["one"]])
 def test_one_is_no_row(row):
-    with pytest.raises(InvalidInput, match="a good one and a bad one"):
+    with pytest.raises(InvalidInput, match="a good checkpoint and a bad one"):
         bisect(row, bool)
 
 

@@ -1,4 +1,4 @@
-"""Tensors where they lie: every chunk of the grid read and written, contiguous or not."""
+"""Tensors in memory: every chunk of the grid is read and written, contiguous or not."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def test_a_chunk_that_is_another_one_by_now_is_not_given() -> None:
     data = memoryview(bytearray(400))
     assert live.fill({known: data}) == []
     assert data == source.tobytes()
-    assert not live.misled
+    assert not live.was_outdated
     assert live.fill({known: data[:396]}) == [known]
-    assert not live.misled
+    assert not live.was_outdated
     source[3] = 0
     assert live.fill({known: data}) == [known]
-    assert live.misled
+    assert live.was_outdated

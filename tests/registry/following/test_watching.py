@@ -51,7 +51,7 @@ def steps(watch: Iterator) -> list[int]:
 
 
 def said(run: Run, kind: type) -> list[tuple[str, int]]:
-    """Return what stands in the log of claims or acknowledgements: group and step."""
+    """Return group and step of the claims or acknowledgements in the log."""
     found = run.refresh().full_manifest().by_n
     return [
         (action.group, found[action.checkpoint].step)

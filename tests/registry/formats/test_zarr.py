@@ -71,7 +71,7 @@ def test_what_stands_there_stays(force, saved, tmp_path: Path) -> None:
     (tmp_path / "folder.zarr").mkdir()
     (tmp_path / "link.zarr").symlink_to("folder.zarr")
     for name in ("file.zarr", "folder.zarr", "link.zarr"):
-        early = "a file stands there" if force and name == "file.zarr" else "stands there|exists"
+        early = "the path exists" if force and name == "file.zarr" else "the path is|exists"
         with pytest.raises(InvalidInput, match=early):
             formats.write(tmp_path / name, saved, force=force)
     assert (tmp_path / "file.zarr").read_bytes() == b"precious"
@@ -84,7 +84,7 @@ def test_one_that_appears_meanwhile_stays(saved, tmp_path: Path, monkeypatch) ->
     monkeypatch.setattr(
         "holdfast.registry.formats.zarr._sync_folders", lambda folder: theirs.mkdir()
     )
-    with pytest.raises(InvalidInput, match="stands there"):
+    with pytest.raises(InvalidInput, match="the path exists"):
         formats.write(theirs, saved)
     assert list(tmp_path.glob("*")) == [theirs, tmp_path / "registry"]
     assert list(theirs.iterdir()) == []
@@ -107,7 +107,7 @@ def test_what_has_no_place(run: Run, tmp_path: Path) -> None:
         formats.write(tmp_path / "x.zarr", run.save({"m": {"lr": 0.1}}, step=1))
     with pytest.raises(IncompatibleState, match="cannot name"):
         formats.write(tmp_path / "x.zarr", run.save({"m": {"..": torch.zeros(3)}}, step=2))
-    with pytest.raises(IncompatibleState, match="no name of a file"):
+    with pytest.raises(IncompatibleState, match="not a file name"):
         formats.write(tmp_path / "x.zarr", run.save({"m": {"a\0b": torch.zeros(3)}}, step=4))
     with pytest.raises(StorageError):
         formats.write(tmp_path / "x.zarr", run.save({"m": {"x" * 300: torch.zeros(3)}}, step=3))

@@ -511,7 +511,7 @@ def test_a_chunk_that_expands_too_far_is_never_decoded(
 
 
 def sharded_file(inner: list[tuple[int, int]], data: bytes, order: str, first: bool) -> bytes:
-    """Return a shard: chunks by start and length, which lie in `data`; its index first or last."""
+    """Return a shard: chunks of `data` by start and length, with its index first or last."""
     index = b"".join(struct.pack(f"{order}2Q", *place) for place in inner)
     return index + data if first else data + index
 
@@ -678,7 +678,7 @@ def test_what_is_no_hierarchy_is_refused(one: Path, tmp_path: Path) -> None:
         formats.read(tmp_path / "y.zarr")
     (one / "g" / "a" / "b").mkdir()
     (one / "g" / "a" / "b" / "zarr.json").write_text((one / "zarr.json").read_text())
-    with pytest.raises(InvalidInput, match="within an array"):
+    with pytest.raises(InvalidInput, match="inside an array"):
         formats.read(one)
 
 

@@ -93,7 +93,7 @@ def test_names_of_what_was_evicted_say_so(reopened, reg, backend):
     for name in (gone.manifest.hex(), f"main/step{gone.step:08d}"):
         with pytest.raises(NotFound, match="evicted"):
             reg.checkpoint(f"run/{name}")
-    with pytest.raises(Conflict, match="this checkpoint is not kept any more"):
+    with pytest.raises(Conflict, match="this checkpoint was evicted"):
         reopened.tag("late", reopened.find(gone.n))
     with pytest.raises(Conflict, match="this checkpoint was evicted") as refused:
         reopened.restore(at=reopened.find(gone.n))
@@ -173,7 +173,7 @@ def test_a_gate_on_what_was_evicted_is_read_through_a_snapshot(reg, backend, ope
     assert snapshots.parse(snapshots.read(newest), slot) == log.run
     reopened = open_registry(backend).run("gated")
     assert reopened.gate("g").digest == first.digest
-    with pytest.raises(Conflict, match="not kept any more"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         reopened.pool.promote_gate("g")
 
 
@@ -274,7 +274,7 @@ def test_verify_holds_both_kinds_against_the_log(trained, backend, reg):
             body = body.replace(b'"status":"running"', b'"status":"failed"')
             backend.put(key, join_lines([header, body]))
             (finding,) = reg.verify().findings
-            assert "says something else than the log" in finding.message
+            assert "differs from the log" in finding.message
             backend.put(key, before)
     assert reg.verify().findings == ()
 

@@ -45,7 +45,7 @@ class _Stop(BaseException):
 
 
 def interrupted(backend: Backend, after: int, **options) -> None:
-    """Verify, and be interrupted when so many packs were read."""
+    """Verify, and be interrupted after some packs."""
     hooked, count = Hooked(backend), itertools.count(1)
 
     def look(method: str, key: str) -> None:

@@ -87,7 +87,7 @@ def saved(run, *steps: int):
 
 @pytest.fixture
 def thinned(run):
-    """A run that let go of all but the newest of five checkpoints."""
+    """A run that evicted all but the newest of five checkpoints."""
     saved(run, 1, 2, 3, 4, 5)
     run.prune(Retention(last=1))
     return run
@@ -299,7 +299,7 @@ def test_what_was_saved_and_let_go_within_the_grace_stays(old, aged, backend):
 
 @pytest.mark.parametrize("how", ["undo", "save"])
 def test_what_was_held_again_for_a_while_within_the_grace_stays(old, aged, how):
-    """It stands where it stood, so no slot of the last day places it."""
+    """Its place does not change, so no slot of the last day has it."""
     run = old.create_run("run")
     saved(run, 1, 2)
     run.prune(Retention(last=1))
@@ -363,7 +363,7 @@ def test_the_clock_is_the_stores_own(thinned, reg, backend, monkeypatch):
             info = super().stat(key)
             return type(info)(info.key, info.size_bytes, now)
 
-    monkeypatch.setattr("holdfast.registry.maintenance.gc.time.time", lambda: now + 1e9)
+    monkeypatch.setattr("holdfast.registry.maintenance.gc_plan.time.time", lambda: now + 1e9)
     with open_on(StoreTime(backend)) as opened:
         assert opened.gc().deleted.objects == 0
     assert key in objects(backend)
@@ -379,12 +379,12 @@ def test_a_grace_that_is_no_time_is_refused(thinned, reg, backend, grace_s):
 def test_a_dry_run_writes_nothing_and_says_what_would_go(thinned, reg, backend):
     before = contents(backend)
     with open_on(ReadOnly(backend)) as opened:
-        told = opened.gc(grace_s=0, dry_run=True)
-        assert opened.gc(dry_run=True).recent == told.condemned
+        planned = opened.gc(grace_s=0, dry_run=True)
+        assert opened.gc(dry_run=True).recent == planned.condemned
     assert contents(backend) == before
     done = reg.gc(grace_s=0)
-    assert told.condemned == done.deleted
-    assert (told.dry_run, told.deleted.objects, told.epoch) == (True, 0, None)
+    assert planned.condemned == done.deleted
+    assert (planned.dry_run, planned.deleted.objects, planned.epoch) == (True, 0, None)
 
 
 # Doubt stops it
@@ -521,17 +521,17 @@ def test_a_state_that_was_condemned_between_choosing_and_marking_is_spared(
 ):
     """W1 at an older epoch: the save names what is about to be condemned, before the mark."""
     early = open_registry(backend)
-    doomed = small_state(2)
+    condemned = small_state(2)
     collector = Collector(reg.store, grace_s=0)
     plan = collector.choose()
     other = early.create_run("other")
-    again = other.save(doomed, step=1)
+    again = other.save(condemned, step=1)
     assert collector.condemn() == 1
     collector.mark()
     report = collector.delete()
     assert report.spared.objects == 4
-    assert report.deleted.objects == len(plan.candidates) - 4
-    assert same(open_registry(backend).checkpoint("other").load(), doomed)
+    assert report.deleted.objects == len(plan.to_condemn) - 4
+    assert same(open_registry(backend).checkpoint("other").load(), condemned)
     assert all(str(pack.key).endswith(".0") for pack in again._reader.placement.packs)
     assert objects(backend) == needed(open_registry(backend))
 
@@ -597,26 +597,26 @@ def test_deletions_may_land_late_and_twice(thinned, reg, backend, open_registry)
 
 @pytest.mark.parametrize("died_after", ["condemn", "mark"])
 def test_anyone_finishes_what_a_dead_collector_left(thinned, reg, backend, died_after):
-    dead = Collector(reg.store, grace_s=0)
-    dead.choose()
-    dead.condemn()
+    killed = Collector(reg.store, grace_s=0)
+    killed.choose()
+    killed.condemn()
     if died_after == "mark":
-        dead.mark()
+        killed.mark()
     before = contents(backend, "epochs/")
     report = reg.gc(grace_s=0)
     assert report.epoch == 1
     assert contents(backend, "epochs/") == before
     assert objects(backend) == needed(reg)
     assert marks(reg, "run") == [1]
-    # And the dead one wakes up.
-    dead.mark()
-    dead.delete()
+    # And the stopped one goes on.
+    killed.mark()
+    killed.delete()
     assert objects(backend) == needed(reg)
     assert reg.verify(deep=True).findings == ()
 
 
 def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry):
-    """A writer that observed the sweep before names what the dead one condemned."""
+    """A writer that observed the sweep before names objects that the dead collector condemned."""
     saved(run, 1, 2, 3)
     run.prune(Retention(last=2))
     assert reg.gc(grace_s=0).epoch == 1
@@ -624,9 +624,9 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
     hooked = Hooked(backend)
     late = open_registry(hooked).create_run("late")
     late.save(small_state(50), step=0)
-    dead = Collector(open_registry(backend).store, grace_s=0)
-    dead.choose()
-    assert dead.condemn() == 2
+    killed = Collector(open_registry(backend).store, grace_s=0)
+    killed.choose()
+    assert killed.condemn() == 2
     epochs = []
     hooked.before = Once(
         "manifests/",
@@ -641,9 +641,9 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
 
 
 def test_a_sweep_that_condemned_less_is_not_enough(thinned, reg, backend):
-    dead = Collector(reg.store, grace_s=0)
-    dead.choose()
-    dead.condemn()
+    killed = Collector(reg.store, grace_s=0)
+    killed.choose()
+    killed.condemn()
     thinned.save(small_state(6), step=6)
     thinned.prune(Retention(last=1))
     report = reg.gc(grace_s=0)
@@ -680,8 +680,8 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         collector.choose()
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
-        collector._logs.pop("run")
-        collector._needs = Needs(collector._store)
+        collector._planner.logs.pop("run")
+        collector._planner._needs = Needs(collector._store)
     hooked.before = Once(str(going._reader.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
         getattr(collector, name)()
@@ -830,7 +830,7 @@ def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(
 def test_a_restore_finds_what_took_the_place_of_what_was_collected(
     run, reg, backend, open_registry
 ):
-    """The newest checkpoint is let go and collected while it is being loaded."""
+    """The newest checkpoint is evicted and collected while it is being loaded."""
     saved(run, 1)
     hooked = Hooked(backend)
     late = open_registry(hooked).run("run")

@@ -20,7 +20,7 @@ def saved(reg, run, tmp_path):
     return tmp_path / "heads"
 
 
-def told(reg, file) -> list[tuple[str, str]]:
+def findings(reg, file) -> list[tuple[str, str]]:
     return [(f.where, f.message) for f in reg.verify(heads=file).findings if f.kind == "head"]
 
 
@@ -34,11 +34,11 @@ def test_a_log_that_went_on_is_fine_here_and_at_a_mirror(reg, run, saved, open_r
         assert report.findings == ()
 
 
-def test_shorter_gone_and_other_logs_are_told(saved, backend, open_registry):
+def test_shorter_gone_and_other_logs_are_findings(saved, backend, open_registry):
     for key in contents(backend, "runs/other/"):
         backend.delete(key)
     backend.delete("runs/run/log/00000000000000000002")
-    assert told(open_registry(backend), saved) == [
+    assert findings(open_registry(backend), saved) == [
         ("other", f"the run is gone; {saved} has seen 1 commits of it"),
         ("run", f"the log has 2 commits; {saved} has seen 3: its end is gone"),
     ]
@@ -47,8 +47,8 @@ def test_shorter_gone_and_other_logs_are_told(saved, backend, open_registry):
         run.restore()
         run.save(small_state(9), step=2)
         run.save(small_state(10), step=3)
-    assert told(open_registry(backend), saved)[1:] == [
-        ("run", f"commit 2 is another one than {saved} has seen")
+    assert findings(open_registry(backend), saved)[1:] == [
+        ("run", f"commit 2 is not the one that {saved} has seen")
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_mark_that_is_gone_is_told_of_this_registry_alone(reg, run, backend, t
     assert reg.gc(grace_s=0).epoch == 1  # puts a mark into the log of `run`
     reg.verify(write_heads=tmp_path / "heads")
     backend.delete(max(contents(backend, "runs/run/log/")))
-    assert told(reg, tmp_path / "heads") == [
+    assert findings(reg, tmp_path / "heads") == [
         ("run", f"the log has 4 slots; {tmp_path / 'heads'} has seen 5: its end is gone")
     ]
     backend.delete("epochs/00000000000000000001")

@@ -34,7 +34,7 @@ def test_what_was_added_is_held_by_the_next_one(noted: Path) -> None:
     with PassNotes(noted, ID) as again:
         assert again.holds(PACK)
         assert again.holds(OTHER)
-        assert again.begun_anew is None
+        assert again.ignored is None
 
 
 def test_nothing_is_held_before_it_is_added(path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_line_of_another_pass_proves_nothing(noted: Path, tmp_path: Path) -> N
         other.add(ObjectInfo(f"packs/cc/{'c' * 64}.0", 3, 3.0))
     line = (tmp_path / "other").read_bytes().split(b"\n")[1]
     noted.write_bytes(noted.read_bytes() + line + b"\n")
-    with pytest.raises(InvalidInput, match="do not prove"):
+    with pytest.raises(InvalidInput, match="does not match its digest"):
         PassNotes(noted, ID)
 
 
@@ -112,11 +112,11 @@ def test_a_pass_of_long_ago_counts_for_nothing(
     now = pass_notes.time.time()
     monkeypatch.setattr(pass_notes.time, "time", lambda: now + age_s)
     with PassNotes(noted, ID) as again:
-        assert again.begun_anew is not None
+        assert again.ignored is not None
         assert not again.holds(PACK)
         again.add(OTHER)
     with PassNotes(noted, ID) as third:
-        assert third.begun_anew is None
+        assert third.ignored is None
         assert third.holds(OTHER)
         assert not third.holds(PACK)
 

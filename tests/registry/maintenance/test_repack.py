@@ -117,17 +117,17 @@ def test_a_report_tells_what_was_done(run, reg, backend):
     thin(run, 1, 2, 3, last=2)
     old = named_packs(reg)
     sizes = {key: len(data) for key, data in contents(backend).items()}
-    told = []
-    preview = reg.repack(dry_run=True)
-    report = reg.repack(progress=told.append)
+    counted = []
+    planned = reg.repack(dry_run=True)
+    report = reg.repack(progress=counted.append)
     assert {str(one.pack) for one in report.rewritten} == old
     assert report.packs_read == len(old)
     assert report.packs_written == 1
     assert report.freed_bytes == sum(sizes[key] for key in old)
-    assert report.bytes_moved == told[-1] == sum(one.live_bytes for one in report.rewritten)
+    assert report.bytes_moved == counted[-1] == sum(one.live_bytes for one in report.rewritten)
     assert report.runs == ("run",)
     assert report.checkpoints == 2
-    assert preview == replace(report, dry_run=True)
+    assert planned == replace(report, dry_run=True)
 
 
 def test_a_dry_run_writes_nothing(run, reg, backend):
@@ -184,7 +184,7 @@ def test_manifests_are_not_written_again(run, reg, backend):
 
 
 def test_a_load_reads_neighbours_together(run, backend, open_registry):
-    """A state of which every save changed another part lies in as many packs; then in one piece."""
+    """Each save changed another part of a state, so it is in many packs; a repack makes it one."""
     for step in range(1, 7):
         parts = {f"part{n}": np.full(300, n if step > n else 100 + n, np.uint8) for n in range(6)}
         run.save({"model": parts}, step=step)
@@ -288,8 +288,8 @@ def test_a_dead_chunk_may_be_damaged(run, reg, backend, open_registry):
     table = repack_plan.Survey(reg.store)._read_table(
         next(ref for ref in newest.packs if ref.key == oldest)
     )
-    dead = next(entry for entry in table if entry.offset not in alive)
-    flip(backend, str(oldest), 8 * dead.offset)
+    unneeded = next(entry for entry in table if entry.offset not in alive)
+    flip(backend, str(oldest), 8 * unneeded.offset)
     reg.repack()
     collected(backend)
     loads(open_registry(backend))
@@ -382,7 +382,7 @@ def test_no_answer_at_any_call_costs_nothing(world, reads):
     backend = world.copy()
     points = attempt(Faulty(backend, count_reads=reads))
     clean = settled(backend)
-    told = 0
+    calls = 0
     for at in points:
         backend = world.copy()
         # Of a read it is all the same whether the store did it; a write may have happened.
@@ -390,9 +390,9 @@ def test_no_answer_at_any_call_costs_nothing(world, reads):
         try:
             attempt(Faulty(backend, [fault], count_reads=reads))
         except RegistryError:
-            told += 1
+            calls += 1
         assert settled(backend) == clean
-    assert told
+    assert calls
 
 
 def test_one_that_broke_off_between_runs_is_finished_without_moving_again(world):
@@ -546,7 +546,7 @@ def test_a_pack_that_another_repacker_takes_up_is_not_in_vain(run, backend, open
 
 
 def test_a_sweep_of_the_new_packs_before_they_are_named(run, backend, open_registry):
-    """W3: what was condemned meanwhile is put anew, under the epoch of the sweep."""
+    """W3: objects that were condemned meanwhile are put again, under the epoch of the sweep."""
     thin(run, 1, 2, 3, last=2)
     hooked = before_the_slot(backend, lambda: collected(backend))
     report = open_registry(hooked).repack()
@@ -854,7 +854,7 @@ def test_a_fork_after_it(run, reg, backend, open_registry):
 
 
 def test_a_base_is_read_by_way_of_one_place(run, backend, open_registry):
-    """A repack between manifest and placement: what a save takes for covered lies at its place."""
+    """A repack between manifest and placement: the chunks that a save counts on are there."""
     thin(run, 1, 2, 3)
     hooked = Hooked(backend)
     mine = open_registry(hooked).run("run")
@@ -882,7 +882,7 @@ def test_a_fork_looks_again_where_its_parent_was_moved(run, backend, open_regist
 
 
 def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, monkeypatch):
-    """Chunks of one pack are read in few requests, however many dead ones lie between them."""
+    """Chunks of one pack are read in few requests, however many unneeded ones are between them."""
     thin(run, *range(1, 9), last=8)
     run.prune(Retention(every=4))
     calls: list = []

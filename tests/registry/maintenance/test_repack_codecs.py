@@ -19,7 +19,7 @@ from holdfast.registry.maintenance.repacking import chunks as repack_chunks
 from holdfast.registry.maintenance.repacking import packs as repack_packs
 from holdfast.registry.maintenance.repacking import repack
 from holdfast.registry.maintenance.repacking import repack_plan as repack_plan
-from holdfast.registry.maintenance.repacking.new_places import Layout
+from holdfast.registry.maintenance.repacking.new_places import NewPlacement
 from holdfast.registry.maintenance.repacking.recoding import plan_recoding
 from holdfast.registry.maintenance.repacking.repack import RepackReport
 from holdfast.registry.maintenance.repacking.repack_plan import RepackPlan, plan_repack
@@ -213,12 +213,12 @@ def test_without_being_asked_nothing_is_compressed(run, reg, open_registry, back
 def test_a_dry_run_tells_exactly_what_would_be_saved(run, reg, backend):
     save(run, 1, 2, 3, last=2)
     before = contents(backend)
-    preview = reg.repack(compression="zstd", dry_run=True)
+    planned = reg.repack(compression="zstd", dry_run=True)
     assert contents(backend) == before
     report = reg.repack(compression="zstd")
     assert report.recoded
     assert {one.reason for one in report.rewritten} == {"recoded", "small"}
-    assert preview == replace(report, dry_run=True)
+    assert planned == replace(report, dry_run=True)
 
 
 def test_what_is_compressed_stays_unless_another_codec_is_asked_for(
@@ -359,8 +359,8 @@ def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
     monkeypatch.setattr(repack_chunks, "_BATCH_BYTES", 100)
     pack = PackRef(ObjectKey("packs", Digest.of(b""), 0), 10**6)
     names = [Digest.of(b"%d" % n) for n in range(10)]
-    lying = {name: (pack, PackEntry(name, 40 * n, 40, 40)) for n, name in enumerate(names)}
-    batches = list(repack_chunks.RawChunks(reg.store, lying).batches(names))
+    stored = {name: (pack, PackEntry(name, 40 * n, 40, 40)) for n, name in enumerate(names)}
+    batches = list(repack_chunks.RawChunks(reg.store, stored).batches(names))
     assert [len(batch) for batch in batches] == [3, 3, 3, 1]
     assert [name for batch in batches for name in batch] == names
 
@@ -583,7 +583,7 @@ def test_no_longer_chain_is_followed_than_a_reader_would(links, ends):
     survey.ranks[key] = {entry.offset: rank for rank, entry in enumerate(entries)}
     survey.own[key] = dict.fromkeys(survey.ranks[key], 1)
     if ends:
-        assert plan_recoding(None, survey, survey.packs).becomes == {}
+        assert plan_recoding(None, survey, survey.packs).replacements == {}
         return
     with pytest.raises(Malformed, match="too long"):
         plan_recoding(None, survey, survey.packs)
@@ -692,7 +692,7 @@ def test_no_history_gets_larger_and_every_one_settles(drawn):
 
 @pytest.fixture
 def mixed(reg, run, backend) -> MemoryBackend:
-    """A run with raw chunks and a chain of which the middle was let go, and a fork of it."""
+    """A run with raw chunks and a chain whose middle was evicted, and a fork of it."""
     save(run, 1, 2, 3, 4)
     link(reg, "run", {2: 1, 3: 2, 4: 3})
     with open_on(backend) as other:
@@ -764,7 +764,7 @@ def test_a_run_that_lets_go_meanwhile(mixed, open_registry, prefix, method):
 
 
 def test_a_save_meanwhile_that_builds_on_what_is_stored_anew(mixed, open_registry):
-    """Its delta stands on a chunk that moves to another encoding before the next slot."""
+    """The base of its delta moves to another encoding before the next slot."""
     hooked = Hooked(mixed)
 
     def saves() -> None:
@@ -921,7 +921,7 @@ def test_what_is_placed_meanwhile_and_let_go_then_is_nobodys_loss(run, backend, 
 @pytest.mark.parametrize("at", ["packs/", "placements/", "runs/run/log/"])
 @pytest.mark.parametrize("options", [{}, {"compression": "lz4"}, {"compression": "none"}])
 def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collects, options):
-    """What its next state stands on moves within the save."""
+    """The base of its next state moves during the save."""
     hooked = Hooked(backend)
     with open_on(backend) as other:
         other.create_run("run", seed=1)
@@ -975,12 +975,12 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         bases={},
     )
     before = Placement(a, (going, staying), Rows([ChunkRow(0, 0, 100), ChunkRow(1, 0, 50, 1, 0)]))
-    layout = Layout(before, plan, lambda pack: PackTable((on_x,)))
-    assert layout.is_sound == sound
+    new = NewPlacement(before, plan, lambda pack: PackTable((on_x,)))
+    assert new.is_sound == sound
 
 
 def test_what_is_left_alone_keeps_its_packs(mixed, open_registry, monkeypatch):
-    monkeypatch.setattr(Layout, "is_sound", False)
+    monkeypatch.setattr(NewPlacement, "is_sound", False)
     with open_on(mixed) as other:
         places = other.run("run").manifest.places
     report = open_registry(mixed).repack(compression="zstd")
@@ -1041,7 +1041,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
     with pytest.raises(InjectedCrash):
         without_threads(open_on(Faulty(hooked))).repack()
     collected(backend)
-    # Of the newest state one run has the shorter delta, and what it stands on is needed no more.
+    # One run has the shorter delta of the newest state, and nothing needs its base any more.
     report = open_registry(backend).repack()
     assert (report.runs, report.packs_written, report.recoded) == (("other",), 0, 0)
     collected(backend)

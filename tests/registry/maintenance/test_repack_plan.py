@@ -86,7 +86,7 @@ def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
     for name in ("a", "b"):
         run.add_artifact(name, state(ord(name)))
     plan = plan_repack(reg.store, min_dead=0.3)
-    # The part that both have lies twice; one of the packs keeps it, the other one goes.
+    # The part that both have is stored twice; one of the packs keeps it, the other is rewritten.
     assert len(plan.named) == 2
     assert [one.live_bytes for one in plan.rewritten.values()] == [CHANGING]
     assert [target.chunk_bytes for target in plan.new] == [CHANGING]
@@ -187,7 +187,7 @@ def test_two_who_look_choose_the_same(run, reg, backend, open_registry):
 
 
 def test_a_chunk_in_two_encodings_goes_to_two_packs():
-    from holdfast.registry.maintenance.repacking.repack_plan import _Choice
+    from holdfast.registry.maintenance.repacking.repack_plan import _Planner
     from holdfast.registry.maintenance.repacking.survey import Survey
     from holdfast.registry.storage.codecs import ZSTD
     from holdfast.registry.storage.keys import ObjectKey
@@ -205,8 +205,8 @@ def test_a_chunk_in_two_encodings_goes_to_two_packs():
         survey.ranks[key] = {0: rank}
         survey.tables[key] = {0: entry}
     survey.packs_of["run"] = {}
-    choice = _Choice(survey, survey.packs, 0.25)
-    assert len(list(choice._fill(list(survey.packs)))) == 2
+    planner = _Planner(survey, survey.packs, 0.25)
+    assert len(list(planner._fill(list(survey.packs)))) == 2
 
 
 # Of some runs only

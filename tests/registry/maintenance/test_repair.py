@@ -234,7 +234,7 @@ def test_a_registry_is_not_its_own_mirror(url, reg, run, tmp_path, open_registry
         opened.repair(tmp_path / url)
 
 
-# States that lie there in other objects
+# States that the mirror has in other objects
 
 
 @pytest.mark.parametrize("harm", HARM)
@@ -497,7 +497,7 @@ def test_a_slot_is_not_rebuilt(home, open_registry, synced):
     flip(home, packs_of(synced.run("run").checkpoints()[0])[0])
     before = contents(home, "runs/")
     report = open_registry(home).repair(synced)
-    assert len(report.mended) == 1, "what stands before it is mended"
+    assert len(report.mended) == 1, "the other one is mended"
     (left,) = report.left
     assert left.where == "run"
     assert "this registry's own" in left.reason

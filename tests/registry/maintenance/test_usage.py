@@ -44,7 +44,7 @@ def files(backend) -> int:
 
 
 def chunk_bytes(reg: Registry) -> int:
-    """Return the bytes of all chunks in all packs, as the packs tell it."""
+    """Return the bytes of all chunks by the tables of all packs."""
     packs = [
         PackRef(ObjectKey.parse(info.key), info.size_bytes)
         for info in reg.store.backend.list("packs/")
@@ -361,7 +361,7 @@ def frees(backend: MemoryBackend, nbytes: int, remove) -> None:
 def gone_placements(backend: MemoryBackend, reg: Registry) -> int:
     """Return the bytes of the placements of before that no run needs now.
 
-    A repack writes the others anew.
+    A repack writes the others again.
     """
     needed = set()
     for name in reg.runs():

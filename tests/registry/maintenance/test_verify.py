@@ -282,7 +282,7 @@ def test_a_placement_that_does_not_fit_its_packs_is_found_by_deep(run, reg, back
 
 
 def _forged(checkpoint, reg, entries, *, rows=None) -> None:
-    """Say that a checkpoint lies in one pack of these chunks, as who can write could.
+    """Place a checkpoint in one pack of these chunks, as anybody with write access could.
 
     Args:
         checkpoint: The checkpoint.

@@ -1,4 +1,4 @@
-"""The window: so many at once, so many bytes, the next one as soon as there is room."""
+"""The window: a bounded number of items and bytes, the next one as soon as there is room."""
 
 from __future__ import annotations
 

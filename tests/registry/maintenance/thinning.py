@@ -28,7 +28,7 @@ def state(i: int, seed: int = 0) -> dict:
 
 
 def thin(run, *steps: int, last: int = 1, seed: int = 0) -> None:
-    """Save these steps and let go of all but the newest."""
+    """Save these steps and evict all but the newest."""
     for step in steps:
         run.save(state(step, seed), step=step)
     run.prune(Retention(last=last))

@@ -1,4 +1,4 @@
-"""Merges: what is computed, what is kept where it lies, what is refused, and collection beside."""
+"""Merges: averages, kept chunks, refusals, and collection at the same time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_merge_has_the_id_and_the_packs_of_a_save_of_the_same_state(run, pair,
         before = contents(backend, "packs/")
         again = fresh.save(merged.load(), step=1)
         assert again.digest == merged.digest
-        # What was averaged lies in packs that a save makes, too; kept chunks lie elsewhere.
+        # Averages are in the packs that a save makes too; kept chunks stay in their packs.
         made = set(packs_of(merged)) & set(packs_of(again))
         assert made
         assert set(contents(backend, "packs/")) - set(before) == set(packs_of(again)) - made
@@ -274,7 +274,7 @@ def test_only_chunks_that_differ_are_computed_and_stored(run, backend, monkeypat
     before = pack_bytes(backend)
     merged = run.merge(sources, step=3)
     assert computed == [240]
-    # One chunk, and the list of digests that it stands in.
+    # One chunk, and the list of digests that names it.
     assert 240 < pack_bytes(backend) - before < 240 + 32 * 200 + 2000
     assert same(
         merged.load()["m"]["w"], np.where(one["w"] == two["w"], one["w"], mean(one["w"], two["w"]))
@@ -377,10 +377,10 @@ def test_what_cannot_be_merged_is_refused_and_nothing_written(
 @pytest.mark.parametrize(
     ("picks", "said"),
     [
-        ({"m": 0, "m/w": 1}, r"pick 'm/w': what is picked before.*m/w is that of 'm'"),
-        ({"m/w": 1, "m": 0}, r"pick 'm/w': what is picked before"),
-        ({"m/*": 0, "m/w": 1}, r"pick 'm/w'.*m/w is that of 'm/\*'.*narrower one first"),
-        ({"m/w": 1, "m/[a-z]": 0, "m/b": 1}, r"pick 'm/b'.*m/b is that of 'm/\[a-z\]'"),
+        ({"m": 0, "m/w": 1}, r"pick 'm/w': earlier picks take.*m/w is picked by 'm'"),
+        ({"m/w": 1, "m": 0}, r"pick 'm/w': earlier picks take"),
+        ({"m/*": 0, "m/w": 1}, r"pick 'm/w'.*m/w is picked by 'm/\*'.*narrower pattern first"),
+        ({"m/w": 1, "m/[a-z]": 0, "m/b": 1}, r"pick 'm/b'.*m/b is picked by 'm/\[a-z\]'"),
     ],
 )
 def test_a_pick_that_decides_about_nothing_is_refused(picks, said, run, backend):
@@ -471,7 +471,7 @@ def test_what_is_picked_is_not_named_for_an_average(average, run, backend):
     sources = [run.save(one, step=step) for step, one in enumerate(states)]
     before = contents(backend)
     for name in ("m", "m/*"):
-        with pytest.raises(InvalidInput, match=r"average 'm.*: every tensor.*m/w is that of 'm"):
+        with pytest.raises(InvalidInput, match=r"average 'm.*: every tensor.*m/w is picked by 'm"):
             run.merge(sources, step=3, average=average, pick={name: sources[0]})
     assert contents(backend) == before
     merged = run.merge(sources, step=3, average=["x"], pick={"m": sources[0]})
@@ -622,7 +622,7 @@ def test_a_source_that_is_collected_meanwhile_is_an_error_or_does_no_harm(
     try:
         merged = run.merge(sources[:2], step=9)
     except Conflict as error:
-        assert "let go" in str(error)  # noqa: PT017 - either outcome is right
+        assert "evicted from its run" in str(error)  # noqa: PT017 - either outcome is right
     else:
         assert moment != "packs/"  # then not everything had been read
         assert same(merged.load()["m"]["w"], mean(model(1)["w"], model(2)["w"]))
@@ -641,11 +641,11 @@ def test_evicted_sources_are_refused(run, reg, backend):
     run.prune(Retention(last=1))
     before = contents(backend)
     for into in (run, reg.create_run("other")):
-        with pytest.raises(Conflict, match=r"made of states that are kept.*undo"):
+        with pytest.raises(Conflict, match=r"needs states that their runs hold.*undo"):
             into.merge(sources, step=4)
     other = reg.run("other")
     reg.gc(grace_s=0)
-    with pytest.raises(Conflict, match="made of states that are kept"):
+    with pytest.raises(Conflict, match="needs states that their runs hold"):
         other.merge(sources, step=4)
     run.drop("over")
     with pytest.raises(Conflict, match="dropped"):

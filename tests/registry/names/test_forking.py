@@ -232,7 +232,7 @@ def test_gates_that_are_one_checkpoint_are_one_in_the_fork(reg):
     }
 
 
-# It stands by itself
+# It does not depend on its parent
 
 
 def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry, backend):
@@ -243,12 +243,12 @@ def test_the_parents_evictions_and_end_do_it_no_harm(parent, reg, open_registry,
     # A sweep that condemns whatever no run holds.
     fresh = open_registry(backend)
     live = _live_keys(fresh)
-    dead = sorted(objects(backend) - live)
-    assert dead
-    sweep(backend, 1, dead)
+    unneeded = sorted(objects(backend) - live)
+    assert unneeded
+    sweep(backend, 1, unneeded)
     for name in fresh.runs():
         mark(fresh.store, name, 1)
-    collect(backend, dead)
+    collect(backend, unneeded)
     after = open_registry(backend)
     fork = after.run("fork")
     assert same(fork.restore().state, small_state(3))
@@ -299,7 +299,7 @@ def test_a_fork_of_an_evicted_checkpoint_is_refused_until_it_is_back(parent, reg
         parent.save(small_state(step), step=step)
     gone = parent.evicted()[0]
     before = reg.runs()
-    with pytest.raises(Conflict, match=r"a fork goes on from a checkpoint that is kept.*undo"):
+    with pytest.raises(Conflict, match=r"a fork cannot continue from an evicted checkpoint.*undo"):
         reg.fork(gone, "fork")
     assert reg.runs() == before
     parent.undo(gone)
@@ -414,7 +414,7 @@ def test_a_checkpoint_that_this_registry_does_not_have(parent, reg, open_registr
 
 def test_what_is_no_checkpoint_is_not_forked(parent, reg):
     for source in (parent.artifact("seeds"), parent, None):
-        with pytest.raises(InvalidInput, match="a fork goes on from a checkpoint"):
+        with pytest.raises(InvalidInput, match="a fork continues from a checkpoint"):
             reg.fork(source, "fork")
     assert reg.runs() == ["parent"]
 

@@ -95,7 +95,7 @@ def test_a_gate_is_one_of_those_declared_and_of_its_phase(gated, backend):
     before = contents(backend)
     with pytest.raises(InvalidInput, match=r"no such gate; expected bc_best.*'bc_best'"):
         gated.set_gate("bc_bset")
-    with pytest.raises(InvalidInput, match=r"of phase 1; found a checkpoint of phase 2"):
+    with pytest.raises(InvalidInput, match=r"belongs to phase 1; found a checkpoint of phase 2"):
         gated.set_gate("bc_best", gated.latest(2))
     with pytest.raises(InvalidInput, match="not a legal name for a gate"):
         gated.set_gate("a/b")
@@ -103,7 +103,7 @@ def test_a_gate_is_one_of_those_declared_and_of_its_phase(gated, backend):
 
 
 def test_where_none_is_declared_any_name_will_do(run):
-    with pytest.raises(NotFound, match="no checkpoint is given for the gate"):
+    with pytest.raises(NotFound, match="no checkpoint was given for the gate"):
         run.set_gate("done")
     saved = run.save(small_state(), step=1)
     with pytest.raises(NotFound, match="expected a monitor"):
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_run_is_no_gate(reg, run, gated):
 def test_what_was_evicted_is_no_gate_and_no_tag(gated):
     (first,) = gated.evicted()
     for name in (lambda: gated.set_gate("bc_best", first), lambda: gated.tag("t", first)):
-        with pytest.raises(Conflict, match="this checkpoint is not kept any more; found not among"):
+        with pytest.raises(Conflict, match="this checkpoint was evicted; found not among"):
             name()
 
 

@@ -51,7 +51,7 @@ def test_a_prune_does_what_its_dry_run_said(reg, backend):
 
 
 def test_without_a_policy_nothing_is_guessed(reg):
-    with pytest.raises(InvalidInput, match="nothing says what may go: the run keeps everything"):
+    with pytest.raises(InvalidInput, match="the run has no retention policy: it keeps everything"):
         several(reg).prune()
 
 
@@ -64,10 +64,11 @@ def test_the_runs_own_policy_counts_what_was_brought_back(reg):
 
 @pytest.mark.parametrize("given", [Retention(best=2), Retention(best=1, every=3)])
 def test_best_of_nothing_is_no_policy(reg, given):
-    """Without a monitor it would let go of everything but the newest."""
+    """Without a monitor it would evict everything but the newest."""
     run = several(reg)
     with pytest.raises(
-        InvalidInput, match=r"run: phase main: the best are kept, and there is no monitor"
+        InvalidInput,
+        match=r"run: phase main: the best checkpoints cannot be kept without a monitor",
     ):
         run.prune(given, dry_run=True)
     phases = (Phase(name="1", monitors=(LOSS,)), Phase(name="2"))
@@ -75,7 +76,7 @@ def test_best_of_nothing_is_no_policy(reg, given):
     phased.save(small_state(1), step=1)
     assert phased.prune(given).evicted == ()
     phased.save(small_state(1), step=2, phase=2)
-    with pytest.raises(InvalidInput, match=r"phased: phase 2: the best are kept"):
+    with pytest.raises(InvalidInput, match=r"phased: phase 2: the best checkpoints cannot be kept"):
         phased.prune(given)
 
 
@@ -256,7 +257,7 @@ def test_undo_while_a_sweep_passes_puts_everything_anew(reg, backend, open_regis
 
 
 def test_undo_of_what_another_checkpoint_held_until_a_moment_ago(reg, backend, open_registry):
-    """What needed no copy while it was planned may be dead, and condemned, at the commit."""
+    """A state that needed no copy at planning may be unneeded and condemned at the commit."""
     run = reg.create_run("run", preset=RunSpec(retention=Retention(last=2)))
     run.save(small_state(1), step=1)
     run.save(small_state(2), step=2)
@@ -310,7 +311,9 @@ def test_drop_needs_a_reason(reg, backend, reason):
 def test_a_reason_that_is_no_text(reg, backend):
     run = several(reg, 1)
     before = contents(backend)
-    with pytest.raises(InvalidInput, match=r"run: the reason is no text .*found 'x\\ud800'"):
+    with pytest.raises(
+        InvalidInput, match=r"run: the reason is not valid Unicode.*found 'x\\ud800'"
+    ):
         run.drop("x\ud800")
     assert contents(backend) == before
     run.drop("größer → besser")

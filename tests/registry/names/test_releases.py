@@ -142,9 +142,9 @@ def test_a_release_outlives_its_checkpoint(reg, backend, open_registry):
     release = open_registry(backend).run("short").releases.get("1.0.0")
     assert same(release.load(), {"model": small_state(1)["model"]})
     assert release.digest in run.manifest.held
-    with pytest.raises(Conflict, match="not kept any more"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.releases.publish("1.0.1", first)
-    # What stands already needs the checkpoint no more.
+    # A release that exists does not need the checkpoint any more.
     assert run.releases.publish("1.0.0", first, only="model").digest == release.digest
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(
         publish("1.0.0", "run/latest")
     with pytest.raises(NotFound, match="'model'"):
         publish("1.0.0", ck, only="modle")
-    with pytest.raises(InvalidInput, match="no components"):
+    with pytest.raises(InvalidInput, match="needs components"):
         publish("1.0.0", ck, only=[])
     with pytest.raises(InvalidInput, match="not a number"):
         publish("1.0.0", ck, metrics={"loss": "low"})

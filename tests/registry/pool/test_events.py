@@ -1,4 +1,4 @@
-"""What became of entries, told from commits."""
+"""The history of entries, read from commits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def rated(version: int, mu: float, wins: int, games: int = 1) -> Rated:
     return Rated(version=version, mu=mu, sigma=2.0, games=games, wins=wins)
 
 
-def commits(*told: list) -> list[Commit]:
+def commits(*actions_of: list) -> list[Commit]:
     return [
         Commit(n=n, run="run", write="w", author="a", time_ms=n * 1000, actions=tuple(actions))
-        for n, actions in enumerate(told)
+        for n, actions in enumerate(actions_of)
     ]
 
 

@@ -103,7 +103,7 @@ def test_an_evicted_checkpoint_does_not_enter_and_nothing_is_written(run, save, 
     save(2)
     run.prune(Retention(last=1))
     before = contents(backend)
-    with pytest.raises(Conflict, match="not kept"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(checkpoint)
     assert contents(backend) == before
 

@@ -8,7 +8,7 @@ import pytest
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import RateMatch
 from holdfast.registry.history.replay.apply_pool import MATCHES_KEPT
-from holdfast.registry.pool.matches import check_match, check_places, check_version, rating_match
+from holdfast.registry.pool.matches import check_match, check_ranks, check_version, rating_match
 from holdfast.registry.pool.ratings import DEFAULT, Rating, rate
 from tests.registry.pool.league import checkpoint, entry, rated, state
 
@@ -71,13 +71,13 @@ def test_an_unknown_version_is_named():
 
 
 def test_who_holds_several_seats_plays_once_by_the_mean_of_the_ranks():
-    assert check_places([None, 7, 7, 7], [2, 1, 3, 4]) == {None: 2.0, 7: 8 / 3}
-    assert check_places([7, None, 7], [1, 2, 3]) == {7: 2.0, None: 2.0}
-    assert list(check_places([3, 1, 3, 2], [1, 2, 3, 4])) == [3, 1, 2]
+    assert check_ranks([None, 7, 7, 7], [2, 1, 3, 4]) == {None: 2.0, 7: 8 / 3}
+    assert check_ranks([7, None, 7], [1, 2, 3]) == {7: 2.0, None: 2.0}
+    assert list(check_ranks([3, 1, 3, 2], [1, 2, 3, 4])) == [3, 1, 2]
 
 
 def test_numbers_of_any_library_are_taken():
-    assert check_places(np.array([1, 2]), np.array([1.0, 2.0])) == {1: 1.0, 2: 2.0}
+    assert check_ranks(np.array([1, 2]), np.array([1.0, 2.0])) == {1: 1.0, 2: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_numbers_of_any_library_are_taken():
 )
 def test_what_is_no_match_is_refused(versions, ranks, where):
     with pytest.raises(InvalidInput) as caught:
-        check_places(versions, ranks)
+        check_ranks(versions, ranks)
     assert caught.value.where == where
 
 

@@ -1,4 +1,4 @@
-"""A promotion that others come between: it is made anew against what they left, or refused."""
+"""A promotion while others write: it is made again on the new state of the run, or refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_evicted_checkpoint_is_refused_while_another_thread_reads_on(make, mo
             read()
 
     monkeypatch.setattr(log.RunLog, "recall", recalled)
-    with pytest.raises(Conflict, match="not kept any more"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(first)
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_nobody_holds_any_more_is_cut_anew(make, hooked, other):
     again = run.pool.promote(twin)
     assert once.done
     assert again.digest == entry.digest
-    # Not needed at first, for an entry held it; put anew once that entry had left.
+    # Not needed at first, because an entry held it; put again once that entry had left.
     kinds = [key.split("/")[0] for key in put]
     assert kinds == ["runs", "manifests", "placements", "runs"]
     assert (again.version, playing(run)) == (3, [3])
@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_evicted_meanwhile_does_not_enter(make, hooked, oth
     first, _ = save(run, 1, 2)
     rival = other()
     between(hooked, lambda: rival.prune(Retention(last=1)))
-    with pytest.raises(Conflict, match="not kept"):
+    with pytest.raises(Conflict, match="checkpoint was evicted"):
         run.pool.promote(first)
     assert playing(run) == []
 

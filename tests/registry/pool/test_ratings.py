@@ -225,7 +225,7 @@ def test_what_is_no_game(players, ranks, frozen, where):
     ],
 )
 def test_ratings_beyond_doubles(ratings):
-    with pytest.raises(InvalidInput, match="too far out") as caught:
+    with pytest.raises(InvalidInput, match="too far apart") as caught:
         rate(ratings, [1, 2])
     assert caught.value.where == "ratings"
 

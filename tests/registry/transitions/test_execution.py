@@ -60,7 +60,7 @@ def test_it_is_one_commit(reg):
 def test_a_gate_on_what_was_evicted_leads_over(reg):
     run = lived(reg, spec(source="gates/first"))
     first = run.checkpoints()[0]
-    # Not by `set_gate`, which refuses it; a log in which it stands is legal.
+    # Not by `set_gate`, which refuses it; a log that has it is legal.
     for action in (
         Evict(evictions=(Eviction(checkpoint=first.n, reason="old"),)),
         SetPin(kind="gate", name="first", manifest=first.digest, checkpoint=first.n),

@@ -184,7 +184,7 @@ HEAD = {"head.w": np.zeros(20, np.float32), "head.b": np.zeros(2, np.float32)}
     ("made", "told"),
     [
         ({"head.w": HEAD["head.w"]}, "expected head.w, head.b; found head.w"),
-        ({**HEAD, "trunk.w": 1}, "is not what was taken out"),
+        ({**HEAD, "trunk.w": 1}, "other paths than the reset took out"),
         ({**HEAD, "head.b": np.zeros(2)}, "model/head.b: .*expected float32; found float64"),
         ({**HEAD, "head.b": [0.0, 0.0]}, "model/head.b: .*expected float32; found list"),
     ],
@@ -197,7 +197,7 @@ def test_what_is_made_anew_must_be_what_was_taken_out(made, told):
 def test_only_what_is_reset_can_be_made_anew():
     with pytest.raises(InvalidInput, match=r"initialise\['phas'\].*expected.*phase.*phase"):
         table().carry_out({"phas": dict})
-    with pytest.raises(InvalidInput, match="only what a transition resets"):
+    with pytest.raises(InvalidInput, match="only parts that the transition resets"):
         table().carry_out({"optimizer": dict})
 
 
@@ -206,13 +206,13 @@ def test_only_what_is_reset_can_be_made_anew():
     [
         (rest("rng"), "no row says what becomes of rng"),
         ([{"part": "rng/*", "change": "carry"}, *rest("rng")], "no row says what becomes of rng"),
-        ([{"part": "ema", "change": "carry"}, *rest()], "nothing is there to carry: ema"),
-        ([{"part": "ema | ema2", "change": "freeze", "to": "x"}, *rest()], "nothing is there"),
+        ([{"part": "ema", "change": "carry"}, *rest()], "there is nothing to carry: ema"),
+        ([{"part": "ema | ema2", "change": "freeze", "to": "x"}, *rest()], "there is nothing"),
         (
             [{"part": "model", "change": "carry"}, {"part": "model/tail*", "change": "reset"}],
-            "nothing is there to reset: model/tail*",
+            "there is nothing to reset: model/tail*",
         ),
-        ([{"part": "model/head.*", "change": "reset"}, *rest()], "nothing is there to reset"),
+        ([{"part": "model/head.*", "change": "reset"}, *rest()], "there is nothing to reset"),
         (
             [
                 {"part": "model", "change": "carry"},

@@ -1,0 +1,204 @@
+"""Plan a collection: list the objects, replay the runs, and find what none of them needs.
+
+This is rule G1 of docs/spec.md, section 13. Any set of objects may be condemned safely, because the
+marks decide later; the plan makes a good choice. Nothing is deleted here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.backends import ObjectInfo, refuse_links
+from holdfast.registry.errors import Malformed, MissingObject, StoreFull
+from holdfast.registry.history.epochs import Epochs
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.maintenance.gc_report import Tally
+from holdfast.registry.maintenance.live import (
+    Needs,
+    RunFiles,
+    StoredFile,
+    fold_recent,
+    list_objects,
+    list_run_files,
+)
+from holdfast.registry.maintenance.window import RUNS_AT_ONCE, in_batches
+from holdfast.registry.storage.heads import Head
+from holdfast.registry.storage.keys import (
+    FOLDERS,
+    PROBES,
+    ObjectKey,
+    epoch_key,
+    is_probe,
+    snapshot_slot,
+)
+from holdfast.registry.storage.store import Store
+
+#: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
+#: alive.
+LEFTOVER_S = 3600.0
+#: Snapshots of a run that stay: the newest, and one in case it cannot be read.
+_SNAPSHOTS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a collector would condemn.
+
+    Attributes:
+        to_condemn: Unneeded objects that are not recent, with their sizes in bytes.
+        recent: Unneeded objects within the grace.
+        objects: All objects.
+        runs: Number of runs.
+        stale: Snapshots that newer ones have replaced, and files of probes that ended long ago.
+    """
+
+    to_condemn: Mapping[ObjectKey, int]
+    recent: Tally
+    objects: Tally
+    runs: int
+    stale: tuple[ObjectInfo, ...]
+
+
+class Planner:
+    """Finds the objects that no run needs.
+
+    Args:
+        store: The registry's objects.
+        epochs: Its log of epochs.
+        grace_s: Objects stored or evicted within this many seconds by the store's clock stay.
+
+    Attributes:
+        logs: The logs that were replayed, by run.
+    """
+
+    def __init__(self, store: Store, epochs: Epochs, grace_s: float) -> None:
+        self._store = store
+        self._epochs = epochs
+        self._grace_s = grace_s
+        self._needs = Needs(store)
+        self._seen: Mapping[str, Head] = {}
+        self.logs: dict[str, RunLog] = {}
+
+    def plan(self, *, dry_run: bool = False) -> Plan:
+        """Find what no run needs; see `Collector.choose`."""
+        heads = self._store.heads
+        self.refuse_links()
+        if not dry_run:
+            self._store.prepare_writing()
+        # Before the logs, so that objects which are committed meanwhile are found to be needed.
+        objects = list_objects(self._store)
+        self._check_generations(objects)
+        self._needs, self.logs = Needs(self._store, objects), {}
+        self._seen = heads.all() if heads is not None else {}
+        probes = [p for p in self._store.backend.list(PROBES) if is_probe(p.key)]
+        newest_s = max((file.modified_s for file in objects.values()), default=0.0)
+        now_s = 0.0
+        if self._grace_s or probes:
+            now_s = self._now_s(newest_s, dry_run=dry_run)
+        cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
+        runs = list(list_run_files(self._store))
+        if heads is not None:
+            heads.check_runs((files.run_id for files in runs), self._seen)
+        needed, needed_recently = self._read_runs(runs, cutoff_s)
+        unneeded = objects.keys() - needed
+        recent = {
+            key for key in unneeded if objects[key].modified_s > cutoff_s or key in needed_recently
+        }
+        return Plan(
+            {key: objects[key].size_bytes for key in unneeded - recent},
+            Tally.of(objects[key].size_bytes for key in recent),
+            Tally.of(file.size_bytes for file in objects.values()),
+            len(runs),
+            tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
+        )
+
+    def refuse_links(self) -> None:
+        """Raise if there is a link: a run may be behind it, and nothing there may be deleted."""
+        for folder in (*FOLDERS, PROBES):
+            refuse_links(self._store.backend, folder)
+
+    def _check_generations(self, objects: Mapping[ObjectKey, StoredFile]) -> None:
+        """Refuse objects whose generation is above the newest epoch: epochs were lost."""
+        newest = self._epochs.observe()
+        for key in objects:
+            if key.generation > newest:
+                raise Malformed(
+                    "an object was put under an epoch that is not there",
+                    where=key,
+                    expected=f"a generation of at most {newest}",
+                    hint=f"Restore {epoch_key(newest + 1)} and all later epochs from a backup, or "
+                    "move the object away if Holdfast did not write it.",
+                )
+
+    def _now_s(self, newest_s: float, *, dry_run: bool) -> float:
+        """Return the store's time; in a dry run, which writes nothing, this machine's.
+
+        A completely full store cannot give its time: then the result is at least `newest_s`.
+        """
+        if dry_run:
+            return time.time()
+        key = f"{PROBES}clock-{secrets.token_hex(8)}"
+        try:
+            self._store.with_reserve(lambda: self._store.backend.put(key, b""))
+        except StoreFull:
+            return newest_s
+        try:
+            return self._store.backend.stat(key).modified_s
+        finally:
+            self._store.backend.delete(key)
+
+    def _read_runs(
+        self, runs: Iterable[RunFiles], cutoff_s: float
+    ) -> tuple[set[ObjectKey], set[ObjectKey]]:
+        """Return what the runs need, and what some of them needed within the grace."""
+        needed: set[ObjectKey] = set()
+        needed_recently: set[ObjectKey] = set()
+        read = partial(self._read_run, cutoff_s=cutoff_s)
+        found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
+        for log, now, recently in found:
+            self.logs[log.run_id] = log
+            needed |= now
+            needed_recently |= recently
+        return needed, needed_recently
+
+    def _read_run(
+        self, files: RunFiles, cutoff_s: float
+    ) -> tuple[RunLog, set[ObjectKey], set[ObjectKey]]:
+        newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
+        log = RunLog(self._store, files.run_id, snapshot_slot=newest)
+        log.seen.head = self._seen.get(files.run_id)
+        # Slots are put in order: a slot before an old one is old, whatever its time says.
+        ages = enumerate(files.slots_s, start=1)
+        settled = max((number for number, put_s in ages if put_s <= cutoff_s), default=0)
+        recent = range(settled, len(files.slots_s))
+        if recent:
+            log.recall()  # an undo among them names what was evicted before
+        log.read_to(settled)
+        places = fold_recent(log, list(log.fetch(recent)))
+        log.check_head()
+        log.forget()
+        return log, self.needed_by(log), self._needs.of_evicted(places)
+
+    def needed_by(self, log: RunLog) -> set[ObjectKey]:
+        """Return what a run needs at its head, or at an earlier slot that was read already."""
+        while True:
+            try:
+                return self._needs.of(log.run)
+            except MissingObject:
+                # Evicted since, and deleted by another collector? Then the log has grown.
+                read = log.run.next_slot
+                if log.refresh().next_slot == read:
+                    raise
+
+
+def _stale(
+    runs: Iterable[RunFiles], probes: Iterable[ObjectInfo], before_s: float
+) -> Iterator[ObjectInfo]:
+    """Yield snapshots and probes that nobody uses any more."""
+    for files in runs:
+        yield from files.snapshots[_SNAPSHOTS_KEPT:]
+    yield from (info for info in probes if info.modified_s <= before_s)
