@@ -653,7 +653,7 @@ def test_bad_input_23_24_67_evicted(run, backend, reg):
         reg.fork(first, "fork")
     for key in packs_of(first):
         backend.delete(key)
-    said = ("let go, and collected since", "found commit 3 of 2", "A mirror")
+    said = ("was evicted, and its data was collected", "found commit 3 of 2", "A mirror")
     with refused(backend, MissingObject, *said, exit_code=6):
         first.load()
 

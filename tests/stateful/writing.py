@@ -274,7 +274,7 @@ class Writing(Base):
             def check() -> None:
                 assert known.streams[name].entries[reached - count :] == new
 
-            # Stopped after it had landed it may have been gone back behind since.
+            # If it was stopped after it had landed, it may be superseded by now.
             return check if stop is None else None
 
         self.on_run("append", side, who, which, stop, work)

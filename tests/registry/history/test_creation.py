@@ -1,4 +1,4 @@
-"""How a run is begun: what commit 0 says, what is refused, what is warned of before it is said."""
+"""Creating runs: commit 0, refused options, and warnings before it is committed."""
 
 from __future__ import annotations
 

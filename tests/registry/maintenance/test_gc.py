@@ -851,7 +851,7 @@ def test_a_restore_finds_what_took_the_place_of_what_was_collected(
 def test_a_load_of_what_was_collected_says_so(thinned, reg, backend, open_registry):
     gone = thinned.evicted()[0]
     reg.gc(grace_s=0)
-    with pytest.raises(MissingObject, match="let go, and collected since"):
+    with pytest.raises(MissingObject, match="was evicted, and its data was collected"):
         open_registry(backend).run("run").find(gone.record.n).load()
 
 
