@@ -51,13 +51,15 @@ from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.devices import await_devices
 from holdfast.registry.pytree.flatten import FlatComponent, FlatState, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths
+from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths, portable_kinds
+from holdfast.registry.pytree.tensor_bytes import TensorBytes
 from holdfast.registry.pytree.unflatten import unflatten, unflatten_component
 
 __all__ = [
     "ArrayLeaf",
     "FlatComponent",
     "FlatState",
+    "TensorBytes",
     "allocate",
     "await_devices",
     "check_arrays",
@@ -66,6 +68,7 @@ __all__ = [
     "flatten",
     "leaf_kinds",
     "leaf_paths",
+    "portable_kinds",
     "register_adapter",
     "unflatten",
     "unflatten_component",
