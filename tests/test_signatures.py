@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry import handles, rooms
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.pool.selection import Matchup
@@ -24,7 +25,12 @@ OURS = "holdfast"
 #: Calls that take any number of like things.
 VARIADIC = {"Run.undo": "checkpoints"}
 #: Names that annotations use and modules import for type checkers alone.
-FOR_CHECKERS = {"SeedSequence": np.random.SeedSequence, "Matchup": Matchup}
+FOR_CHECKERS = {
+    "SeedSequence": np.random.SeedSequence,
+    "Matchup": Matchup,
+    "Stored": holdfast.Stored,
+    **{name: getattr(face, name) for face in (rooms, handles) for name in face.__all__},
+}
 STATE_NAMES = {
     *("components", "lazily", "load", "load_into", "manifest", "ref", "run_id", "size_bytes"),
     *("tensors", "zarr"),
