@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import os
 
+if __name__ != "holdfast.backends":
+    # Loaded under another name, every class would exist twice.
+    raise ImportError("import `holdfast`: `backends` is a part of it and has no name of its own")
+
 from holdfast.backends.base import Backend, Body, Buffer, ByteRange, ObjectInfo, refuse_links
 from holdfast.backends.errors import (
     AccessDenied,

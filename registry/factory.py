@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from holdfast.backends import Backend, parse
+from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.registry import Registry
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.storage.connecting import create_store, open_store, open_store_on
 from holdfast.registry.storage.heads import Heads
-from holdfast.registry.writing.deltas import check_keyframe_every
 
 
 def init(
@@ -41,7 +41,7 @@ def init(
         StoreUnsuitable: The store lets two writers win, or lacks what a registry needs.
     """
     chosen = check_compression(compression)
-    every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
+    every = rooms.check_keyframe_every(keyframe_every, compresses=chosen != "none")
     return Registry(
         create_store(url, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe)
     )

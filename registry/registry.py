@@ -10,40 +10,32 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from holdfast.backends.escape import quoted
+from holdfast.registry import handles, rooms
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history.actions import CreateRun
-from holdfast.registry.history.creation import (
-    RunOptions,
-    begin,
-    check_same,
-    creation,
-    default_ids,
-    forked,
-)
-from holdfast.registry.history.log import RunLog, list_runs
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import Stored
-from holdfast.registry.maintenance.findings import VerifyReport
-from holdfast.registry.maintenance.gc import DAY_S, collect
-from holdfast.registry.maintenance.gc_report import GcReport
-from holdfast.registry.maintenance.repacking.repack import RepackReport, repack
-from holdfast.registry.maintenance.repair import RepairReport, repair
-from holdfast.registry.maintenance.usage import Usage, measure
-from holdfast.registry.maintenance.verify import Progress, verify
-from holdfast.registry.names.forking import inherit, inheritance
-from holdfast.registry.refs import find_by_id, find_in_run, is_digest
-from holdfast.registry.run import Run
-from holdfast.registry.run_view import committer_of
-from holdfast.registry.spec import Retention, RunSpec
-from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.history.epochs import DAY_S
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.connecting import open_store
 from holdfast.registry.storage.keys import check_run_id
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.suggest import near
+
+if TYPE_CHECKING:
+    from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
+    from holdfast.registry.history.actions import CreateRun
+    from holdfast.registry.loading.stored import Stored
+    from holdfast.registry.rooms import (
+        GcReport,
+        Progress,
+        RepackReport,
+        RepairReport,
+        Usage,
+        VerifyReport,
+    )
+    from holdfast.registry.spec import Retention
+    from holdfast.registry.spec.monitors import Monitor
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -114,8 +106,8 @@ class Registry:
                 configuration that cannot be stored.
             NotFound: There is no such preset.
         """
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        return self._create(run_id, creation(options))
+        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
+        return self._create(run_id, handles.creation(options))
 
     def fork(
         self,
@@ -150,11 +142,11 @@ class Registry:
             NotFound: The checkpoint is not in this registry.
         """
         checkpoint = self.checkpoint(source) if isinstance(source, str) else source
-        inherited = inheritance(self._store, checkpoint)
+        inherited = rooms.inheritance(self._store, checkpoint)
         parent = self._peek(checkpoint.run_id).manifest
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        run = self._create(run_id, forked(parent, inherited.parent, options))
-        inherit(committer_of(run), inherited)
+        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
+        run = self._create(run_id, handles.forked(parent, inherited.parent, options))
+        rooms.inherit(handles.committer_of(run), inherited)
         return run
 
     def run(
@@ -193,23 +185,23 @@ class Registry:
         if name is None:
             raise InvalidInput("no run is named", hint="Pass its id, or set HOLDFAST_RUN.")
         log = self._open_log(name, must_exist=not create)
-        options = RunOptions(preset, config, seed, monitor, retention, input_hash)
-        if log.run.commits == 0 and not begin(log, creation(options)):
+        options = handles.RunOptions(preset, config, seed, monitor, retention, input_hash)
+        if log.run.commits == 0 and not handles.begin(log, handles.creation(options)):
             log.refresh()
         if create:
             log.make_durable()  # the caller may rely on the run
-        check_same(log.run, options)
-        return self._hold(Run(self._store, log))
+        handles.check_same(log.run, options)
+        return self._hold(handles.Run(self._store, log))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
-        for name in [run_id] if run_id is not None else default_ids(int(action.seed, 16)):
-            log = RunLog(self._store, check_run_id(name))
+        for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):
+            log = handles.RunLog(self._store, check_run_id(name))
             if self._store.heads is not None and self._store.heads.seen(name) is not None:
                 log.open()  # it exists, or did: `open` refuses a run that is gone
-            if begin(log, action):
-                if log.run.spec == RunSpec(monitors=action.monitors):
+            if handles.begin(log, action):
+                if log.run.spec == handles.RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(Run(self._store, log))
+                return self._hold(handles.Run(self._store, log))
         raise Conflict(
             "a run of this name exists",
             where=run_id,
@@ -220,7 +212,7 @@ class Registry:
         """Return the names of all runs, sorted."""
         # Before the listing: a run that begins meanwhile would be seen, and not listed.
         seen = self._store.heads.all() if self._store.heads is not None else {}
-        runs = list_runs(self._store)
+        runs = handles.list_runs(self._store)
         for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
@@ -238,7 +230,7 @@ class Registry:
             InvalidInput: It names a state that is no checkpoint: `stored` returns that.
         """
         found = self.stored(ref)
-        if not isinstance(found, Checkpoint):
+        if not isinstance(found, handles.Checkpoint):
             raise InvalidInput(
                 "this is a stored state and no checkpoint",
                 where=found.ref,
@@ -264,9 +256,9 @@ class Registry:
                 "not a ref", expected="a text such as 'RUN/latest'", found=quoted(ref)
             )
         name, _, path = ref.partition("/")
-        if not path and is_digest(name) and name.removeprefix("sha256:") not in self.runs():
-            return find_by_id(self.url, self.runs(), self._peek, name)
-        return find_in_run(self._peek(name, by_id=is_digest(path)), path)
+        if not path and handles.is_digest(name) and name.removeprefix("sha256:") not in self.runs():
+            return handles.find_by_id(self.url, self.runs(), self._peek, name)
+        return handles.find_in_run(self._peek(name, by_id=handles.is_digest(path)), path)
 
     def verify(
         self,
@@ -304,7 +296,7 @@ class Registry:
                 a file of heads cannot be read or written.
             StorageError: The store did not answer; with `resume` the next call continues there.
         """
-        return verify(
+        return rooms.verify(
             self._store,
             deep=deep,
             sample=sample,
@@ -348,7 +340,7 @@ class Registry:
             else:
                 source = open_store(mirror, read_only=True)
                 stack.callback(source.close)
-            return repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
+            return rooms.repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
 
     def gc(
         self,
@@ -374,7 +366,7 @@ class Registry:
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
             StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
         """
-        return collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
+        return rooms.collect(self._store, grace_s=grace_s, dry_run=dry_run, progress=progress)
 
     def repack(
         self,
@@ -411,7 +403,7 @@ class Registry:
                 nothing is deleted.
             Conflict: Collections interrupted it too often.
         """
-        return repack(
+        return rooms.repack(
             self._store,
             runs,
             min_dead=min_dead,
@@ -427,7 +419,7 @@ class Registry:
         Raises:
             IntegrityError: Something is damaged or gone.
         """
-        return measure(self._store)
+        return rooms.measure(self._store)
 
     def close(self) -> None:
         """Finish saves under way, stop the threads, close the connections."""
@@ -438,19 +430,19 @@ class Registry:
                 stack.callback(run.close)
 
     def _open_log(self, name: str, *, must_exist: bool, by_id: bool = False) -> RunLog:
-        log = RunLog(self._store, check_run_id(name))
+        log = handles.RunLog(self._store, check_run_id(name))
         log.open(check_head=not by_id)  # an id names the same bytes, however old the log is
         if must_exist and log.run.commits == 0:
             raise NotFound(
                 "no such run",
                 where=f"{self.url}: {name}",
-                hint=near(name, list_runs(self._store)),
+                hint=near(name, handles.list_runs(self._store)),
             )
         return log
 
     def _peek(self, name: str, *, by_id: bool = False) -> Run:
         """Open a run for a look-up; `close` does not close it."""
-        return Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
+        return handles.Run(self._store, self._open_log(name, must_exist=True, by_id=by_id))
 
     def _hold(self, run: Run) -> Run:
         self._opened.append(run)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from holdfast.backends.escape import quoted
+from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.actions import RunStatus, SetStatus
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored, load_to_train
-from holdfast.registry.merging.merge import merge
 from holdfast.registry.names import pins, pruning
 from holdfast.registry.precision.policy import PrecisionPolicy
 from holdfast.registry.run_curation import CuratedRun
@@ -29,8 +29,10 @@ from holdfast.registry.training.pending import PendingSave
 from holdfast.registry.training.restoring import Restored, check_source, restore_newest
 from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.training.trainer import Trainer
-from holdfast.registry.transitions import Initialise, Transitioned, TransitionOptions, transition
 from holdfast.registry.writing.committer import Committer
+
+if TYPE_CHECKING:
+    from holdfast.registry.rooms import Initialise, Transitioned
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -256,7 +258,7 @@ class Run(CuratedRun):
             compression=compression,
             allow_nonfinite=allow_nonfinite,
         )
-        return merge(self._committer, sources, request, average, weights, pick, meta)
+        return rooms.merge(self._committer, sources, request, average, weights, pick, meta)
 
     def save_async(
         self,
@@ -380,8 +382,8 @@ class Run(CuratedRun):
             Conflict: The phase has begun already, or the run is over.
             Fenced: Another trainer has taken the run over.
         """
-        options = TransitionOptions(targets, metrics, enable, initialise, map_location)
-        return transition(self._trainer, self._committer, to, options)
+        options = rooms.TransitionOptions(targets, metrics, enable, initialise, map_location)
+        return rooms.transition(self._trainer, self._committer, to, options)
 
     # Ending
 

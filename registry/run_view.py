@@ -6,26 +6,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted, shown
+from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.following.following import Following
-from holdfast.registry.following.watching import Watch
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins
-from holdfast.registry.names.releases import Releases
-from holdfast.registry.pool.league import OpponentPool
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.seeds import child, phase_number
-from holdfast.registry.streams.stream import Stream
 from holdfast.registry.training.save_request import DEFAULT_PHASE
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
+
+    from holdfast.registry.rooms import Following, OpponentPool, Releases, Stream, Watch
 
 
 class RunView:
@@ -35,7 +33,7 @@ class RunView:
         self._committer = committer
         self._store = committer.store
         self._log = committer.log
-        self._pool = OpponentPool(committer)
+        self._pool: OpponentPool | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.id}>"
@@ -161,16 +159,18 @@ class RunView:
     @property
     def releases(self) -> Releases:
         """Published states under semantic versions, each with a model card."""
-        return Releases(self._committer)
+        return rooms.Releases(self._committer)
 
     @property
     def pool(self) -> OpponentPool:
         """The opponent pool."""
+        if self._pool is None:
+            self._pool = rooms.OpponentPool(self._committer)
         return self._pool
 
     def stream(self, name: str) -> Stream:
         """Return an append-only history of this run; it need not exist yet."""
-        return Stream(self._committer, name)
+        return rooms.Stream(self._committer, name)
 
     def gate(self, name: str) -> Checkpoint:
         """Return a gate. Loading it never falls back: damage is an error.
@@ -264,7 +264,7 @@ class RunView:
         Raises:
             InvalidInput: The run has no such phase, or a name or a time is not legal.
         """
-        return Watch(
+        return rooms.Watch(
             self._committer,
             phase,
             group=group,
@@ -338,7 +338,7 @@ class RunView:
             NotFound: There is no such component.
             IntegrityError: Something is damaged or gone.
         """
-        return Following(
+        return rooms.Following(
             self._committer,
             model,
             component=component,

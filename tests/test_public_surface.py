@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -33,7 +35,7 @@ def test_the_surface_is_small() -> None:
 def test_all_is_what_the_package_defines() -> None:
     """What is bound in the package and neither a module nor private is promised, and vice versa."""
     assert all(hasattr(holdfast, name) for name in holdfast.__all__)  # loads what is lazy
-    lazy = {"TYPE_CHECKING", "import_module"}
+    lazy = {"TYPE_CHECKING", "at_first_use"}
     names = {
         name
         for name, value in vars(holdfast).items()
@@ -64,10 +66,78 @@ def test_errors_are_all_exported_and_of_one_root() -> None:
     assert all(getattr(errors, name).exit_code > 0 for name in defined)
 
 
-def test_import_loads_nothing_heavy() -> None:
-    program = "import json, sys, holdfast; holdfast.open; print(json.dumps(sorted(sys.modules)))"
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that a program has loaded at its end."""
+    program = f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert loaded & HEAVY == set()
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def rooms_of(modules: set[str]) -> set[str]:
+    parts = [name.split(".") for name in modules if name.startswith("holdfast.registry.")]
+    return {words[2] for words in parts}
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import holdfast; holdfast.open")
+    assert {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy"} == set()
+    late = {"formats", "loading", "merging", "pool", "run", "run_view", "training", "writing"}
+    assert rooms_of(loaded) & {*LATE, *late} == set()
+    assert rooms_of(loaded_by("import holdfast")) <= {"values"}
+
+
+#: Rooms that only some calls of a registry or a run need.
+LATE = {"comparing", "following", "formats", "maintenance", "merging", "transitions"}
+
+
+def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
+        opened.create_run("run").save({"w": 1}, step=1)
+    path = str(tmp_path / "registry")
+    loaded = loaded_by(
+        f"import holdfast\nwith holdfast.open({path!r}) as reg: reg.checkpoint('run').load()"
+    )
+    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+    assert rooms_of(loaded) & LATE == set()
+    assert "holdfast.registry.pool.league" not in loaded
+    assert "holdfast.registry.names.releases" not in loaded
+
+
+@pytest.mark.parametrize("name", ["rooms", "handles"])
+def test_what_is_imported_late_is_what_type_checkers_see(name: str) -> None:
+    late = importlib.import_module(f"holdfast.registry.{name}")
+    tree = ast.parse(Path(late.__file__ or "").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(seen) == late.__all__
+    for name, home in seen.items():
+        assert getattr(late, name) is getattr(importlib.import_module(home or ""), name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        late.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["backends", "registry"])
+def test_a_folder_of_the_checkout_has_no_name_of_its_own(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: import `holdfast`")
+
+
+def test_the_module_of_errors_offers_all_of_them() -> None:
+    errors = importlib.import_module("holdfast.errors")
+    tree = importlib.import_module("holdfast.registry.errors")
+    assert errors.__all__ == tree.__all__
+    assert all(getattr(errors, name) is getattr(tree, name) for name in tree.__all__)

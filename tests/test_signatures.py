@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry import handles, rooms
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.pool.selection import Matchup
@@ -24,7 +25,12 @@ OURS = "holdfast"
 #: Calls that take any number of like things.
 VARIADIC = {"Run.undo": "checkpoints"}
 #: Names that annotations use and modules import for type checkers alone.
-FOR_CHECKERS = {"SeedSequence": np.random.SeedSequence, "Matchup": Matchup}
+FOR_CHECKERS = {
+    "SeedSequence": np.random.SeedSequence,
+    "Matchup": Matchup,
+    "Stored": holdfast.Stored,
+    **{name: getattr(face, name) for face in (rooms, handles) for name in face.__all__},
+}
 STATE_NAMES = {
     *("components", "lazily", "load", "load_into", "manifest", "ref", "run_id", "size_bytes"),
     *("tensors", "zarr"),
@@ -227,13 +233,13 @@ def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
     given, found = passed_on(monkeypatch, call, "holdfast.registry.run.SaveRequest", [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
     monkeypatch.setattr("holdfast.registry.run.SaveRequest", lambda step, **_: step)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.merge", [])
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.rooms.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
 
 def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").transition
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.TransitionOptions", 2)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.rooms.TransitionOptions", 2)
     assert found == given
 
 
@@ -242,5 +248,5 @@ def test_every_option_of_a_new_run_is_passed_on(monkeypatch, reg, name: str) -> 
     source = reg.create_run("source").save({"w": np.zeros(3)}, step=1)
     values = (source, "new") if name == "fork" else ("source",)
     call = getattr(reg, name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.registry.RunOptions", *values)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.handles.RunOptions", *values)
     assert found == {name: one for name, one in given.items() if name != "create"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -170,9 +169,10 @@ app = typer.Typer(
 
 def _print_version(*, wanted: bool) -> None:
     if wanted:
+        metadata = import_module("importlib.metadata")  # slow, and needed here alone
         try:
-            number = version("holdfast")
-        except PackageNotFoundError:
+            number = metadata.version("holdfast")
+        except metadata.PackageNotFoundError:
             number = "(not installed)"
         print(f"holdfast {number}")
         raise typer.Exit

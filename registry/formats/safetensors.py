@@ -1,8 +1,9 @@
 """Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata if it has some.
 
 `holdfast.registry.formats.safetensors_header` checks the header, so that a refusal names the broken
-rule; the library reads the tensors. Files are written here, because the library's output differs
-from call to call if there are two metadata keys, and lacks some element types.
+rule. Bytes go from file to store and back without becoming tensors, so neither torch nor the
+library of safetensors is needed. That library's own output differs from call to call if there are
+two metadata keys, and lacks some element types.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.formats.safetensors_header import NAMES, broken, encode_header, read_header
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.safetensors_header import NAMES, Header, encode_header, read_header
+from holdfast.registry.formats.source import read_exactly, stable
 from holdfast.registry.formats.state_file import FileState, WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import load_portable
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"
@@ -33,40 +35,29 @@ def read(path: Path) -> FileState:
 
     Raises:
         InvalidInput: It breaks a rule of the format; the message names the rule.
-        IncompatibleState: A library that reads it is not installed.
+        IncompatibleState: It does not fit into memory.
     """
     with stable(path) as file:
         size = os.fstat(file.fileno()).st_size
-        metadata = read_header(file, size, path)
-        tensors = _tensors(path)
-    state: dict[str, Any] = {COMPONENT: tensors}
-    if metadata is not None:
-        state[METADATA] = metadata
+        header = read_header(file, size, path)
+        state: dict[str, Any] = {COMPONENT: _tensors(file, header, path)}
+    if header.metadata is not None:
+        state[METADATA] = header.metadata
     return FileState(state, "safetensors", size)
 
 
-def _tensors(path: Path) -> dict[str, Any]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise _not_installed(path, error) from error
-    try:
-        with safe_open(path, framework="pt") as file:
-            # The library's tensors are views of a mapping of the file.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except ImportError as error:
-        raise _not_installed(path, error) from error
-    except (SafetensorError, KeyError, ValueError, RuntimeError, AttributeError) as error:
-        broken(path, "the safetensors library refuses it", None, error)
-
-
-def _not_installed(path: Path, error: ImportError) -> IncompatibleState:
-    return IncompatibleState(
-        "a library that reads safetensors is not installed",
-        where=path,
-        found=error,
-        hint="Install it: pip install safetensors torch.",
-    )
+def _tensors(file: BinaryIO, header: Header, path: Path) -> dict[str, Any]:
+    """Read the tensors, one behind the other; return them sorted by name."""
+    found = {}
+    for name, dtype, shape in header.tensors:
+        try:
+            found[name], data = pytree.allocate(dtype, shape, "tensor")
+        except (MemoryError, ValueError) as error:
+            raise IncompatibleState(
+                "a tensor does not fit into memory", where=f"{path}: {name}", found=error
+            ) from error
+        read_exactly(file, data, path)
+    return dict(sorted(found.items()))
 
 
 # Writing
@@ -82,7 +73,7 @@ def write(
             path.
     """
     wanted = _choose(checkpoint, only)
-    state = pytree.flatten(checkpoint.load(only=wanted))
+    state = pytree.flatten(load_portable(checkpoint, wanted))
     leaves: dict[str, ArrayLeaf] = {}
     metadata: dict[str, str] = {}
     for part in state.components:

@@ -6,6 +6,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -43,17 +44,41 @@ NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 HINT = "To keep its bytes as they are, push it under a name that ends otherwise, such as .bin."
 
 
-def read_header(file: BinaryIO, size: int, path: Path) -> dict[str, str] | None:
-    """Check the header of a file of `size` bytes; return the file's own metadata, if any.
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that keeps every rule.
+
+    Attributes:
+        metadata: The file's own metadata, if there is any.
+        tensors: Name, element type and shape of each tensor, in the order of their bytes, which
+            follow one another from the header's end to the file's.
+    """
+
+    metadata: dict[str, str] | None
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]]
+
+
+def read_header(file: BinaryIO, size: int, path: Path) -> Header:
+    """Check the header of a file of `size` bytes, and return it; the file is then at its data.
 
     Raises:
         InvalidInput: It breaks a rule of the format, which the message names, or would take too
             much memory.
     """
     header, data_bytes = _parse(file, size, path)
-    metadata: dict[str, str] | None = header.pop("__metadata__", None)
-    _check_entries(header, data_bytes, path)
-    return metadata
+    metadata = _metadata(header.pop("__metadata__", None), path)
+    order = _check_entries(header, data_bytes, path)
+    entries = [(name, header[name]) for name in order]
+    tensors = [(name, DTYPES[one["dtype"]], tuple(one["shape"])) for name, one in entries]
+    return Header(metadata, tensors)
+
+
+def _metadata(found: Any, path: Path) -> dict[str, str] | None:
+    if found is not None and not (
+        isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
+    ):
+        broken(path, "its metadata is not text by name", "an object of strings", found)
+    return found
 
 
 def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
@@ -88,8 +113,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> None:
-    """Check that the tensors fill the file from the header to its end, without gaps."""
+def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> list[str]:
+    """Check that the tensors fill the data without gaps; return their names in that order."""
     spans = sorted((_span(name, entry, path), name) for name, entry in header.items())
     end = 0
     for (start, stop), name in spans:
@@ -99,6 +124,7 @@ def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> No
         end = stop
     if end != data_bytes:
         broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
+    return [name for _, name in spans]
 
 
 def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:

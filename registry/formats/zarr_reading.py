@@ -277,8 +277,8 @@ def _nested(folder: _Folder, arrays: dict[str, ArrayNode], groups: set[str]) -> 
 
 
 def _loaded(folder: _Folder, path: str, node: ArrayNode) -> Any:
-    # A type that NumPy lacks becomes a torch tensor: most users have no ml_dtypes.
-    return _filled(folder, path, node, "torch" if node.dtype in BITS else "numpy")
+    # A type that NumPy lacks becomes a tensor: most users have no ml_dtypes.
+    return _filled(folder, path, node, "tensor" if node.dtype in BITS else "numpy")
 
 
 def _filled(folder: _Folder, path: str, node: ArrayNode, kind: str) -> Any:
@@ -345,7 +345,7 @@ def _restored(folder: _Folder, arrays: Mapping[str, ArrayNode], described: Any) 
         for name, skeleton in components:
             if type(name) is not str:
                 raise TypeError(f"a component named {name!r}")
-            kinds = pytree.leaf_kinds(skeleton)
+            kinds = pytree.portable_kinds(skeleton)
             paths = pytree.leaf_paths(name, skeleton)
             used.update(paths.values())
             parts.append((name, skeleton, [(paths[index], kinds[index]) for index in kinds]))

@@ -22,6 +22,9 @@ from holdfast.registry.storage.keys import EPOCHS, ObjectKey, epoch_key, parse_n
 from holdfast.registry.storage.store import Store, check_writer_version, gaps
 from holdfast.registry.values.records import Record
 
+#: The grace of a sweep where none is given.
+DAY_S = 86_400.0
+
 
 class EpochHeader(Record):
     """First line of an entry.

@@ -29,7 +29,7 @@ from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
 from holdfast.registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.environment import host_name
+from holdfast.registry.values.process import host_name
 
 #: A snapshot is written when the log has grown by this many slots.
 SNAPSHOT_EVERY = 64

@@ -10,7 +10,7 @@ from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOve
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.environment import host_name
+from holdfast.registry.values.process import host_name
 
 
 class WriterToken:

@@ -57,22 +57,26 @@ class Allocated:
         self.widenings.append((memory, tensor.dtype, original))
 
 
-def allocate(ref: str, parts: Mapping[str, Component], precision: LoadPrecision) -> Allocated:
+def allocate(
+    ref: str, parts: Mapping[str, Component], precision: LoadPrecision, *, portable: bool = False
+) -> Allocated:
     """Return fresh arrays for components, and the tensors to read into them.
 
     Args:
         ref: The state.
         parts: The components.
         precision: The element types of the arrays.
+        portable: Whether tensors are `pytree.TensorBytes`, for which torch is not needed.
 
     Raises:
         Malformed: No library makes an array of such a shape.
         IncompatibleState: They do not fit into memory, or the installed library lacks an element
             type, or allows fewer axes.
     """
+    kinds_of = pytree.portable_kinds if portable else pytree.leaf_kinds
     made = Allocated()
     for name, part in parts.items():
-        kinds = pytree.leaf_kinds(part.skeleton)
+        kinds = kinds_of(part.skeleton)
         made.arrays[name] = []
         for index, tensor in enumerate(part.tensors):
             try:

@@ -135,13 +135,23 @@ class Stored:
         """
         check_load_precision(precision)
         check_device(map_location)
+        return self._load(only, map_location, precision)
+
+    def _load(
+        self,
+        only: str | Iterable[str] | None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+        *,
+        portable: bool = False,
+    ) -> Any:
         manifest = self.manifest
         aside = self._aside(manifest)
         names = [only] if isinstance(only, str) else only
         wanted = self._select(manifest, _without(names, aside))
         self._reader.check_lists(manifest)
         with collector_paused():
-            made = allocate(self.ref, wanted, precision)
+            made = allocate(self.ref, wanted, precision, portable=portable)
         self._reader.read(manifest, made.targets)
         widen_all(made.widenings, self._store.pools.hashing)
         arrays = made.arrays
@@ -365,6 +375,16 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
 def reader_of(stored: Stored) -> StateReader:
     """Return the reader of a stored state."""
     return stored._reader
+
+
+def load_portable(stored: Stored, only: Iterable[str]) -> Any:
+    """Return a state whose tensors are `pytree.TensorBytes`, to be passed on without torch.
+
+    Raises:
+        NotFound: A component in `only` does not exist.
+        IntegrityError: Something is damaged or gone; nothing is returned.
+    """
+    return stored._load(only, portable=True)
 
 
 def commit_keys(stored: Stored) -> CommitKeys | None:

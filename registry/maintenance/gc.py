@@ -30,7 +30,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.actions import Line, Mark
-from holdfast.registry.history.epochs import Epochs, encode_sweep
+from holdfast.registry.history.epochs import DAY_S, Epochs, encode_sweep
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.maintenance.gc_plan import LEFTOVER_S, Plan, Planner
@@ -41,7 +41,6 @@ from holdfast.registry.storage.keys import RUNS, ObjectKey, epoch_key
 from holdfast.registry.storage.store import Store
 from holdfast.registry.storage.threads import results
 
-DAY_S = 86_400.0
 #: The longest grace: 30,000 years.
 _LONGEST_S = 10**12
 #: Epochs that are searched for objects that a collector condemned and did not delete.

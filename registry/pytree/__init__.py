@@ -60,12 +60,14 @@ from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.decoding import unflatten, unflatten_component
 from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths
+from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths, portable_kinds
+from holdfast.registry.pytree.tensor_bytes import TensorBytes
 
 __all__ = [
     "ArrayLeaf",
     "FlatComponent",
     "FlatState",
+    "TensorBytes",
     "allocate",
     "await_devices",
     "check_arrays",
@@ -74,6 +76,7 @@ __all__ = [
     "flatten",
     "leaf_kinds",
     "leaf_paths",
+    "portable_kinds",
     "register_adapter",
     "unflatten",
     "unflatten_component",

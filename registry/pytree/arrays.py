@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.pytree import libraries, refusals
+from holdfast.registry.pytree import libraries, refusals, tensor_bytes
 from holdfast.registry.values.dtypes import item_size
 
 Destination = tuple[object, memoryview]
@@ -20,7 +20,8 @@ def allocate(dtype: str, shape: tuple[int, ...], kind: str) -> Destination:
     Args:
         dtype: A name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
         shape: Lengths of the axes, in elements.
-        kind: `torch`, `numpy`, `bytes` or `str`, as `leaf_kinds` gives it.
+        kind: `torch`, `tensor`, `numpy`, `bytes` or `str`, as `leaf_kinds` or `portable_kinds`
+            gives it.
 
     Raises:
         UnsupportedValue: There is no such element type.
@@ -60,6 +61,8 @@ def _allocator(kind: str) -> Callable[[str, tuple[int, ...]], Destination]:
         found: Any = libraries.torch_wrapper().allocate
     elif kind == "numpy":
         found = libraries.numpy_wrapper().allocate
+    elif kind == "tensor":
+        found = tensor_bytes.allocate
     elif kind in ("bytes", "str"):
         found = _allocate_bytes
     else:

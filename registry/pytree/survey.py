@@ -13,6 +13,9 @@ from holdfast.registry.values.canonical import Json
 #: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
 
+#: Tags of sparse tensors, whose parts are tensors.
+_SPARSE = frozenset({"coo", "csr", "csc", "bsr", "bsc"})
+
 Children = Iterable[tuple[str, Any]]
 
 
@@ -23,6 +26,33 @@ def leaf_kinds(skeleton: Json) -> dict[int, str]:
         Malformed: The skeleton breaks a rule of the format.
     """
     return {index: _KINDS[tag] for index, tag, _ in walk("", skeleton)}
+
+
+def portable_kinds(skeleton: Json) -> dict[int, str]:
+    """Return the kinds like `leaf_kinds`, but `tensor` where a tensor's bytes can do without torch.
+
+    Only torch can put sparse tensors together: a component with one keeps `torch`.
+
+    Raises:
+        Malformed: The skeleton breaks a rule of the format.
+    """
+    kinds = leaf_kinds(skeleton)
+    if _has_sparse(skeleton):
+        return kinds
+    return {index: "tensor" if kind == "torch" else kind for index, kind in kinds.items()}
+
+
+def _has_sparse(skeleton: Json) -> bool:
+    stack: list[Json] = [skeleton]
+    while stack:
+        node = stack.pop()
+        if type(node) is dict:
+            if not _SPARSE.isdisjoint(node):
+                return True
+            stack += node.values()
+        elif type(node) is list:
+            stack += node
+    return False
 
 
 def leaf_paths(name: str, skeleton: Json) -> dict[int, str]:

@@ -125,14 +125,6 @@ def _encode_parts(
     return [encode_tensor(encoder, part, (link, name), depth) for name, part in parts.items()]
 
 
-def decode_tensor(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:  # noqa: ARG001
-    """Return the tensor that was loaded."""
-    value = decoder.array(payload, link)
-    if not isinstance(value, torch.Tensor):
-        decoder.malformed(link, "not a tensor", "a tensor", type(value).__name__)
-    return value
-
-
 def _decode_sparse(
     decoder: Decoder, payload: Any, link: Link, depth: int, layout: torch.layout
 ) -> Any:
@@ -175,7 +167,6 @@ def _build_sparse(
 
 for _cls in PLAIN:
     HANDLERS[_cls] = encode_tensor
-DECODERS["t"] = decode_tensor
 DECODERS["coo"] = partial(_decode_sparse, layout=torch.sparse_coo)
 for _layout, (_tag, _, _) in _COMPRESSED.items():
     DECODERS[_tag] = partial(_decode_sparse, layout=_layout)

@@ -37,8 +37,8 @@ from holdfast.registry.spec.requirements import (
 )
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.streams.segments import check_entries
-from holdfast.registry.values.environment import require_first_rank
 from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.process import require_first_rank
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.deltas import check_keyframe_every
 

@@ -27,8 +27,8 @@ from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.transitions import readiness
 from holdfast.registry.transitions.rows import Applied, Initialise, NewPhase, Table
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.environment import require_first_rank
 from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.process import require_first_rank
 from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.change import NewCommit, Stale, after_commit
 from holdfast.registry.writing.committer import Committer

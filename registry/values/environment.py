@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 import subprocess
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from holdfast.registry.errors import Conflict
+from holdfast.registry.values.process import host_name
 
 
 def describe_environment() -> dict[str, str]:
@@ -29,26 +28,6 @@ def describe_environment() -> dict[str, str]:
         found["git_commit"] += "+dirty"
     # Names from the system may hold bytes that are not valid text.
     return {key: value.encode(errors="replace").decode() for key, value in found.items() if value}
-
-
-def host_name() -> str:
-    """Return this machine's name; bytes that are not valid text become question marks."""
-    return socket.gethostname().encode(errors="replace").decode()
-
-
-def require_first_rank() -> None:
-    """Refuse to write from any rank but 0 of a distributed job.
-
-    Raises:
-        Conflict: `WORLD_SIZE` is above 1 and `RANK` is not 0.
-    """
-    rank = os.environ.get("RANK", "0")
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1") and rank not in ("", "0"):
-        raise Conflict(
-            "only rank 0 may save a run",
-            where=f"RANK={rank}",
-            hint="Guard the call: `if rank == 0: run.save(...)`. Every rank may load.",
-        )
 
 
 @cache

@@ -15,13 +15,13 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    ModelWrapValidatorHandler,
     PlainSerializer,
     SerializationInfo,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticKnownError, core_schema, to_json
 
 from holdfast.backends.escape import printable

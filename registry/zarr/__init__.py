@@ -11,13 +11,15 @@ zarr is an extra: this module imports it when one of its functions is called. `l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.lazy import Source
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.zarr.nodes import ArrayNode
+
+if TYPE_CHECKING:
+    from holdfast.registry.zarr.nodes import ArrayNode
 
 __all__ = ["open_zarr", "read_zarr_array"]
 

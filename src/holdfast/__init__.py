@@ -26,32 +26,27 @@ if TYPE_CHECKING:
     from holdfast.registry.sync import sync
     from holdfast.registry.values.digest import Digest
 else:
-    from importlib import import_module
+    from holdfast.registry.values.first_use import at_first_use
 
-    #: Where each name is defined, below `holdfast.registry`.
-    _MODULES = {
-        "Checkpoint": "loading.checkpoint",
-        "Digest": "values.digest",
-        "Monitor": "spec.monitors",
-        "Registry": "registry",
-        "RegistryError": "errors",
-        "Retention": "spec",
-        "Run": "run",
-        "Stored": "loading.stored",
-        "init": "factory",
-        "open": "factory",
-        "register_adapter": "pytree",
-        "register_migration": "spec.migrations",
-        "sync": "sync",
-        "trust": "storage.heads",
-    }
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"holdfast.registry.{_MODULES[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = at_first_use(
+        __name__,
+        {
+            "Checkpoint": "loading.checkpoint",
+            "Digest": "values.digest",
+            "Monitor": "spec.monitors",
+            "Registry": "registry",
+            "RegistryError": "errors",
+            "Retention": "spec",
+            "Run": "run",
+            "Stored": "loading.stored",
+            "init": "factory",
+            "open": "factory",
+            "register_adapter": "pytree",
+            "register_migration": "spec.migrations",
+            "sync": "sync",
+            "trust": "storage.heads",
+        },
+    )
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

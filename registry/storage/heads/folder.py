@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from holdfast.backends import Location
 from holdfast.registry.storage.cache_folder import OPEN, lock_folder, open_folder
 from holdfast.registry.storage.heads.record import MAX_FILE_BYTES
-from holdfast.registry.values.environment import host_name
+from holdfast.registry.values.process import host_name
 
 #: The most registries with heads; beyond that the files written longest ago are removed.
 MAX_FILES = 1000

@@ -49,7 +49,7 @@ def test_torch_states_without_torch_name_the_remedy():
         "from holdfast.registry.pytree import *\n"
         "from holdfast.registry.errors import IncompatibleState\n"
         "assert leaf_kinds({'t': 0}) == {0: 'torch'}\n"
-        "for act in (lambda: unflatten_component({'t': 0}, [0]),\n"
+        "for act in (lambda: unflatten_component({'ts': [1]}, []),\n"
         "            lambda: allocate('int8', (1,), 'torch')):\n"
         "    try: act()\n"
         "    except IncompatibleState as error: assert 'pip install torch' in str(error)\n"

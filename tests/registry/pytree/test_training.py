@@ -25,7 +25,7 @@ def net_of(cls=None):
     torch.manual_seed(0)
     if cls is optim.SparseAdam:
         return nn.Embedding(5, 3, sparse=True)
-    if cls is optim.Muon:
+    if cls is getattr(optim, "Muon", None):  # since torch 2.9
         return nn.Linear(4, 3, bias=False)
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.PReLU())
 
@@ -125,6 +125,8 @@ def test_every_scheduler_goes_on_bit_for_bit(name):
         return [group["lr"] for group in optimizer.param_groups]
 
     _, optimizer, scheduler = start()
+    if callable(scheduler.state_dict().get("anneal_func")):
+        pytest.skip("SWALR of this torch keeps a function in its state")
     for _ in range(3):
         go(optimizer, scheduler)
     state = {"optimizer": optimizer, "scheduler": scheduler}

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.registry.errors import Conflict
 from holdfast.registry.values import environment
-from holdfast.registry.values.environment import describe_environment, require_first_rank
+from holdfast.registry.values.environment import describe_environment
+from holdfast.registry.values.process import require_first_rank
 
 
 def _repository(folder) -> None:

@@ -1,0 +1,66 @@
+"""Runs and the refs into them; they are imported with the first run that a registry opens.
+
+A registry can be opened, checked and collected without them. `holdfast.registry.rooms` says how
+and why parts of the package are imported late; this table is apart because it is above the runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.registry.history.creation import (
+        RunOptions,
+        begin,
+        check_same,
+        creation,
+        default_ids,
+        forked,
+    )
+    from holdfast.registry.history.log import RunLog, list_runs
+    from holdfast.registry.loading.checkpoint import Checkpoint
+    from holdfast.registry.refs import find_by_id, find_in_run, is_digest
+    from holdfast.registry.run import Run
+    from holdfast.registry.run_view import committer_of
+    from holdfast.registry.spec import RunSpec
+else:
+    from holdfast.registry.values.first_use import at_first_use
+
+    __getattr__ = at_first_use(
+        __name__,
+        {
+            "Checkpoint": "loading.checkpoint",
+            "Run": "run",
+            "RunLog": "history.log",
+            "RunOptions": "history.creation",
+            "RunSpec": "spec",
+            "begin": "history.creation",
+            "check_same": "history.creation",
+            "committer_of": "run_view",
+            "creation": "history.creation",
+            "default_ids": "history.creation",
+            "find_by_id": "refs",
+            "find_in_run": "refs",
+            "forked": "history.creation",
+            "is_digest": "refs",
+            "list_runs": "history.log",
+        },
+    )
+
+__all__ = [
+    "Checkpoint",
+    "Run",
+    "RunLog",
+    "RunOptions",
+    "RunSpec",
+    "begin",
+    "check_same",
+    "committer_of",
+    "creation",
+    "default_ids",
+    "find_by_id",
+    "find_in_run",
+    "forked",
+    "is_digest",
+    "list_runs",
+]

@@ -1,0 +1,61 @@
+"""Tensors of torch as their bytes, for files that are only passed on: no torch is needed for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.registry.pytree import libraries
+from holdfast.registry.pytree.decoding import DECODERS, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.paths import Link
+from holdfast.registry.pytree.refusals import is_tensor_like
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.dtypes import item_size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorBytes:
+    """A tensor in host memory that takes the place of one of torch; a state is saved as with that.
+
+    Attributes:
+        dtype: Element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`.
+        shape: Lengths of the axes, in elements.
+        data: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the
+            tensor is part of a state.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryview]:
+    """Return a new tensor and its bytes, not cleared."""
+    nbytes = math.prod(shape) * item_size(dtype)
+    _, data = libraries.numpy_wrapper().allocate("uint8", (nbytes,))
+    return TensorBytes(dtype, shape, data), data
+
+
+def _encode(encoder: Encoder, value: TensorBytes, link: Link, depth: int) -> Json:  # noqa: ARG001
+    nbytes = value.data.nbytes
+    leaf = ArrayLeaf(value.dtype, value.shape, nbytes, value, _data_of, link, is_ours=True)
+    return {"t": encoder.add(leaf, link)}
+
+
+def _data_of(value: TensorBytes, nbytes: int) -> memoryview:  # noqa: ARG001
+    return value.data
+
+
+def _decode(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:  # noqa: ARG001
+    """Return the tensor that was loaded, in either form."""
+    value = decoder.array(payload, link)
+    if not isinstance(value, TensorBytes) and not is_tensor_like(value):
+        decoder.malformed(link, "not a tensor", "a tensor", type(value).__name__)
+    return value
+
+
+HANDLERS[TensorBytes] = _encode
+DECODERS["t"] = _decode

@@ -1,0 +1,94 @@
+"""What only some calls of a registry or a run need; it is imported when it is first used.
+
+`Registry` and `Run` are the face of everything, so a program that opens a registry to read one
+checkpoint would import collection, merging, pools and all the rest. They take those from here:
+`rooms.merge(...)`. This is the one place where a part of the package is imported late, apart from
+the public face `holdfast` and the commands. Type checkers and the check of the layers see plain
+imports; the table below them says the same at run time, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.registry.following.following import Following
+    from holdfast.registry.following.watching import Watch
+    from holdfast.registry.maintenance.findings import VerifyReport
+    from holdfast.registry.maintenance.gc import collect
+    from holdfast.registry.maintenance.gc_report import GcReport
+    from holdfast.registry.maintenance.repacking.repack import RepackReport, repack
+    from holdfast.registry.maintenance.repair import RepairReport, repair
+    from holdfast.registry.maintenance.usage import Usage, measure
+    from holdfast.registry.maintenance.verify import Progress, verify
+    from holdfast.registry.merging.merge import merge
+    from holdfast.registry.names.forking import inherit, inheritance
+    from holdfast.registry.names.releases import Releases
+    from holdfast.registry.pool.league import OpponentPool
+    from holdfast.registry.streams.stream import Stream
+    from holdfast.registry.transitions import (
+        Initialise,
+        Transitioned,
+        TransitionOptions,
+        transition,
+    )
+    from holdfast.registry.writing.deltas import check_keyframe_every
+else:
+    from holdfast.registry.values.first_use import at_first_use
+
+    __getattr__ = at_first_use(
+        __name__,
+        {
+            "Following": "following.following",
+            "GcReport": "maintenance.gc_report",
+            "Initialise": "transitions",
+            "OpponentPool": "pool.league",
+            "Progress": "maintenance.verify",
+            "Releases": "names.releases",
+            "RepackReport": "maintenance.repacking.repack",
+            "RepairReport": "maintenance.repair",
+            "Stream": "streams.stream",
+            "TransitionOptions": "transitions",
+            "Transitioned": "transitions",
+            "Usage": "maintenance.usage",
+            "VerifyReport": "maintenance.findings",
+            "Watch": "following.watching",
+            "check_keyframe_every": "writing.deltas",
+            "collect": "maintenance.gc",
+            "inherit": "names.forking",
+            "inheritance": "names.forking",
+            "measure": "maintenance.usage",
+            "merge": "merging.merge",
+            "repack": "maintenance.repacking.repack",
+            "repair": "maintenance.repair",
+            "transition": "transitions",
+            "verify": "maintenance.verify",
+        },
+    )
+
+__all__ = [
+    "Following",
+    "GcReport",
+    "Initialise",
+    "OpponentPool",
+    "Progress",
+    "Releases",
+    "RepackReport",
+    "RepairReport",
+    "Stream",
+    "TransitionOptions",
+    "Transitioned",
+    "Usage",
+    "VerifyReport",
+    "Watch",
+    "check_keyframe_every",
+    "collect",
+    "inherit",
+    "inheritance",
+    "measure",
+    "merge",
+    "repack",
+    "repair",
+    "transition",
+    "verify",
+]
