@@ -4,7 +4,6 @@
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
 - `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.
 - `fit`: compares a stored state with the model that it is to fill.
-- `load_to_train`: a state in the types that it had before it was stored in fewer bits.
 
 Nothing here writes to a store, except that `Checkpoint.report` commits metrics. The bytes come
 from `holdfast.registry.history.state_reader`, verified. Specified in docs/spec.md, sections 14
