@@ -5,7 +5,7 @@
 - `actions`: all that a commit can say; `replay`: `RunManifest`, the run after all its commits.
 - `creation`: the first commit; `retention`, `tiers`: which checkpoints are kept, and why.
 - `writer_token`: which handle may save. `epochs`: the log of sweeps that all runs share.
-- `state_reader`: where a stored state is, and reading it from there.
+- `state_reader`: where a stored state is (`PlacedState`), and reading it from there.
 
 The fields of actions and the rules of replay are on every store: they change only with a new
 version. `Slots.put` is the only place where a commit is made. `writing`, `loading` and everything

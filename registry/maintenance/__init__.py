@@ -1,7 +1,8 @@
 """Keep a registry in order: collect, verify, repair, repack, and count bytes.
 
 - `gc`: `Collector`, the collector's rules G1 to G5: choose, condemn, mark, delete. Nothing else
-  deletes an object. `gc_report` has its plan and its result, `live` what the runs need.
+  deletes an object. `gc_plan` finds the unneeded objects, `live` what the runs need, `gc_report`
+  has the result.
 - `verify`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
   `placement_checks`, `object_checks`, `data_pass`, `decoding` and `head_check` are its parts.
 - `repair`: `repair` brings missing and damaged objects back from a mirror.

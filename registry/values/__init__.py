@@ -4,7 +4,8 @@
 - `records`: the base class of every record on a store: frozen, closed, canonical.
 - `parse_limits`: bounds the memory that parsing a record from a store may take.
 - `dtypes`: the closed list of element types; `semver`: versions of releases.
-- `environment`, `suggest`, `gc_pause`: the host of a run, near names, Python's cycle collector.
+- `environment`, `process`, `suggest`: the versions and the host of a run, near names.
+- `first_use`, `gc_pause`: names imported when they are used, Python's cycle collector.
 
 `canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Every room
 depends on this one. Specified in docs/spec.md, section 2.

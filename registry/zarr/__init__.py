@@ -1,8 +1,9 @@
 """Stored states as Zarr groups, and Zarr arrays of other programs as bytes.
 
 - `layout`: a state as a Zarr v3 hierarchy: nodes, metadata, the keys of chunks.
-- `group`: that hierarchy as a `zarr.Group` that can only be read. It alone imports zarr.
+- `group`: that hierarchy as a `zarr.Group` that can only be read.
 - `nodes`, `expansion`: metadata of foreign arrays, checked before zarr sees it.
+- `foreign_arrays`: reads foreign arrays, by zarr.
 
 zarr is an extra: this module imports it when one of its functions is called. `loading` and
 `formats` depend on this room. Specified in docs/spec.md, section 31.
@@ -11,15 +12,13 @@ zarr is an extra: this module imports it when one of its functions is called. `l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.lazy import Source
 from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
-
-if TYPE_CHECKING:
-    from holdfast.registry.zarr.nodes import ArrayNode
+from holdfast.registry.zarr.nodes import ArrayNode
 
 __all__ = ["open_zarr", "read_zarr_array"]
 

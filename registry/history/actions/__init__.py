@@ -2,8 +2,8 @@
 
 A commit is a list of actions. `holdfast.registry.history.replay` applies them. A reader that meets
 a kind that is not listed here stops with an error. If it skipped an eviction or a pin, it would
-return, or collect, the wrong thing. `lines` has commits, places and marks, `union` the list; the
-other modules have the actions, by subject. Specified in docs/spec.md, section 8.
+return, or collect, the wrong thing. `lines` has commits, places and marks; the other
+modules have the actions, by subject. Specified in docs/spec.md, section 8.
 """
 
 from __future__ import annotations
