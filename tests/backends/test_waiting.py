@@ -239,7 +239,7 @@ def test_one_line_says_what_is_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(waiting, "TELL_AFTER_S", 0.01)
-    monkeypatch.setattr(waiting._dog, "_silent_until_s", 0.0)
+    monkeypatch.setattr(waiting._watchdog, "_silent_until_s", 0.0)
     _, backend = serve(silent)
 
     def ask(_: int) -> None:
