@@ -1,9 +1,9 @@
 """Stored states as Zarr groups, and Zarr arrays of other programs as bytes.
 
 - `layout`: a state as a Zarr v3 hierarchy: nodes, metadata, the keys of chunks.
-- `group`: that hierarchy as a `zarr.Group` that can only be read.
-- `nodes`, `expansion`: metadata of foreign arrays, checked before zarr sees it.
-- `foreign_arrays`: reads foreign arrays, by zarr.
+- `group`: that hierarchy as a read-only `zarr.Group`, with the chunks that were read last.
+- `nodes`, `expansion`: check the metadata and the chunks of foreign arrays before zarr sees them.
+- `foreign_arrays`: reads foreign arrays through zarr. Only it and `group` import zarr.
 
 zarr is an extra: this module imports it when one of its functions is called. `loading` and
 `formats` depend on this room. Specified in docs/spec.md, section 31.
