@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from holdfast.backends import Backend, parse
-from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.registry import Registry
+from holdfast.registry.runs import rooms
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.storage.connecting import create_store, open_store, open_store_on

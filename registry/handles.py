@@ -1,7 +1,8 @@
 """Runs and the refs into them; they are imported with the first run that a registry opens.
 
-A registry can be opened, checked and collected without them. `holdfast.registry.rooms` says how
-and why parts of the package are imported late; this table is apart because it is above the runs.
+A registry can be opened, checked and collected without them. `holdfast.registry.runs.rooms` says
+how and why parts of the package are imported late; this table is apart because it is above the
+runs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from holdfast.registry.history.log import RunLog, list_runs
     from holdfast.registry.loading.checkpoint import Checkpoint
     from holdfast.registry.refs import find_by_id, find_in_run, is_digest
-    from holdfast.registry.run import Run
-    from holdfast.registry.run_view import committer_of
+    from holdfast.registry.runs.run import Run
+    from holdfast.registry.runs.view import committer_of
     from holdfast.registry.spec import RunSpec
 else:
     from holdfast.registry.values.first_use import at_first_use
@@ -30,13 +31,13 @@ else:
         __name__,
         {
             "Checkpoint": "loading.checkpoint",
-            "Run": "run",
+            "Run": "runs.run",
             "RunLog": "history.log",
             "RunOptions": "history.creation",
             "RunSpec": "spec",
             "begin": "history.creation",
             "check_same": "history.creation",
-            "committer_of": "run_view",
+            "committer_of": "runs.view",
             "creation": "history.creation",
             "default_ids": "history.creation",
             "find_by_id": "refs",

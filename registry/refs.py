@@ -21,7 +21,7 @@ from holdfast.registry.errors import (
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.values.suggest import near
 
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import handles, rooms
+from holdfast.registry import handles
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.epochs import DAY_S
+from holdfast.registry.runs import rooms
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.connecting import open_store
 from holdfast.registry.storage.keys import check_run_id
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.loading.stored import Stored
-    from holdfast.registry.rooms import (
+    from holdfast.registry.runs.rooms import (
         GcReport,
         Progress,
         RepackReport,

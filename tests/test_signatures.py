@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry import handles, rooms
+from holdfast.registry import handles
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.pool.selection import Matchup
-from holdfast.registry.run_view import RunView
+from holdfast.registry.runs import rooms
+from holdfast.registry.runs.view import RunView
 
 OURS = "holdfast"
 #: Calls that take any number of like things.
@@ -224,22 +225,22 @@ def passed_on(
 @pytest.mark.parametrize("name", ["save", "save_async", "push"])
 def test_every_option_of_a_save_is_passed_on(monkeypatch, reg, name: str) -> None:
     call = getattr(reg.create_run("run"), name)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.SaveRequest", {})
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.run.SaveRequest", {})
     assert found == {**given, "takes_over": name != "push"}
 
 
 def test_every_option_of_a_merge_is_passed_on(monkeypatch, reg) -> None:
     call, own = reg.create_run("run").merge, {"average", "weights", "pick", "meta"}
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.run.SaveRequest", [])
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.run.SaveRequest", [])
     assert found == {name: given[name] for name in given.keys() - own} | {"takes_over": False}
-    monkeypatch.setattr("holdfast.registry.run.SaveRequest", lambda step, **_: step)
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.rooms.merge", [])
+    monkeypatch.setattr("holdfast.registry.runs.run.SaveRequest", lambda step, **_: step)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.merge", [])
     assert {name: found[name] for name in own} == {name: given[name] for name in own}
 
 
 def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").transition
-    given, found = passed_on(monkeypatch, call, "holdfast.registry.rooms.TransitionOptions", 2)
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.TransitionOptions", 2)
     assert found == given
 
 

@@ -26,7 +26,7 @@ from holdfast.registry.comparing.diff import TensorDiff, diff
 from holdfast.registry.errors import InvalidInput, MissingObject, NotFound, RegistryError
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.values.suggest import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -20,7 +20,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 
 #: Columns of a checkpoint's record and its marks.
 _LS = (

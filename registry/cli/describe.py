@@ -12,7 +12,7 @@ from holdfast.registry.history.log_values import decode_plain, is_dated, moment
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_segment, phase_value
 from holdfast.registry.loading.stored import Stored
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 

@@ -18,7 +18,7 @@ from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 
 _LOG = (
     Column("n", is_number=True),

@@ -10,7 +10,7 @@ from holdfast.registry.history.actions import CreateRun, Parent
 from holdfast.registry.history.log import list_runs
 from holdfast.registry.history.replay import Slot
 from holdfast.registry.loading.checkpoint import phase_segment, phase_value
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import slot_key
 from holdfast.registry.storage.store import Store
 

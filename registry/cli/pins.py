@@ -13,7 +13,7 @@ from holdfast.registry.cli.files import OPAQUE
 from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 
 _GATES = (
     Column("gate", lambda gate: gate["name"]),

@@ -17,7 +17,7 @@ from holdfast.registry.history.retention import RetentionPlan, Verdict
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.refs import is_digest
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from holdfast.registry.values.suggest import near
 

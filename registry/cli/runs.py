@@ -23,7 +23,7 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.presets import load_preset

@@ -6,6 +6,6 @@
 - `pruning`: evict, undo an eviction, drop a run.
 
 All of them commit through `holdfast.registry.writing.committer`, and none needs the writer token.
-`run_curation` and `registry` offer them to users. Specified in docs/spec.md, sections 22, 23 and
+`runs` and `registry` offer them to users. Specified in docs/spec.md, sections 22, 23 and
 27.
 """

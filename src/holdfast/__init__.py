@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
     from holdfast.registry.registry import Registry
-    from holdfast.registry.run import Run
+    from holdfast.registry.runs.run import Run
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
     from holdfast.registry.spec.monitors import Monitor
@@ -37,7 +37,7 @@ else:
             "Registry": "registry",
             "RegistryError": "errors",
             "Retention": "spec",
-            "Run": "run",
+            "Run": "runs.run",
             "Stored": "loading.stored",
             "init": "factory",
             "open": "factory",

@@ -15,7 +15,7 @@ from holdfast import sync
 from holdfast.backends.wrappers import Call, Metered
 from holdfast.registry.factory import open_on
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.chunking import CHUNK_BYTES
 from tests.support.states import make_state
 from tests.support.stores import Scratch, new_backend, opened

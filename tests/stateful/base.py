@@ -27,7 +27,7 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.maintenance.gc import Collector
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.values.digest import Digest
 from tests.stateful.book import Book, RunBook
 from tests.stateful.contents import CONTENTS, content, digest_of

@@ -20,7 +20,7 @@ from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import InjectedCrash, Wrapper
 from holdfast.registry.factory import open_on
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import KINDS, ObjectKey
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.values.digest import Digest

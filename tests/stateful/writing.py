@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from holdfast.registry.errors import Conflict, Fenced
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Phase, Pool, Retention, RunSpec, Stream
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.storage.placement import NO_BASE

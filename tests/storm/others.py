@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
 from tests.storm.pushing import Pusher
 from tests.storm.worker import Part, Worker, refs

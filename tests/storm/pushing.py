@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from tests.storm.contents import LOOSE, SEEDS, TIGHT, state_of
 from tests.storm.worker import Part, Ref, Worker
 

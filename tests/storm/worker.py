@@ -27,7 +27,7 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.values.digest import Digest
 from tests.storm.contents import LOOSE, difference
 from tests.storm.journal import Journal

@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from holdfast.registry.cli import executing as module
 from holdfast.registry.history.actions import Acknowledge, Claim
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Phase, RunSpec
 from tests.registry.cli.calling import HOLDFAST, Call, start
 

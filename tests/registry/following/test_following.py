@@ -25,7 +25,7 @@ from holdfast.registry.following import watching
 from holdfast.registry.following.following import Following
 from holdfast.registry.following.resident import Resident
 from holdfast.registry.history.actions import Rewind
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked, Once, flip

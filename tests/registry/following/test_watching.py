@@ -13,7 +13,7 @@ from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.registry.errors import Conflict, InvalidInput, ReadOnlyStore
 from holdfast.registry.following import watching
 from holdfast.registry.history.actions import Acknowledge, Claim, Rewind
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention, RunSpec
 from tests.registry.following.clock import Clock
 from tests.support.faults import Hooked

@@ -18,7 +18,7 @@ from holdfast.registry.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.maintenance.gc import Collector
 from holdfast.registry.registry import Registry
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from holdfast.registry.storage.keys import slot_key
 from tests.support.states import small_state
 from tests.support.stores import Open, contents, new_backend

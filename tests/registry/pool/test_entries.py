@@ -53,7 +53,7 @@ def test_a_record_tells_what_the_log_tells_now(run, save):
 
 def test_a_pool_loads_neither_numpy_nor_openskill_before_they_are_needed():
     code = (
-        "import sys, holdfast.registry.run;"
+        "import sys, holdfast.registry.runs.run;"
         "loaded = {'numpy', 'openskill', 'torch'} & set(sys.modules);"
         "assert not loaded, loaded"
     )

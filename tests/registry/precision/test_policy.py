@@ -21,7 +21,7 @@ from holdfast.registry.loading.stored import load_to_train
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.precision.policy import AUTO_BYTES, Precision
 from holdfast.registry.pytree import FlatComponent, numpy_arrays
-from holdfast.registry.run import Run
+from holdfast.registry.runs.run import Run
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick
 

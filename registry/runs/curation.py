@@ -10,7 +10,7 @@ from holdfast.registry.history.retention import RetentionPlan
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins, pruning
-from holdfast.registry.run_view import RunView
+from holdfast.registry.runs.view import RunView
 from holdfast.registry.spec import Retention
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.backends.escape import quoted, shown
-from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history.actions import Commit, RunStatus
 from holdfast.registry.history.log_values import check_phase, decode_plain
@@ -14,6 +13,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_value
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names import pins
+from holdfast.registry.runs import rooms
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.seeds import child, phase_number
@@ -23,7 +23,7 @@ from holdfast.registry.writing.committer import Committer
 if TYPE_CHECKING:
     from numpy.random import SeedSequence
 
-    from holdfast.registry.rooms import Following, OpponentPool, Releases, Stream, Watch
+    from holdfast.registry.runs.rooms import Following, OpponentPool, Releases, Stream, Watch
 
 
 class RunView:

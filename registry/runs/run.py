@@ -1,8 +1,8 @@
 """A run as its trainer uses it: save, restore, change phase, end.
 
-`Run` inherits the queries of `holdfast.registry.run_view`, and the pins and evictions of
-`holdfast.registry.run_curation`. Nothing here touches a store: `holdfast.registry.training` carries
-saves out, `holdfast.registry.transitions` and `holdfast.registry.merging` the rest.
+`Run` inherits the queries of `holdfast.registry.runs.view`, and the pins and evictions of
+`holdfast.registry.runs.curation`. Nothing here touches a store: `holdfast.registry.training`
+carries saves out, `holdfast.registry.transitions` and `holdfast.registry.merging` the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import rooms
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.actions import RunStatus, SetStatus
 from holdfast.registry.history.log import RunLog
@@ -22,7 +21,8 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored, load_to_train
 from holdfast.registry.names import pins, pruning
 from holdfast.registry.precision.policy import PrecisionPolicy
-from holdfast.registry.run_curation import CuratedRun
+from holdfast.registry.runs import rooms
+from holdfast.registry.runs.curation import CuratedRun
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
 from holdfast.registry.training.pending import PendingSave
@@ -32,7 +32,7 @@ from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
-    from holdfast.registry.rooms import Initialise, Transitioned
+    from holdfast.registry.runs.rooms import Initialise, Transitioned
 
 _LOGGER = logging.getLogger("holdfast")
 

@@ -1,0 +1,11 @@
+"""A run as its users hold it: saving into it, restoring it, naming checkpoints, reading.
+
+- `run`: `Run`, the handle that trains: save, restore, transition, merge.
+- `curation`: `CuratedRun`, its part that names checkpoints, evicts them and brings them back.
+- `view`: `RunView`, its part that only reads.
+- `rooms`: what only some calls need, imported at its first use.
+
+These are public methods: their names, arguments and errors stay. They do nothing themselves: each
+calls the room that does. `refs`, `handles`, `registry`, `factory` and `sync` depend on this room.
+Specified in docs/spec.md, sections 11, 21 and 23.
+"""
