@@ -13,8 +13,6 @@ SDK: `open_backend` imports one when a URL asks for it. Specified in docs/spec.m
 
 from __future__ import annotations
 
-import os
-
 if __name__ != "holdfast.backends":
     # Loaded under another name, every class would exist twice.
     raise ImportError("import `holdfast`: `backends` is a part of it and has no name of its own")
@@ -32,9 +30,8 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.local import LocalBackend
 from holdfast.backends.location import Location, parse
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.opening import open_backend
 
 __all__ = [
     "AccessDenied",
@@ -57,35 +54,3 @@ __all__ = [
     "parse",
     "refuse_links",
 ]
-
-
-def open_backend(url: str | os.PathLike[str]) -> Backend:
-    """Open the store at a URL or path; nothing is created or contacted yet.
-
-    Args:
-        url: A form that `holdfast.backends.location` lists.
-
-    Raises:
-        InvalidLocation: It names no place where a registry can be.
-        StoreUnsuitable: The file system cannot keep the promises, or an SDK is not installed.
-    """
-    location = parse(url)
-    if location.scheme == "memory":
-        return MemoryBackend(location.name)
-    if location.scheme == "file":
-        return LocalBackend(location.path)
-    return _open_s3(location)
-
-
-def _open_s3(location: Location) -> Backend:
-    try:
-        from holdfast.backends.s3 import S3Backend
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "botocore":
-            raise
-        raise StoreUnsuitable(
-            "boto3 is not installed",
-            where=location.url,
-            hint="Install the extra: pip install 'holdfast[s3]'.",
-        ) from error
-    return S3Backend(location)

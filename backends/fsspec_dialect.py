@@ -35,15 +35,18 @@ class Call:
     Attributes:
         fs: The file system.
         run: Runs a function, or a coroutine function on the event loop of `fs`.
+        twins: Whether each method is known to have an asynchronous twin.
     """
 
     fs: Any
     run: Callable[..., Any]
+    twins: bool
 
     def __call__(self, name: str, *args: object, **options: object) -> Any:
-        """Call the method `name`, or its asynchronous twin where there is one."""
-        twin = getattr(self.fs, f"_{name}", None) if self.fs.async_impl else None
-        return self.run(twin or getattr(self.fs, name), *args, **options)
+        """Call the method `name`, or its asynchronous twin, which can be bounded in time."""
+        # fsspec sets a method on the instance if it made the method from the twin.
+        twin = self.twins or name in vars(self.fs)
+        return self.run(getattr(self.fs, f"_{name}" if twin else name), *args, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,12 @@ class Dialect:
                 found = call("find", top, detail=True).values()
         except _ABSENT:
             return Page((), ())
+        start = f"{query.bucket.strip('/')}/".lstrip("/")
         objects, folders = [], []
         for entry in found:
-            name = entry["name"].removeprefix(f"{query.bucket}/").rstrip("/")
-            if name == entry["name"].rstrip("/") or not f"{name}/".startswith(query.prefix):
+            path = entry["name"].strip("/")
+            name = path.removeprefix(start)
+            if not path.startswith(start) or not f"{name}/".startswith(query.prefix):
                 continue
             if entry["type"] == "directory":
                 folders.append(f"{name}/")

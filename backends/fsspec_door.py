@@ -16,6 +16,7 @@ the server decides, from the version on that has it.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import fsspec
+import fsspec.config
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -79,13 +81,6 @@ def open_url(url: str, options: Mapping[str, Any]) -> Backend:
         StoreUnsuitable: The driver is not installed, or the file system is refused.
     """
     scheme = url.partition("://")[0].lower()
-    if "::" in url:
-        raise StoreUnsuitable(
-            "a chain of file systems is not opened",
-            where=redact(url),
-            found="'::'",
-            hint="Name the store itself: a cache in front of it would hide new commits.",
-        )
     fs = make(scheme, url, options)
     return open_file_system(fs, url)
 
@@ -161,6 +156,22 @@ def dialect_of(fs: Any) -> Dialect:
     module = import_module(f"holdfast.backends.{listed.dialect[0]}")
     found: Dialect = getattr(module, listed.dialect[1])()
     return found
+
+
+def options_of(fs: Any) -> dict[str, Any]:
+    """Return the options with which a file system was made, each by its name."""
+    bound = inspect.signature(type(fs).__init__).bind(fs, *fs.storage_args, **fs.storage_options)
+    named = dict(bound.arguments)
+    rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    for name in rest:
+        named |= named.pop(name, {})
+    named.pop(next(iter(bound.signature.parameters)))
+    return named
+
+
+def configured(scheme: str) -> dict[str, Any]:
+    """Return what fsspec's configuration files and environment say of a scheme."""
+    return dict(fsspec.config.conf.get(scheme, {}))
 
 
 def class_name(fs: Any) -> str:

@@ -14,7 +14,14 @@ from holdfast.backends.errors import AccessDenied, ObjectNotFound, StorageError
 from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query
 from holdfast.backends.patience import Patience
 from holdfast.backends.s3_errors import error_code, translated
-from holdfast.backends.s3_proof import check_page, check_raw
+from holdfast.backends.s3_proof import (
+    NotProven,
+    check_answered,
+    check_deleted,
+    check_found,
+    check_page,
+    check_raw,
+)
 
 BUCKET_OWNER = "HOLDFAST_S3_BUCKET_OWNER"
 
@@ -22,6 +29,13 @@ _CONNECT_S = 10.0
 # Larger bodies are refused by S3; smaller ones never leave as an upload of parts.
 _ONE_PUT_BYTES = 5 * 2**30
 _KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
+
+_CHECKS = {
+    "PutObject": check_answered,
+    "GetObject": check_answered,
+    "HeadObject": check_found,
+    "DeleteObject": check_deleted,
+}
 
 
 class S3Dialect(Dialect):
@@ -72,11 +86,17 @@ class S3Dialect(Dialect):
         return found
 
     def stat(self, call: Call, path: str) -> ObjectInfo:
-        """Return size and time; s3fs proves an absence by a listing."""
-        found = call("info", path, refresh=True)
-        if found["type"] != "file":
-            raise FileNotFoundError(path)
-        return ObjectInfo(path, found["size"], found["LastModified"].timestamp())
+        """Return size and time; a listing of exactly that key confirms an absence."""
+        bucket, key, _ = call.fs.split_path(path)
+        try:
+            found = call("call_s3", "head_object", Bucket=bucket, Key=key)
+        except FileNotFoundError as error:
+            # The answer to HEAD has no body, so it does not prove who answered.
+            page = self.page(call, Query(bucket, key, "", delimiter=False, size=1))
+            if any(info.key == key for info in page.objects):
+                raise NotProven("HTTP 404 for what the store lists") from error
+            raise ObjectNotFound("no such object", where=path) from error
+        return ObjectInfo(path, found["ContentLength"], found["LastModified"].timestamp())
 
     def page(self, call: Call, query: Query) -> Page:
         """Return a page of a listing that S3 begins where it is wanted."""
@@ -122,9 +142,8 @@ class S3Dialect(Dialect):
 
 
 def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: object) -> None:
-    check_raw(
-        operation_model.name,
-        response_dict["status_code"],
-        response_dict["headers"],
-        response_dict["body"],
-    )
+    operation, status = operation_model.name, response_dict["status_code"]
+    headers = response_dict["headers"]
+    check_raw(operation, status, headers, response_dict["body"])
+    if status < 300 and operation in _CHECKS:
+        _CHECKS[operation](status, headers)

@@ -139,16 +139,19 @@ class FsspecBackend(Backend):
         data = _joined(body)
 
         def ask(call: Call) -> bool:
+            where = self._where(key)
             try:
-                call("pipe_file", path, data, mode="create", **self._dialect.put_options())
-            except Exception as error:
-                if not self._dialect.says_exists(error):
-                    raise
-                if self._size(call, key, path) is None:
-                    raise unanswered(
-                        "'exists' of an object that is absent", self._where(key), writes=True
-                    ) from error
-                return False
+                with self._dialect.translated(where, writes=True):
+                    if not self._create(call, path, data):
+                        if self._size(call, key, path) is None:
+                            said = "'exists' of an object that is absent"
+                            raise unanswered(said, where, writes=True)
+                        return False
+            except StoreUnavailable:
+                # Only the store knows whether the object was made. If it is absent, send it again.
+                if self._size(call, key, path) is not None:
+                    return False
+                raise
             self._prove(call, key, path, len(data))
             return True
 
@@ -233,8 +236,16 @@ class FsspecBackend(Backend):
         options = self._dialect.options(self._given, self._patience)
         own = {name: value for name, value in options.items() if name not in _NOT_TAKEN}
         fs = self._class(*self._args, **own, skip_instance_cache=True)
-        self._dialect.prepare(_calls(fs, timeout_s))
+        self._dialect.prepare(self._call(fs, timeout_s))
         return fs
+
+    def _call(self, fs: Any, timeout_s: float) -> Call:
+        def run(function: Callable[..., Any], *args: object, **options: object) -> Any:
+            if inspect.iscoroutinefunction(function):
+                return sync(fs.loop, function, *args, timeout=timeout_s, **options)
+            return function(*args, **options)
+
+        return Call(fs, run, twins=not self._dialect.reason)
 
     def _ask(self, act: str, key: str, ask: Callable[[Call], _T], size: int = 0) -> _T:
         """Repeat a request until the store answers, or patience ends."""
@@ -248,7 +259,7 @@ class FsspecBackend(Backend):
                     self._secrets.hidden(),
                     self._dialect.translated(where, writes=act in _WRITES),
                 ):
-                    found = ask(_calls(self._fs(timeout_s), timeout_s))
+                    found = ask(self._call(self._fs(timeout_s), timeout_s))
             except StoreUnavailable as error:
                 attempts.failed(error)
             except ObjectNotFound:
@@ -257,6 +268,15 @@ class FsspecBackend(Backend):
             else:
                 self._answered = True
                 return found
+
+    def _create(self, call: Call, path: str, data: bytes) -> bool:
+        try:
+            call("pipe_file", path, data, mode="create", **self._dialect.put_options())
+        except Exception as error:
+            if self._dialect.says_exists(error):
+                return False
+            raise
+        return True
 
     def _whole(self, call: Call, key: str, path: str) -> bytes:
         try:
@@ -277,6 +297,8 @@ class FsspecBackend(Backend):
         if len(data) > len(wanted):
             raise unanswered(f"{len(data)} bytes for a range of {len(wanted)}", self._where(key))
         if len(data) < len(wanted):
+            if (self._size(call, key, path) or 0) >= wanted.stop:
+                raise unanswered(f"{len(data)} bytes of a range of {len(wanted)}", self._where(key))
             raise ObjectTruncated(
                 "the object ends before the range does",
                 where=self._where(key),
@@ -324,7 +346,7 @@ class FsspecBackend(Backend):
         return sorted(found, key=lambda info: info.key), page.token
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{check_key(key)}"
+        return f"{self._root}/{check_key(key)}" if self._root else check_key(key)
 
     def _where(self, key: str) -> str:
         return f"{self._url}/{key}"
@@ -341,15 +363,6 @@ class FsspecBackend(Backend):
 
 # What an instance of ours does not share with the user's.
 _NOT_TAKEN = ("asynchronous", "loop", "skip_instance_cache")
-
-
-def _calls(fs: Any, timeout_s: float) -> Call:
-    def run(function: Callable[..., Any], *args: object, **options: object) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return sync(fs.loop, function, *args, timeout=timeout_s, **options)
-        return function(*args, **options)
-
-    return Call(fs, run)
 
 
 def _joined(body: Body) -> bytes:

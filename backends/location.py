@@ -89,7 +89,7 @@ def parse(url: str | os.PathLike[str]) -> Location:
             where=redact(text),
             expected="one of " + ", ".join(f"{known}://" for known in SCHEMES) + " or a path",
         )
-    _refuse_credentials(text, match[2])
+    refuse_credentials(text, match[2])
     if scheme == "file":
         return _parse_file(text)
     return _parse_memory(text) if scheme == "memory" else _parse_s3(text)
@@ -112,7 +112,18 @@ def _forms() -> str:
     return "a path, file:///PATH, memory://NAME or s3://BUCKET/PREFIX"
 
 
-def _refuse_credentials(text: str, rest: str) -> None:
+def scheme_of(url: str | os.PathLike[str]) -> str | None:
+    """Return the scheme of a URL in lower case, `None` for a path."""
+    match = _URL.match(url) if isinstance(url, str) else None
+    return match[1].lower() if match else None
+
+
+def refuse_credentials(text: str, rest: str) -> None:
+    """Refuse credentials in a URL, of which `rest` follows the scheme.
+
+    Raises:
+        InvalidLocation: There are some; they are not repeated.
+    """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # A secret key with a slash in it leaves its `@` in the path, but its `:` in the authority.
     if "@" in authority or (":" in authority and "@" in rest):
@@ -179,11 +190,16 @@ def _parse_s3(text: str) -> Location:
         raise InvalidLocation("an empty, '.' or '..' segment in a prefix", where=redact(text))
     endpoint = options.get("endpoint_url")
     if endpoint is not None:
-        _check_endpoint(text, endpoint)
+        check_endpoint(text, endpoint)
     return Location("s3", parts.netloc, prefix, endpoint, options.get("region"))
 
 
-def _check_endpoint(text: str, endpoint: str) -> None:
+def check_endpoint(text: str, endpoint: str) -> None:
+    """Check the address of a server, which the URL `text` or its options name.
+
+    Raises:
+        InvalidLocation: It is none.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in endpoint:
         raise InvalidLocation(
