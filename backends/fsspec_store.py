@@ -14,9 +14,10 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from fsspec.asyn import sync
 
@@ -372,6 +373,12 @@ def _joined(body: Body) -> bytes:
 def _forget_all() -> None:
     for backend in _open:
         backend._forget()
+    # At exit, adlfs would wait for ever for a loop that does not run in this process, and s3fs for
+    # a second. There is no public way to find what they registered.
+    for registered in list(getattr(finalize, "_registry", ())):
+        found = registered.peek()
+        if found is not None and any(isinstance(arg, AbstractEventLoop) for arg in found[2]):
+            registered.detach()
 
 
 os.register_at_fork(after_in_child=_forget_all)

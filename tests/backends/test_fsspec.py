@@ -6,6 +6,8 @@ import base64
 import os
 import secrets
 import socket
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -178,6 +180,25 @@ def test_forked_child_has_an_instance_of_its_own(backend: Backend) -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert backend.get("b") == b"y"
+
+
+EXITING = """
+import os, sys
+from holdfast.backends import open_backend
+backend = open_backend(sys.argv[1], transport=sys.argv[2] or None)
+backend.put("a", b"x")
+if os.fork() == 0:
+    sys.exit(0 if backend.get("a") == b"x" else 2)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_forked_child_can_end(backend: Backend) -> None:
+    """adlfs waits at exit for an event loop, which a child does not have."""
+    transport = "s3fs" if backend.url.startswith("s3") else ""
+    program = [sys.executable, "-W", "ignore", "-c", EXITING, backend.url, transport]
+    done = subprocess.run(program, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_close_and_use_again(backend: Backend) -> None:
