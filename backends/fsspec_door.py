@@ -73,18 +73,6 @@ _UNPROVEN = (
 )
 
 
-def open_url(url: str, options: Mapping[str, Any]) -> Backend:
-    """Open the store at a URL of a scheme that is not ours.
-
-    Raises:
-        InvalidLocation: fsspec knows no such scheme, or refuses the options.
-        StoreUnsuitable: The driver is not installed, or the file system is refused.
-    """
-    scheme = url.partition("://")[0].lower()
-    fs = make(scheme, url, options)
-    return open_file_system(fs, url)
-
-
 def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
     """Make a file system for a URL.
 

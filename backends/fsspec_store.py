@@ -78,7 +78,9 @@ class FsspecBackend(Backend):
         self._root = fs._strip_protocol(root).rstrip("/")
         self._dialect = dialect
         self._bucket, self._base = dialect.split(fs, self._root)
-        scheme = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
+        known = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        named = root.partition("://")[0]
+        scheme = named if named in known else known[0]
         self._url = redact(f"{scheme}://{self._root}")
         self._patience = patience or patience_of_environment()
         # Until then there is less patience: a wrong address should be reported soon.

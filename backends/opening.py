@@ -23,8 +23,6 @@ from holdfast.backends.location import (
     check_endpoint,
     parse,
     redact,
-    refuse_credentials,
-    scheme_of,
 )
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.s3_settings import TakenOver, take_over
@@ -32,8 +30,6 @@ from holdfast.backends.s3_settings import TakenOver, take_over
 Transport = Literal["boto3", "s3fs"]
 
 _TRANSPORTS = ("boto3", "s3fs")
-# In the URLs of Azure a container may stand before an `@`.
-_CONTAINER_FIRST = ("abfs", "abfss", "az")
 
 
 def open_backend(
@@ -63,12 +59,12 @@ def open_backend(
     if fs is not None:
         return _open_object(fs, url, options, transport)
     _refuse_chain(url)
-    scheme = scheme_of(url)
-    if scheme is not None and scheme not in (*SCHEMES, "s3a"):
-        return _open_foreign(str(url), scheme, options, transport)
-    location = parse(f"s3{str(url)[3:]}" if scheme == "s3a" else url)
+    location = parse(url)
     if location.scheme == "s3":
         return _open_s3(location, _configured("s3") | options, transport)
+    if location.scheme not in SCHEMES:
+        _refuse({}, transport, location.url)
+        return _open_foreign(os.fspath(url), location.scheme, options)
     _refuse(options, transport, location.url)
     if location.scheme == "memory":
         return MemoryBackend(location.name)
@@ -85,15 +81,10 @@ def _refuse_chain(url: str | os.PathLike[str]) -> None:
         )
 
 
-def _open_foreign(url: str, scheme: str, options: dict[str, Any], transport: str | None) -> Backend:
-    from holdfast.backends.fsspec_door import open_url
+def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
+    from holdfast.backends.fsspec_door import make, open_file_system
 
-    _refuse({}, transport, redact(url))
-    rest = url.partition("://")[2]
-    authority = rest.partition("/")[0]
-    if scheme not in _CONTAINER_FIRST or ":" in authority:
-        refuse_credentials(url, rest)
-    return open_url(url, options)
+    return open_file_system(make(scheme, url, options), url)
 
 
 def _open_object(

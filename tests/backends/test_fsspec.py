@@ -201,6 +201,12 @@ def test_forked_child_can_end(backend: Backend) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_url_opens_the_same_store(backend: Backend) -> None:
+    backend.put("a", b"x")
+    assert backend.url.startswith(("s3://test-", "az://test-"))
+    assert open_backend(backend.url).get("a") == b"x"
+
+
 def test_close_and_use_again(backend: Backend) -> None:
     backend.put("a", b"x")
     backend.close()
