@@ -110,7 +110,7 @@ class FsspecBackend(Backend):
         views = check_into(byte_range, into)
         path = self._path(key)
         if byte_range is None:
-            return self._ask("get", key, lambda call: self._whole(call, key, path))
+            return self._whole(key, path)
         wanted = byte_range
         data = self._ask(
             "get", key, lambda call: self._part(call, key, path, wanted), len(byte_range)
@@ -281,7 +281,15 @@ class FsspecBackend(Backend):
             raise
         return True
 
-    def _whole(self, call: Call, key: str, path: str) -> bytes:
+    def _whole(self, key: str, path: str) -> bytes:
+        data = self._ask("get", key, lambda call: self._first(call, key, path))
+        if len(data) < _FIRST_BYTES:
+            return data
+        size = self.stat(key).size_bytes
+        check_whole(size, self._where(key))
+        return self._ask("get", key, lambda call: self._dialect.read_all(call, path), size)
+
+    def _first(self, call: Call, key: str, path: str) -> bytes:
         try:
             with self._dialect.translated(self._where(key)):
                 data: bytes = call("cat_file", path, start=0, end=_FIRST_BYTES)
@@ -290,10 +298,7 @@ class FsspecBackend(Backend):
             if self._size(call, key, path) == 0:
                 return b""
             raise
-        if len(data) < _FIRST_BYTES:
-            return data
-        check_whole(self._dialect.stat(call, path).size_bytes, self._where(key))
-        return self._dialect.read_all(call, path)
+        return data
 
     def _part(self, call: Call, key: str, path: str, wanted: ByteRange) -> bytes:
         data: bytes = call("cat_file", path, start=wanted.start, end=wanted.stop)
