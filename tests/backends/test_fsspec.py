@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -53,16 +52,6 @@ class TestS3fsOnRadosgw(BackendContract):
     @pytest.fixture
     def backend(self, radosgw_url: Callable[[], str]) -> Backend:
         return by_s3fs(radosgw_url())
-
-
-@pytest.fixture
-def azure_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A URL of a fresh container, with credentials in the environment."""
-    adlfs = pytest.importorskip("adlfs")
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
-    container = f"test-{secrets.token_hex(6)}"
-    adlfs.AzureBlobFileSystem().mkdir(container)
-    return f"az://{container}/some/prefix"
 
 
 class TestAdlfsOnAzurite(BackendContract):

@@ -128,6 +128,16 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 
 @pytest.fixture
+def azure_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URL of a fresh container, with credentials in the environment."""
+    adlfs = pytest.importorskip("adlfs")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    container = f"test-{secrets.token_hex(6)}"
+    adlfs.AzureBlobFileSystem().mkdir(container)
+    return f"az://{container}/some/prefix"
+
+
+@pytest.fixture
 def moto_url(moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """Return a factory of fresh URLs on moto."""
     moto_server.set_environment(monkeypatch)
