@@ -43,7 +43,6 @@ from holdfast.backends.secrets import Secrets
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
 }
 _NUMBER = re.compile(r"[0-9]+")
 

@@ -165,7 +165,9 @@ def _refuse(options: dict[str, Any], transport: str | None, where: str) -> None:
 def _configured(scheme: str) -> dict[str, Any]:
     """Return fsspec's configuration for a scheme; fsspec is imported only if there may be one."""
     named = any(name.startswith("FSSPEC_") for name in os.environ)
-    if not named and not (Path.home() / ".config" / "fsspec").is_dir():
+    # Without a home folder this changes nothing, where pathlib would raise.
+    folder = Path(os.path.expanduser("~"), ".config", "fsspec")  # noqa: PTH111
+    if not named and not folder.is_dir():
         return {}
     from holdfast.backends.fsspec_door import configured
 
