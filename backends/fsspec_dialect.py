@@ -183,7 +183,7 @@ def unanswered(said: str, where: str, *, writes: bool = False) -> StoreUnavailab
     """Return the error for an answer that did not come, or proves nothing."""
     doubt = "; whether the write was done is not known" if writes else ""
     return StoreUnavailable(
-        "the store did not answer as it should, also when asked again",
+        "the store gave no usable answer, even after retries",
         where=where,
         found=said,
         hint=f"Try again later{doubt}.",
