@@ -3,7 +3,10 @@
 - `base`: `Backend`, the interface: its docstrings say what each method promises.
 - `local`, with `disk`, `folders`, `walk`, `mounts` and `reserve`: a folder.
 - `s3`, with `s3_client`, `s3_body`, `s3_errors` and `s3_proof`: a bucket; `memory`: neither.
-- `location`: reads URLs, and hides secrets in them; `open_backend` makes the backend of a URL.
+- `fsspec_store`, with `fsspec_dialect`, `fsspec_s3` and `fsspec_azure`: a file system of fsspec;
+  `fsspec_door` decides which of them are written to.
+- `location`: reads URLs, and hides secrets in them; `secrets` hides those of options.
+- `opening`: `open_backend` makes the backend of a URL; `s3_settings` reads options of S3.
 - `patience`, `waiting`: how long a call may take. `probe`: whether two writers can win.
 - `wrappers`: backends around a backend; `testing`: the contract that every backend passes.
 
@@ -12,8 +15,6 @@ SDK: `open_backend` imports one when a URL asks for it. Specified in docs/spec.m
 """
 
 from __future__ import annotations
-
-import os
 
 if __name__ != "holdfast.backends":
     # Loaded under another name, every class would exist twice.
@@ -32,9 +33,8 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.local import LocalBackend
 from holdfast.backends.location import Location, parse
-from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.opening import open_backend
 
 __all__ = [
     "AccessDenied",
@@ -57,35 +57,3 @@ __all__ = [
     "parse",
     "refuse_links",
 ]
-
-
-def open_backend(url: str | os.PathLike[str]) -> Backend:
-    """Open the store at a URL or path; nothing is created or contacted yet.
-
-    Args:
-        url: A form that `holdfast.backends.location` lists.
-
-    Raises:
-        InvalidLocation: It names no place where a registry can be.
-        StoreUnsuitable: The file system cannot keep the promises, or an SDK is not installed.
-    """
-    location = parse(url)
-    if location.scheme == "memory":
-        return MemoryBackend(location.name)
-    if location.scheme == "file":
-        return LocalBackend(location.path)
-    return _open_s3(location)
-
-
-def _open_s3(location: Location) -> Backend:
-    try:
-        from holdfast.backends.s3 import S3Backend
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "botocore":
-            raise
-        raise StoreUnsuitable(
-            "boto3 is not installed",
-            where=location.url,
-            hint="Install the extra: pip install 'holdfast[s3]'.",
-        ) from error
-    return S3Backend(location)

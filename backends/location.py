@@ -4,7 +4,8 @@
 |---|---|
 | `PATH`, `file:///PATH` | a folder of this machine (`~` is expanded in the first form) |
 | `memory://NAME` | a named store in the memory of this process |
-| `s3://BUCKET/PREFIX` | a bucket; options `?endpoint_url=URL` and `&region=NAME` |
+| `s3://BUCKET/PREFIX`, `s3a://...` | a bucket; options `?endpoint_url=URL` and `&region=NAME` |
+| any other, such as `az://CONTAINER/PREFIX` | what fsspec finds under that scheme |
 
 This module contacts no store, and none of its messages repeats a password. Credentials belong in
 the environment, since URLs are seen in logs, histories and process lists.
@@ -16,7 +17,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.backends.base import check_key
@@ -24,6 +24,8 @@ from holdfast.backends.errors import InvalidLocation
 from holdfast.backends.escape import quoted
 
 SCHEMES = ("file", "memory", "s3")
+# In the URLs of Azure a container may stand before an `@`.
+_CONTAINER_FIRST = ("abfs", "abfss", "az")
 S3_OPTIONS = ("endpoint_url", "region")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -39,14 +41,15 @@ class Location:
     """The location of a registry.
 
     Attributes:
-        scheme: The kind of store.
+        scheme: The kind of store: one of `SCHEMES`, or a scheme that fsspec may know.
         name: The bucket, or the name of a memory store; empty for a folder.
-        path: Absolute path of a folder, or prefix within a bucket without slashes at its ends.
+        path: Absolute path of a folder, or prefix within a bucket without slashes at its ends; all
+            that follows a scheme of fsspec.
         endpoint_url: The S3 server, if the URL names one.
         region: The S3 region, if the URL names one.
     """
 
-    scheme: Literal["file", "memory", "s3"]
+    scheme: str
     name: str = ""
     path: str = ""
     endpoint_url: str | None = None
@@ -57,6 +60,8 @@ class Location:
         """The location as a URL, which `parse` can read."""
         if self.scheme == "file":
             return "file://" + quote(os.fsencode(self.path))
+        if self.scheme not in SCHEMES:
+            return redact(f"{self.scheme}://{self.path}")
         base = f"{self.scheme}://{self.name}" + (f"/{self.path}" if self.path else "")
         options = {"endpoint_url": self.endpoint_url, "region": self.region}
         query = urlencode({k: v for k, v in options.items() if v is not None}, safe=":/")
@@ -83,12 +88,10 @@ def parse(url: str | os.PathLike[str]) -> Location:
     if match is None:
         return _parse_path(text)
     scheme = match[1].lower()
+    if scheme == "s3a":
+        scheme, text = "s3", f"s3{text[3:]}"
     if scheme not in SCHEMES:
-        raise InvalidLocation(
-            f"unknown scheme {match[1]!r}",
-            where=redact(text),
-            expected="one of " + ", ".join(f"{known}://" for known in SCHEMES) + " or a path",
-        )
+        return _parse_foreign(text, scheme, match[2])
     _refuse_credentials(text, match[2])
     if scheme == "file":
         return _parse_file(text)
@@ -154,6 +157,12 @@ def _parse_file(text: str) -> Location:
     return Location("file", path=os.path.abspath(path))  # noqa: PTH100 - no resolving of links
 
 
+def _parse_foreign(text: str, scheme: str, rest: str) -> Location:
+    if scheme not in _CONTAINER_FIRST or ":" in rest.partition("/")[0]:
+        _refuse_credentials(text, rest)
+    return Location(scheme, path=rest.rstrip("/"))
+
+
 def _parse_memory(text: str) -> Location:
     parts = urlsplit(text)
     _refuse_options(text, parts.query, known=())
@@ -179,11 +188,16 @@ def _parse_s3(text: str) -> Location:
         raise InvalidLocation("an empty, '.' or '..' segment in a prefix", where=redact(text))
     endpoint = options.get("endpoint_url")
     if endpoint is not None:
-        _check_endpoint(text, endpoint)
+        check_endpoint(text, endpoint)
     return Location("s3", parts.netloc, prefix, endpoint, options.get("region"))
 
 
-def _check_endpoint(text: str, endpoint: str) -> None:
+def check_endpoint(text: str, endpoint: str) -> None:
+    """Check the address of a server, which the URL `text` or its options name.
+
+    Raises:
+        InvalidLocation: It is none.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in endpoint:
         raise InvalidLocation(

@@ -53,6 +53,7 @@ from holdfast.backends.s3_proof import (
     check_page,
     check_written,
 )
+from holdfast.backends.s3_settings import S3Settings
 from holdfast.backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:
@@ -82,16 +83,24 @@ class S3Backend(Backend):
     Args:
         location: The bucket, and options for the client.
         patience: How long to wait; from the environment if `None`.
+        settings: Credentials and options; from the usual AWS environment if `None`.
     """
 
     concurrency = 16
 
-    def __init__(self, location: Location, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        location: Location,
+        patience: Patience | None = None,
+        settings: S3Settings | None = None,
+    ) -> None:
         self._location = location
+        self._settings = settings or S3Settings()
         self._bucket = location.name
         self._base = f"{location.path}/" if location.path else ""
         owner = os.environ.get(BUCKET_OWNER)
         self._owner: dict[str, Any] = {"ExpectedBucketOwner": owner} if owner else {}
+        self._always = {**self._owner, **self._settings.requests}
         self._patience = patience or patience_of_environment()
         # Before the first answer there is less patience, so that a wrong address is reported soon.
         self._answered = False
@@ -251,7 +260,7 @@ class S3Backend(Backend):
         if made is None:
             with self._lock:
                 made = self._made = self._made or make_client(
-                    self._location, self._patience, 64 + self.concurrency
+                    self._location, self._patience, 64 + self.concurrency, self._settings
                 )
         return made
 
@@ -277,7 +286,7 @@ class S3Backend(Backend):
         return f"s3://{self._bucket}/{self._base}{key}"
 
     def _object(self, key: str) -> dict[str, Any]:
-        return {"Bucket": self._bucket, "Key": self._base + check_key(key), **self._owner}
+        return {"Bucket": self._bucket, "Key": self._base + check_key(key), **self._always}
 
     def _put(
         self, key: str, buffers: Sequence[memoryview], condition: dict[str, Any], wait: Wait
@@ -291,6 +300,7 @@ class S3Backend(Backend):
         header = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         answer = self._client().put_object(
             **self._object(key),
+            **self._settings.puts,
             **condition,
             Body=b"".join(buffers)
             if size <= _SMALL_BYTES
@@ -314,7 +324,7 @@ class S3Backend(Backend):
 
     def _list(self, query: dict[str, Any]) -> ListObjectsV2OutputTypeDef:
         asked = {"Bucket": self._bucket, **query}
-        page = self._client().list_objects_v2(**asked, **self._owner)
+        page = self._client().list_objects_v2(**asked, **self._always)
         check_page(page, asked)
         for keys in (
             [entry["Key"] for entry in page.get("Contents", ())],

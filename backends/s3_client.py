@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import botocore.session
+from botocore import UNSIGNED
 from botocore.awsrequest import (
     AWSHTTPConnection,
     AWSHTTPConnectionPool,
@@ -29,6 +30,7 @@ from holdfast.backends.errors import InvalidLocation
 from holdfast.backends.location import Location
 from holdfast.backends.patience import Patience
 from holdfast.backends.s3_proof import check_raw
+from holdfast.backends.s3_settings import S3Settings
 from holdfast.backends.waiting import Wait, current
 
 if TYPE_CHECKING:
@@ -37,27 +39,31 @@ if TYPE_CHECKING:
 _CONNECT_S = 10.0
 
 
-def make_client(location: Location, patience: Patience, connections: int) -> S3Client:
+def make_client(
+    location: Location, patience: Patience, connections: int, settings: S3Settings
+) -> S3Client:
     """Make a client for a bucket.
 
     Args:
         location: The bucket, and options for the client.
         patience: How long to wait.
         connections: The most open connections.
+        settings: Credentials and options of the user.
 
     Raises:
         InvalidLocation: The SDK does not accept this location.
     """
     endpoint = location.endpoint_url or _endpoint_of_environment()
     try:
-        session = botocore.session.get_session()
+        session = botocore.session.Session(profile=settings.profile)
         models = _models(session.get_config_variable("data_path"))
         session.register_component("data_loader", models)
         client = session.create_client(
             "s3",
             endpoint_url=location.endpoint_url,
             region_name=location.region,
-            config=_config(endpoint, patience, connections),
+            config=_config(endpoint, patience, connections, settings),
+            **settings.client,
         )
     except ValueError as error:
         raise InvalidLocation(str(error), where=location.url) from error
@@ -79,10 +85,15 @@ def _endpoint_of_environment() -> str | None:
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def _config(endpoint: str | None, patience: Patience, connections: int) -> Config:
+def _config(
+    endpoint: str | None, patience: Patience, connections: int, settings: S3Settings
+) -> Config:
     # Each body has our checksum. TLS protects it; without TLS the body's SHA-256 is signed.
     signed = endpoint is not None and endpoint.startswith("http://")
-    return Config(
+    given = dict(settings.config)
+    if settings.anonymous:
+        given["signature_version"] = UNSIGNED
+    ours = Config(
         # One for each thread of a registry; otherwise urllib3 warns and reconnects.
         max_pool_connections=connections,
         connect_timeout=min(_CONNECT_S, patience.try_s),
@@ -90,14 +101,19 @@ def _config(endpoint: str | None, patience: Patience, connections: int) -> Confi
         read_timeout=patience.try_s,
         tcp_keepalive=True,
         retries={"mode": "standard", "total_max_attempts": 1},
-        s3={
-            "addressing_style": "path" if endpoint else "auto",
-            "payload_signing_enabled": signed,
-        },
+        s3=cast(
+            "Any",
+            {
+                "addressing_style": "path" if endpoint else "auto",
+                "payload_signing_enabled": signed,
+                **settings.addressing,
+            },
+        ),
         # The callers check a SHA-256 of all bytes that they read.
         response_checksum_validation="when_required",
         user_agent_extra="holdfast",
     )
+    return ours.merge(Config(**given))
 
 
 def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: object) -> None:

@@ -87,6 +87,16 @@ def check_written(status: int, headers: Headers, checksum: str) -> None:
         raise NotProven(_described(status, headers))
 
 
+def check_answered(status: int, headers: Headers) -> None:
+    """Check that an answer names an object of the store; says nothing of its bytes.
+
+    Raises:
+        NotProven: It does not.
+    """
+    if not _is_of_store(headers):
+        raise NotProven(_described(status, headers))
+
+
 def check_found(status: int, headers: Headers) -> None:
     """Check that the store described an object.
 

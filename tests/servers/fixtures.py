@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.servers import azurite as azurite_server
+from tests.servers.azurite import Azurite, start_azurite
 from tests.servers.gateway import Gateway as LyingGateway
 from tests.servers.process import stop, wait_for_http
 from tests.servers.radosgw import Gateway, missing_programs, start_gateway
@@ -109,6 +111,30 @@ def gateway(moto_server: S3Server) -> Iterator[LyingGateway]:
     """Something between a store and moto that can lie."""
     with LyingGateway(moto_server.endpoint_url) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """An Azurite of this process's own; skips where it is not installed."""
+    pytest.importorskip("adlfs")
+    program = azurite_server.program()
+    if program is None:
+        pytest.skip("not installed: azurite-blob (npm install --global azurite)")
+    server = start_azurite(program, tmp_path_factory.mktemp("azurite"))
+    try:
+        yield server
+    finally:
+        stop([server.pid])
+
+
+@pytest.fixture
+def azure_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URL of a fresh container, with credentials in the environment."""
+    adlfs = pytest.importorskip("adlfs")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite.connection_string)
+    container = f"test-{secrets.token_hex(6)}"
+    adlfs.AzureBlobFileSystem().mkdir(container)
+    return f"az://{container}/some/prefix"
 
 
 @pytest.fixture

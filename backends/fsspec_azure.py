@@ -1,0 +1,162 @@
+"""How adlfs is asked: Azure's own listings and properties, and what its errors mean.
+
+| said | error |
+|---|---|
+| BlobNotFound, 404 | ObjectNotFound |
+| ContainerNotFound, 404, or a name that is none | InvalidLocation |
+| InvalidRange, 416 | ObjectTruncated |
+| 401, 403, no usable credentials | AccessDenied |
+| 429, 5xx, timeouts, broken connections, an error without a code of Azure | StoreUnavailable |
+| anything else | StorageError |
+
+Azure cannot begin a listing after a name: what comes before it is read and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    IncompleteReadError,
+    ResourceExistsError,
+    ServiceRequestError,
+    ServiceResponseError,
+)
+
+from holdfast.backends.base import ObjectInfo
+from holdfast.backends.errors import (
+    AccessDenied,
+    InvalidLocation,
+    ObjectNotFound,
+    ObjectTruncated,
+    StorageError,
+)
+from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, unanswered
+from holdfast.backends.patience import Patience
+
+_CONNECT_S = 10.0
+_UNANSWERED = (ServiceRequestError, ServiceResponseError, IncompleteReadError)
+_HOW_TO_LOG_IN = (
+    "Give account_name with account_key, sas_token or credential, or connection_string; or set "
+    "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY."
+)
+
+
+class AzureDialect(Dialect):
+    """adlfs."""
+
+    def __init__(self) -> None:
+        super().__init__("adlfs", "")
+
+    def options(self, given: Mapping[str, Any], patience: Patience) -> dict[str, Any]:
+        """Add our patience for uploads and downloads."""
+        usual = {
+            "connection_timeout": max(1, int(min(_CONNECT_S, patience.try_s))),
+            "read_timeout": max(1, int(patience.try_s)),
+        }
+        return {**usual, **given, "use_listings_cache": False}
+
+    def split(self, fs: Any, root: str) -> tuple[str, str]:
+        """Return container and prefix."""
+        container, prefix, _ = fs.split_path(root)
+        return container, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    def says_exists(self, error: Exception) -> bool:
+        """Return whether the blob exists; adlfs says so of other conflicts, too."""
+        said = error.__context__
+        return isinstance(said, ResourceExistsError) and _code(said) == "BlobAlreadyExists"
+
+    def stat(self, call: Call, path: str) -> ObjectInfo:
+        """Return size and time; adlfs itself does not say what is absent."""
+        found = call.run(_properties, call.fs, path)
+        return ObjectInfo(path, found.size, found.last_modified.timestamp())
+
+    def page(self, call: Call, query: Query) -> Page:
+        """Return a page of a listing."""
+        page: Page = call.run(_page, call.fs, query)
+        return page
+
+    @contextmanager
+    def translated(self, where: str, *, writes: bool = False) -> Iterator[None]:
+        """Turn errors into ours by the error of Azure that adlfs replaced."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except AzureError as error:
+            raise _of_azure(error, where, writes) from error
+        except (OSError, EOFError) as error:
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, AzureError):
+                raise _of_azure(cause, where, writes) from error
+            raise unanswered(_said(error), where, writes=writes) from error
+        except ValueError as error:
+            raise InvalidLocation(
+                "not a location of Azure", where=where, found=_said(error)
+            ) from error
+
+
+async def _properties(fs: Any, path: str) -> Any:
+    container, name, _ = fs.split_path(path)
+    async with fs.service_client.get_blob_client(container, name) as client:
+        return await client.get_blob_properties()
+
+
+async def _page(fs: Any, query: Query) -> Page:
+    objects: list[ObjectInfo] = []
+    folders: list[str] = []
+    async with fs.service_client.get_container_client(query.bucket) as client:
+        asked = {"name_starts_with": query.prefix, "results_per_page": query.size}
+        found = (
+            client.walk_blobs(**asked, delimiter="/")
+            if query.delimiter
+            else client.list_blobs(**asked)
+        )
+        pages = found.by_page(query.token)
+        async for page in pages:
+            async for entry in page:
+                if getattr(entry, "size", None) is None:
+                    folders.append(entry.name)
+                else:
+                    time_s = entry.last_modified.timestamp()
+                    objects.append(ObjectInfo(entry.name, entry.size, time_s))
+            break
+        return Page(objects, folders, pages.continuation_token or None)
+
+
+def _of_azure(error: AzureError, where: str, writes: bool) -> StorageError:
+    if isinstance(error, _UNANSWERED):
+        return unanswered(_said(error), where, writes=writes)
+    if not isinstance(error, HttpResponseError):
+        return StorageError("adlfs failed", where=where, found=_said(error))
+    code, status = _code(error), error.status_code or 0
+    if status in (401, 403) or isinstance(error, ClientAuthenticationError):
+        return AccessDenied(
+            "access is denied", where=where, found=_said(error), hint=_HOW_TO_LOG_IN
+        )
+    if code == "BlobNotFound" and status == 404:
+        return ObjectNotFound("no such object", where=where)
+    if code in ("ContainerNotFound", "InvalidResourceName", "ContainerBeingDeleted"):
+        return InvalidLocation(
+            "no such container", where=where, hint="Make it first, or look for a typing error."
+        )
+    if code == "InvalidRange" or (status == 416 and code):
+        return ObjectTruncated("the object ends before the range begins", where=where)
+    if status == 429 or status >= 500 or not code:
+        return unanswered(_said(error), where, writes=writes)
+    return StorageError("the store refused the request", where=where, found=_said(error))
+
+
+def _code(error: HttpResponseError) -> str:
+    # An answer that Azure did not give has no such code.
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code) or "")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

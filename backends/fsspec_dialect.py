@@ -1,0 +1,216 @@
+"""What differs between the kinds of fsspec file systems, and the way to ask any that is read only.
+
+`FsspecBackend` uses fsspec's common methods. A dialect adds the rest: pages of a listing that start
+where they are wanted, the size and time of an object, and the meaning of errors. The dialects of
+S3 and Azure are in modules of their own, since they need the libraries of those stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.backends.base import ObjectInfo
+from holdfast.backends.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    StorageError,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from holdfast.backends.patience import Patience
+
+# The names under which file systems tell when an object was written.
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls methods of a file system, each for a bounded time.
+
+    Attributes:
+        fs: The file system.
+        run: Runs a function, or a coroutine function on the event loop of `fs`.
+        twins: Whether each method is known to have an asynchronous twin.
+    """
+
+    fs: Any
+    run: Callable[..., Any]
+    twins: bool
+
+    def __call__(self, name: str, *args: object, **options: object) -> Any:
+        """Call the method `name`, or its asynchronous twin, which can be bounded in time."""
+        # fsspec sets a method on the instance if it made the method from the twin.
+        twin = self.twins or name in vars(self.fs)
+        return self.run(getattr(self.fs, f"_{name}" if twin else name), *args, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One page of a listing that is asked for.
+
+    Attributes:
+        bucket: The bucket or container, as `Dialect.split` gave it.
+        prefix: Only names that begin with it.
+        start_after: Only names after it. A dialect may ignore this.
+        delimiter: Whether to fold what is below the next `/`.
+        size: At most this number of entries.
+        token: Where the page before ended, or `None`.
+    """
+
+    bucket: str
+    prefix: str
+    start_after: str
+    delimiter: bool
+    size: int
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing.
+
+    Attributes:
+        objects: Objects by their names in the bucket, in order.
+        folders: Names of folders, in order; each ends with `/`.
+        token: Where the next page begins; `None` if there is none.
+    """
+
+    objects: Sequence[ObjectInfo]
+    folders: Sequence[str]
+    token: str | None = None
+
+
+class Dialect:
+    """A file system of which nothing is known: it can be read.
+
+    Args:
+        name: What it is, for messages.
+        reason: Why nothing is written to it; empty if it may be written to.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+
+    def options(self, given: Mapping[str, Any], patience: Patience) -> dict[str, Any]:  # noqa: ARG002
+        """Return the options for an instance of our own, from those of the user's instance."""
+        return dict(given)
+
+    def prepare(self, call: Call) -> None:
+        """Set up a new instance."""
+
+    def split(self, fs: Any, root: str) -> tuple[str, str]:  # noqa: ARG002
+        """Return a root as a bucket and the prefix of all names in it."""
+        return root.rstrip("/"), ""
+
+    def put_options(self) -> dict[str, Any]:
+        """Return options of `pipe_file`."""
+        return {}
+
+    def says_exists(self, error: Exception) -> bool:
+        """Return whether an exclusive create was refused because the object exists."""
+        return isinstance(error, FileExistsError)
+
+    def read_all(self, call: Call, path: str) -> bytes:
+        """Read an object by one request, so that all bytes are of one version of it."""
+        found: bytes = call("cat_file", path)
+        return found
+
+    def stat(self, call: Call, path: str) -> ObjectInfo:
+        """Return size and time of an object; `key` is its path."""
+        call.fs.invalidate_cache()
+        return _described(path, call("info", path))
+
+    def page(self, call: Call, query: Query) -> Page:
+        """Return a page of a listing; here it is the only one, and may be long."""
+        folder = query.prefix.rpartition("/")[0]
+        if folder and any(part in ("", ".", "..") for part in folder.split("/")):
+            return Page((), ())
+        call.fs.invalidate_cache()
+        top = f"{query.bucket}/{folder}".rstrip("/") if folder else query.bucket
+        try:
+            if query.delimiter:
+                found = call("ls", top, detail=True)
+            else:
+                found = call("find", top, detail=True).values()
+        except _ABSENT:
+            return Page((), ())
+        start = f"{query.bucket.strip('/')}/".lstrip("/")
+        objects, folders = [], []
+        for entry in found:
+            path = entry["name"].strip("/")
+            name = path.removeprefix(start)
+            if not path.startswith(start) or not f"{name}/".startswith(query.prefix):
+                continue
+            if entry["type"] == "directory":
+                folders.append(f"{name}/")
+            elif name.startswith(query.prefix):
+                objects.append(_described(name, entry))
+        return Page(sorted(objects, key=lambda info: info.key.encode()), sorted(set(folders)))
+
+    def keeps_versions(self, call: Call, bucket: str) -> bool | None:  # noqa: ARG002
+        """Return what `Backend.keeps_versions` returns."""
+        return None
+
+    @contextmanager
+    def translated(self, where: str, *, writes: bool = False) -> Iterator[None]:
+        """Turn errors of the file system into ours."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except _ABSENT as error:
+            raise ObjectNotFound("no such object", where=where) from error
+        except PermissionError as error:
+            raise AccessDenied("access is denied", where=where, found=_said(error)) from error
+        except NotImplementedError as error:
+            raise StoreUnsuitable(
+                f"{self.name} cannot do this", where=where, found=_said(error)
+            ) from error
+        except (OSError, EOFError) as error:
+            raise unanswered(_said(error), where, writes=writes) from error
+        except Exception as error:
+            # Each library has errors of its own.
+            raise StorageError(f"{self.name} failed", where=where, found=_said(error)) from error
+
+
+def unanswered(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
+    """Return the error for an answer that did not come, or proves nothing."""
+    doubt = "; whether the write was done is not known" if writes else ""
+    return StoreUnavailable(
+        "the store gave no usable answer, even after retries",
+        where=where,
+        found=said,
+        hint=f"Try again later{doubt}.",
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+
+
+def _described(name: str, entry: Mapping[str, Any]) -> ObjectInfo:
+    if entry.get("type") == "directory":
+        raise FileNotFoundError(name)
+    size = entry.get("size")
+    if not isinstance(size, int):
+        raise OSError("the file system does not tell the size of a file")
+    time = next((entry[word] for word in _TIMES if entry.get(word) is not None), 0.0)
+    return ObjectInfo(name, size, _seconds(time))
+
+
+def _seconds(time: object) -> float:
+    """Return a time in any form of file systems as seconds since the epoch, 0 if unknown."""
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError:
+            return 0.0
+    if isinstance(time, datetime):
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return float(time) if isinstance(time, (int, float)) else 0.0

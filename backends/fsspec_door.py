@@ -1,0 +1,173 @@
+"""Which file systems of fsspec hold a registry, and how a URL or an object becomes a store.
+
+| file system | store |
+|---|---|
+| `s3fs.core.S3FileSystem` | S3, its bytes by boto3; by s3fs with `transport="s3fs"` |
+| `adlfs.spec.AzureBlobFileSystem` | Azure, by adlfs |
+| `LocalFileSystem` | our folder, which syncs and links |
+| `MemoryFileSystem` | our store in memory |
+| one that keeps copies (`simplecache`, `filecache`, ...) | refused: old copies hide new commits |
+| any other | read only |
+
+fsspec's own create looks for the object and then writes, and most file systems do the same: two
+writers can both win. So a class is listed by hand once its create is known to be a condition that
+the server decides, from the version on that has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import fsspec
+import fsspec.config
+from fsspec.implementations.cached import CachingFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from holdfast.backends.base import Backend
+from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
+from holdfast.backends.fsspec_dialect import Dialect
+from holdfast.backends.fsspec_store import FsspecBackend
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.location import parse, redact
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.secrets import Secrets
+
+# Which extra of Holdfast brings the driver of a scheme.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
+}
+_NUMBER = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A class of file systems whose create is a condition of the server.
+
+    Attributes:
+        package: The distribution that has it.
+        least: The first version that is known to send the condition.
+        dialect: Module and class of its dialect.
+    """
+
+    package: str
+    least: tuple[int, ...]
+    dialect: tuple[str, str]
+
+
+_LISTED = {
+    "s3fs.core.S3FileSystem": _Listed("s3fs", (2025, 9), ("fsspec_s3", "S3Dialect")),
+    "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
+}
+_UNPROVEN = (
+    "nobody proved that its create is a condition of the server; where it is a look and then a "
+    "write, two writers can both win"
+)
+
+
+def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
+    """Make a file system for a URL.
+
+    Raises:
+        InvalidLocation: fsspec knows no such scheme, or refuses the options.
+        StoreUnsuitable: The driver is not installed.
+    """
+    hidden = Secrets(options)
+    try:
+        made: type = fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        raise StoreUnsuitable(
+            "the driver of this store is not installed",
+            where=redact(url),
+            found=error,
+            hint=f"Install the extra: pip install 'holdfast[{extra}]'." if extra else None,
+        ) from error
+    except ValueError as error:
+        raise InvalidLocation(
+            f"unknown scheme {scheme!r}",
+            where=redact(url),
+            expected="a path, file:///PATH, memory://NAME, s3://BUCKET/PREFIX, or a scheme that "
+            "fsspec knows",
+        ) from error
+    try:
+        named = made._get_kwargs_from_urls(url)  # type: ignore[attr-defined]
+        return made(**{**named, **options}, skip_instance_cache=True)
+    except Exception as error:
+        # Without the cause: constructors repeat what they were given.
+        raise InvalidLocation(
+            f"{made.__module__.partition('.')[0]} refuses the location or its options",
+            where=redact(url),
+            found=hidden.hide(f"{type(error).__name__}: {error}"),
+            hint=f"Options given: {', '.join(sorted(options)) or 'none'}.",
+        ) from None
+
+
+def open_file_system(fs: Any, path: str) -> Backend:
+    """Open the store at a path of a file system object; S3 goes by s3fs here.
+
+    Raises:
+        StoreUnsuitable: The file system is refused; the message gives the reason.
+    """
+    if isinstance(fs, CachingFileSystem):
+        raise StoreUnsuitable(
+            "a file system that keeps copies is refused",
+            where=redact(str(path)),
+            found=class_name(fs),
+            hint="Give the file system behind it: copies would hide new commits.",
+        )
+    if isinstance(fs, LocalFileSystem):
+        return LocalBackend(fs._strip_protocol(path))
+    if isinstance(fs, MemoryFileSystem):
+        return MemoryBackend(parse(f"memory://{fs._strip_protocol(path).strip('/')}").name)
+    return FsspecBackend(fs, path, dialect_of(fs))
+
+
+def dialect_of(fs: Any) -> Dialect:
+    """Return how a file system is asked, and whether it is written to."""
+    name = class_name(fs)
+    listed = _LISTED.get(name)
+    # A subclass may have another create.
+    if listed is None:
+        return Dialect(name, _UNPROVEN)
+    if _version(listed.package) < listed.least:
+        wanted = ".".join(map(str, listed.least))
+        return Dialect(name, f"{listed.package} before {wanted} drops the condition of a create")
+    module = import_module(f"holdfast.backends.{listed.dialect[0]}")
+    found: Dialect = getattr(module, listed.dialect[1])()
+    return found
+
+
+def options_of(fs: Any) -> dict[str, Any]:
+    """Return the options with which a file system was made, each by its name."""
+    bound = inspect.signature(type(fs).__init__).bind(fs, *fs.storage_args, **fs.storage_options)
+    named = dict(bound.arguments)
+    rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    for name in rest:
+        named |= named.pop(name, {})
+    named.pop(next(iter(bound.signature.parameters)))
+    return named
+
+
+def configured(scheme: str) -> dict[str, Any]:
+    """Return what fsspec's configuration files and environment say of a scheme."""
+    return dict(fsspec.config.conf.get(scheme, {}))
+
+
+def class_name(fs: Any) -> str:
+    """Return the full name of the class of a file system."""
+    return f"{type(fs).__module__}.{type(fs).__qualname__}"
+
+
+def _version(package: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _NUMBER.findall(version(package))))[:3]
+    except PackageNotFoundError:
+        return ()

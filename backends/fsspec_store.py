@@ -1,0 +1,391 @@
+"""The store behind a file system of fsspec, for stores without a client of ours.
+
+`put_if_absent` is `pipe_file(mode="create")`, never a look and then a write. In most file systems
+that method is itself a look and then a write, so only listed classes are written to
+(`holdfast.backends.fsspec_door`); all others are read only.
+
+A backend makes an instance of its own from the one that it is given, and another one in a forked
+child: an event loop and its sockets cannot be shared. Listings never come from fsspec's cache of
+directories. A put counts once `info` tells its size.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakSet, finalize
+
+from fsspec.asyn import sync
+
+from holdfast.backends.base import (
+    Backend,
+    Body,
+    ByteRange,
+    ObjectInfo,
+    as_buffers,
+    check_into,
+    check_key,
+)
+from holdfast.backends.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    ObjectTruncated,
+    ReadOnlyStore,
+    StoreUnavailable,
+    StoreUnsuitable,
+)
+from holdfast.backends.fsspec_dialect import Call, Dialect, Query, unanswered
+from holdfast.backends.limits import check_whole
+from holdfast.backends.location import redact
+from holdfast.backends.patience import Attempts, Patience, patience_of_environment
+from holdfast.backends.secrets import Secrets
+
+_T = TypeVar("_T")
+
+_WRITES = ("put", "delete")
+_PAGE = 1000
+# Objects up to this length take one request to read whole.
+_FIRST_BYTES = 2**20
+
+_open: WeakSet[FsspecBackend] = WeakSet()
+# Instances of the parent process. To finalize one in a child would wait for a dead event loop.
+_inherited: list[Any] = []
+
+
+class FsspecBackend(Backend):
+    """Objects of a file system under a root.
+
+    Args:
+        fs: The file system; it is only a model for instances of our own.
+        root: Path of the folder, or bucket and prefix.
+        dialect: How this kind of file system is asked.
+        patience: How long to wait; from the environment if `None`.
+    """
+
+    concurrency = 16
+
+    def __init__(
+        self, fs: Any, root: str, dialect: Dialect, patience: Patience | None = None
+    ) -> None:
+        self._class: type = type(fs)
+        self._args: tuple[Any, ...] = fs.storage_args
+        self._given: Mapping[str, Any] = fs.storage_options
+        self._secrets = Secrets([self._args, self._given])
+        self._root = fs._strip_protocol(root).rstrip("/")
+        self._dialect = dialect
+        self._bucket, self._base = dialect.split(fs, self._root)
+        known = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        named = root.partition("://")[0]
+        scheme = named if named in known else known[0]
+        self._url = redact(f"{scheme}://{self._root}")
+        self._patience = patience or patience_of_environment()
+        # Until then there is less patience: a wrong address should be reported soon.
+        self._answered = False
+        self._made: Any = None
+        self._lock = threading.Lock()
+        _open.add(self)
+
+    @property
+    def url(self) -> str:
+        """Scheme and path, without options."""
+        return self._url
+
+    @property
+    def read_only(self) -> str:
+        """Why nothing can be written here; empty where that is possible."""
+        return self._dialect.reason
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Sequence[memoryview] | None = None,
+    ) -> bytes:
+        """Read an object, or a range of it."""
+        views = check_into(byte_range, into)
+        path = self._path(key)
+        if byte_range is None:
+            return self._whole(key, path)
+        wanted = byte_range
+        data = self._ask(
+            "get", key, lambda call: self._part(call, key, path, wanted), len(byte_range)
+        )
+        if into is None:
+            return data
+        position = 0
+        for view in views:
+            view[:] = memoryview(data)[position : position + len(view)]
+            position += len(view)
+        return b""
+
+    def put(self, key: str, body: Body) -> None:
+        """Create or replace an object; it counts once the store tells its size."""
+        path = self._path(key)
+        self._refuse_if_read_only(key)
+        data = _joined(body)
+
+        def ask(call: Call) -> None:
+            call("pipe_file", path, data, **self._dialect.put_options())
+            self._prove(call, key, path, len(data))
+
+        self._ask("put", key, ask, len(data))
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        """Create an object unless it exists; False may mean one's own lost answer."""
+        path = self._path(key)
+        self._refuse_if_read_only(key)
+        data = _joined(body)
+
+        def ask(call: Call) -> bool:
+            where = self._where(key)
+            try:
+                with self._dialect.translated(where, writes=True):
+                    if not self._create(call, path, data):
+                        if self._size(call, key, path) is None:
+                            said = "'exists' of an object that is absent"
+                            raise unanswered(said, where, writes=True)
+                        return False
+            except StoreUnavailable:
+                # Only the store knows whether the object was made. If it is absent, send it again.
+                if self._size(call, key, path) is not None:
+                    return False
+                raise
+            self._prove(call, key, path, len(data))
+            return True
+
+        return self._ask("put", key, ask, len(data))
+
+    def stat(self, key: str) -> ObjectInfo:
+        """Tell size and time of an object."""
+        path = self._path(key)
+        found = self._ask("stat", key, lambda call: self._dialect.stat(call, path))
+        return ObjectInfo(key, found.size_bytes, found.modified_s)
+
+    def list(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str = "",
+        limit: int | None = None,
+        delimiter: bool = False,
+    ) -> Iterator[ObjectInfo]:
+        """List objects in order."""
+        last, left = start_after, limit
+        token: str | None = None
+        while left is None or left > 0:
+            query = Query(
+                self._bucket,
+                self._base + prefix,
+                self._base + start_after if start_after else "",
+                delimiter,
+                _PAGE if left is None else min(left, _PAGE),
+                token,
+            )
+            infos, next_token = self._page(prefix, query)
+            for info in infos:
+                # S3 counts a folder as after a key within it; and a page may come twice.
+                if info.key > last and (left is None or left > 0):
+                    last = info.key
+                    left = None if left is None else left - 1
+                    yield info
+            if next_token is None:
+                return
+            if not next_token or next_token == token:
+                raise StoreUnavailable("a listing that does not go on", where=self._where(prefix))
+            token = next_token
+
+    def delete(self, key: str) -> None:
+        """Remove an object; removing an absent one is no error."""
+        path = self._path(key)
+        self._refuse_if_read_only(key)
+        try:
+            self._ask("delete", key, lambda call: call("rm_file", path))
+        except ObjectNotFound:
+            return
+
+    def keeps_versions(self) -> bool | None:
+        """Tell whether the store keeps versions; None where it does not say."""
+        try:
+            return self._ask(
+                "versioning", "", lambda call: self._dialect.keeps_versions(call, self._bucket)
+            )
+        except (AccessDenied, StoreUnsuitable):
+            return None
+
+    def close(self) -> None:
+        """Release the connections; a later call opens new ones."""
+        self._made = None
+
+    def _forget(self) -> None:
+        """Drop the instance of the parent process without finalizing it."""
+        if self._made is not None:
+            _inherited.append(self._made)
+        self._made = None
+        self._lock = threading.Lock()
+
+    def _fs(self, timeout_s: float) -> Any:
+        made = self._made
+        if made is None:
+            with self._lock:
+                made = self._made = self._made or self._make(timeout_s)
+        return made
+
+    def _make(self, timeout_s: float) -> Any:
+        options = self._dialect.options(self._given, self._patience)
+        own = {name: value for name, value in options.items() if name not in _NOT_TAKEN}
+        fs = self._class(*self._args, **own, skip_instance_cache=True)
+        self._dialect.prepare(self._call(fs, timeout_s))
+        return fs
+
+    def _call(self, fs: Any, timeout_s: float) -> Call:
+        def run(function: Callable[..., Any], *args: object, **options: object) -> Any:
+            if inspect.iscoroutinefunction(function):
+                return sync(fs.loop, function, *args, timeout=timeout_s, **options)
+            return function(*args, **options)
+
+        return Call(fs, run, twins=not self._dialect.reason)
+
+    def _ask(self, act: str, key: str, ask: Callable[[Call], _T], size: int = 0) -> _T:
+        """Repeat a request until the store answers, or patience ends."""
+        where = self._where(key)
+        patience = self._patience if self._answered else self._patience.opening()
+        attempts = Attempts(patience.allowing(size))
+        timeout_s = patience.try_s + size / patience.least_bytes_per_s
+        while True:
+            try:
+                with (
+                    self._secrets.hidden(),
+                    self._dialect.translated(where, writes=act in _WRITES),
+                ):
+                    found = ask(self._call(self._fs(timeout_s), timeout_s))
+            except StoreUnavailable as error:
+                attempts.failed(error)
+            except ObjectNotFound:
+                self._answered = True
+                raise
+            else:
+                self._answered = True
+                return found
+
+    def _create(self, call: Call, path: str, data: bytes) -> bool:
+        try:
+            call("pipe_file", path, data, mode="create", **self._dialect.put_options())
+        except Exception as error:
+            if self._dialect.says_exists(error):
+                return False
+            raise
+        return True
+
+    def _whole(self, key: str, path: str) -> bytes:
+        data = self._ask("get", key, lambda call: self._first(call, key, path))
+        if len(data) < _FIRST_BYTES:
+            return data
+        size = self.stat(key).size_bytes
+        check_whole(size, self._where(key))
+        return self._ask("get", key, lambda call: self._dialect.read_all(call, path), size)
+
+    def _first(self, call: Call, key: str, path: str) -> bytes:
+        try:
+            with self._dialect.translated(self._where(key)):
+                data: bytes = call("cat_file", path, start=0, end=_FIRST_BYTES)
+        except ObjectTruncated:
+            # An empty object has no range.
+            if self._size(call, key, path) == 0:
+                return b""
+            raise
+        return data
+
+    def _part(self, call: Call, key: str, path: str, wanted: ByteRange) -> bytes:
+        data: bytes = call("cat_file", path, start=wanted.start, end=wanted.stop)
+        if len(data) > len(wanted):
+            raise unanswered(f"{len(data)} bytes for a range of {len(wanted)}", self._where(key))
+        if len(data) < len(wanted):
+            if (self._size(call, key, path) or 0) >= wanted.stop:
+                raise unanswered(f"{len(data)} bytes of a range of {len(wanted)}", self._where(key))
+            raise ObjectTruncated(
+                "the object ends before the range does",
+                where=self._where(key),
+                expected=f"at least {wanted.stop} bytes",
+                found=f"{wanted.start + len(data)} bytes",
+            )
+        return data
+
+    def _size(self, call: Call, key: str, path: str) -> int | None:
+        """Return the size of an object, `None` if it is absent."""
+        try:
+            with self._dialect.translated(self._where(key)):
+                return self._dialect.stat(call, path).size_bytes
+        except ObjectNotFound:
+            return None
+
+    def _prove(self, call: Call, key: str, path: str, size_bytes: int) -> None:
+        found = self._size(call, key, path)
+        if found != size_bytes:
+            raise unanswered(
+                f"a put of {size_bytes} bytes was acknowledged, and then the object "
+                + ("was absent" if found is None else f"had {found} bytes"),
+                self._where(key),
+                writes=True,
+            )
+
+    def _page(self, prefix: str, query: Query) -> tuple[Sequence[ObjectInfo], str | None]:
+        page = self._ask("list", prefix, lambda call: self._dialect.page(call, query))
+        names = [info.key for info in page.objects]
+        if names != sorted(names) or list(page.folders) != sorted(page.folders):
+            # Continuing after the last key would miss keys that such a store lists later.
+            raise StoreUnsuitable(
+                "the store does not list its keys in order",
+                where=self._where(""),
+                hint="Use a general purpose bucket, or an account without hierarchical namespace.",
+            )
+        cut = len(self._base)
+        found = [
+            ObjectInfo(info.key[cut:], info.size_bytes, info.modified_s)
+            for info in page.objects
+            # Consoles mark a folder by an empty object of its name.
+            if len(info.key) > cut and not info.key.endswith("/")
+        ]
+        found += [ObjectInfo(name[cut:], 0, 0.0) for name in page.folders]
+        return sorted(found, key=lambda info: info.key), page.token
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{check_key(key)}" if self._root else check_key(key)
+
+    def _where(self, key: str) -> str:
+        return f"{self._url}/{key}"
+
+    def _refuse_if_read_only(self, key: str) -> None:
+        if self._dialect.reason:
+            raise ReadOnlyStore(
+                f"{self._dialect.name} is only read",
+                where=self._where(key),
+                found=self._dialect.reason,
+                hint="Keep the registry in a folder, in S3 or in Azure, and sync it.",
+            )
+
+
+# What an instance of ours does not share with the user's.
+_NOT_TAKEN = ("asynchronous", "loop", "skip_instance_cache")
+
+
+def _joined(body: Body) -> bytes:
+    return body if isinstance(body, bytes) else b"".join(as_buffers(body))
+
+
+def _forget_all() -> None:
+    for backend in _open:
+        backend._forget()
+    # At exit, adlfs would wait for ever for a loop that does not run in this process, and s3fs for
+    # a second. There is no public way to find what they registered.
+    for registered in list(getattr(finalize, "_registry", ())):
+        found = registered.peek()
+        if found is not None and any(isinstance(arg, AbstractEventLoop) for arg in found[2]):
+            registered.detach()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,174 @@
+"""The door to every store: a URL, a path, or a file system object of fsspec.
+
+Folders, memory and S3 have stores of our own; every other URL is resolved by fsspec. For S3 the
+names of options, credentials and endpoints are those of s3fs, and fsspec's own configuration
+(`~/.config/fsspec`, `FSSPEC_S3_...`) counts; the bytes go by boto3 unless `transport` says
+otherwise. fsspec is imported only when something asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.backends.base import Backend
+from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.location import (
+    SCHEMES,
+    Location,
+    check_endpoint,
+    parse,
+    redact,
+)
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.s3_settings import TakenOver, take_over
+
+Transport = Literal["boto3", "s3fs"]
+
+_TRANSPORTS = ("boto3", "s3fs")
+
+
+def open_backend(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+    transport: Transport | None = None,
+) -> Backend:
+    """Open the store at a URL or path; nothing is created or contacted yet.
+
+    Args:
+        url: A form that `holdfast.backends.location` lists, or any URL that fsspec knows; with
+            `fs` a path in that file system.
+        storage_options: Options of the file system, by the names that fsspec's drivers give them.
+        fs: A file system object of fsspec. It is only a model: Holdfast makes its own instances.
+        transport: What moves the bytes of S3: boto3, which is the default, or s3fs.
+
+    Raises:
+        InvalidLocation: It names no place where a registry can be, or an option cannot be used.
+        StoreUnsuitable: The file system cannot keep the promises, or a driver is not installed.
+    """
+    if transport is not None and transport not in _TRANSPORTS:
+        raise InvalidLocation(
+            "not a transport", expected=" or ".join(_TRANSPORTS), found=repr(transport)
+        )
+    options = dict(storage_options or {})
+    if fs is not None:
+        return _open_object(fs, url, options, transport)
+    _refuse_chain(url)
+    location = parse(url)
+    if location.scheme == "s3":
+        return _open_s3(location, _configured("s3") | options, transport)
+    if location.scheme not in SCHEMES:
+        _refuse({}, transport, location.url)
+        return _open_foreign(os.fspath(url), location.scheme, options)
+    _refuse(options, transport, location.url)
+    if location.scheme == "memory":
+        return MemoryBackend(location.name)
+    return LocalBackend(location.path)
+
+
+def _refuse_chain(url: str | os.PathLike[str]) -> None:
+    if isinstance(url, str) and "::" in url and "://" in url:
+        raise StoreUnsuitable(
+            "a chain of file systems is not opened",
+            where=redact(url),
+            found="'::'",
+            hint="Name the store itself: a cache in front of it would hide new commits.",
+        )
+
+
+def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
+    from holdfast.backends.fsspec_door import make, open_file_system
+
+    return open_file_system(make(scheme, url, options), url)
+
+
+def _open_object(
+    fs: Any, path: str | os.PathLike[str], options: dict[str, Any], transport: str | None
+) -> Backend:
+    from holdfast.backends import fsspec_door
+
+    where = redact(os.fspath(path))
+    if options:
+        raise InvalidLocation(
+            "options beside a file system object", where=where, found=", ".join(sorted(options))
+        )
+    named = fsspec_door.class_name(fs)
+    if named == "s3fs.core.S3FileSystem":
+        if transport == "s3fs":
+            return fsspec_door.open_file_system(fs, os.fspath(path))
+        location = parse(f"s3://{fs._strip_protocol(os.fspath(path))}")
+        return _open_s3(location, fsspec_door.options_of(fs), transport)
+    _refuse({}, transport, where)
+    return fsspec_door.open_file_system(fs, os.fspath(path))
+
+
+def _open_s3(location: Location, options: dict[str, Any], transport: str | None) -> Backend:
+    if transport == "s3fs":
+        return _open_by_s3fs(location, options)
+    try:
+        from holdfast.backends.s3 import S3Backend
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "botocore":
+            raise
+        raise StoreUnsuitable(
+            "boto3 is not installed",
+            where=location.url,
+            hint="Install the extra: pip install 'holdfast[s3]'.",
+        ) from error
+    taken = take_over(options, location.url)
+    return S3Backend(_placed(location, taken), settings=taken.settings)
+
+
+def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
+    from holdfast.backends.fsspec_door import make, open_file_system
+
+    url = replace(location, endpoint_url=None, region=None).url
+    if location.endpoint_url is not None:
+        options = {**options, "endpoint_url": location.endpoint_url}
+    if location.region is not None:
+        client = dict(options.get("client_kwargs") or {})
+        options = {**options, "client_kwargs": {**client, "region_name": location.region}}
+    return open_file_system(make("s3", url, options), url)
+
+
+def _placed(location: Location, taken: TakenOver) -> Location:
+    """Return the location with the endpoint and region of the options."""
+    if taken.endpoint_url is not None:
+        check_endpoint(location.url, taken.endpoint_url)
+    for name, given, found in (
+        ("endpoint_url", location.endpoint_url, taken.endpoint_url),
+        ("region", location.region, taken.region),
+    ):
+        if None not in (given, found) and given != found:
+            raise InvalidLocation(f"URL and options name two values of {name}", where=location.url)
+    return replace(
+        location,
+        endpoint_url=location.endpoint_url or taken.endpoint_url,
+        region=location.region or taken.region,
+    )
+
+
+def _refuse(options: dict[str, Any], transport: str | None, where: str) -> None:
+    if options:
+        raise InvalidLocation(
+            "this kind of store has no options", where=where, found=", ".join(sorted(options))
+        )
+    if transport is not None:
+        raise InvalidLocation("only S3 has a choice of transports", where=where, found=transport)
+
+
+def _configured(scheme: str) -> dict[str, Any]:
+    """Return fsspec's configuration for a scheme; fsspec is imported only if there may be one."""
+    named = any(name.startswith("FSSPEC_") for name in os.environ)
+    # Without a home folder this changes nothing, where pathlib would raise.
+    folder = Path(os.path.expanduser("~"), ".config", "fsspec")  # noqa: PTH111
+    if not named and not folder.is_dir():
+        return {}
+    from holdfast.backends.fsspec_door import configured
+
+    return configured(scheme)

@@ -1,0 +1,68 @@
+"""Keep the secrets among a file system's options out of messages.
+
+Libraries repeat addresses, headers and options in their errors. Whatever may be secret in options
+is replaced there; `holdfast.backends.location` does the same for URLs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from holdfast.backends.errors import StorageError
+from holdfast.backends.location import redact
+
+_SECRET = re.compile(r"key|secret|token|pass|cred|sas|sig|connection|auth|header", re.IGNORECASE)
+# A part of a connection string or of a signed address.
+_PART = re.compile(r"(\w+)=([^;&\s]+)")
+# Shorter texts would hide words that are no secret.
+_LEAST = 6
+
+
+class Secrets:
+    """The secrets of some options.
+
+    Args:
+        options: Options, as mappings and lists of any depth.
+    """
+
+    def __init__(self, options: object) -> None:
+        found = set(_secrets(options, secret=False))
+        self._found = sorted(found, key=len, reverse=True)
+
+    def hide(self, text: str) -> str:
+        """Return a text with `***` for each secret in it."""
+        for secret in self._found:
+            text = text.replace(secret, "***")
+        return redact(text)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Hide secrets in errors of ours; an error that held one loses its cause."""
+        try:
+            yield
+        except StorageError as error:
+            parts = (error.what, error.where, error.expected, error.found, error.hint)
+            if not any(part is not None and self.hide(part) != part for part in parts):
+                if any(secret in repr(error.__cause__) for secret in self._found):
+                    raise error from None
+                raise
+            what, where, expected, found, hint = (
+                None if part is None else self.hide(part) for part in parts
+            )
+            raise type(error)(
+                what or "", where=where, expected=expected, found=found, hint=hint
+            ) from None
+
+
+def _secrets(value: object, *, secret: bool) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, held in value.items():
+            yield from _secrets(held, secret=secret or bool(_SECRET.search(str(name))))
+    elif isinstance(value, (list, tuple, set)):
+        for held in value:
+            yield from _secrets(held, secret=secret)
+    elif isinstance(value, str) and secret:
+        parts = (held for name, held in _PART.findall(value) if _SECRET.search(name))
+        yield from (part for part in (value, *parts) if len(part) >= _LEAST)

@@ -1,0 +1,299 @@
+"""The store behind file systems of fsspec: the contract, proofs, forks and secrets."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.backends import (
+    AccessDenied,
+    Backend,
+    InvalidLocation,
+    ObjectNotFound,
+    StorageError,
+    StoreUnavailable,
+    open_backend,
+)
+from holdfast.backends.fsspec_door import dialect_of
+from holdfast.backends.fsspec_store import FsspecBackend
+from holdfast.backends.patience import Patience
+from holdfast.backends.testing import BackendContract
+from tests.backends.test_gateway import BELIEVED, CALLS, LIES, fixed
+from tests.servers.azurite import KEY, Azurite
+from tests.servers.gateway import Gateway
+
+s3fs = pytest.importorskip("s3fs")
+
+PATIENCE = Patience(attempts=2, first_s=0.001)
+
+
+def by_s3fs(url: str) -> Backend:
+    return open_backend(url, transport="s3fs")
+
+
+class TestS3fsOnMoto(BackendContract):
+    racy_create = "moto checks for the key and then writes it, in two steps"
+
+    @pytest.fixture
+    def backend(self, moto_url: Callable[[], str]) -> Backend:
+        return by_s3fs(moto_url())
+
+
+@pytest.mark.radosgw
+class TestS3fsOnRadosgw(BackendContract):
+    @pytest.fixture
+    def backend(self, radosgw_url: Callable[[], str]) -> Backend:
+        return by_s3fs(radosgw_url())
+
+
+class TestAdlfsOnAzurite(BackendContract):
+    @pytest.fixture
+    def backend(self, azure_url: str) -> Backend:
+        return open_backend(azure_url)
+
+
+# Who answered
+
+
+@pytest.fixture
+def behind(
+    moto_url: Callable[[], str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Backend]:
+    gateway.be_honest()
+    gateway.requests.clear()
+    url = moto_url()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
+    fs = s3fs.S3FileSystem(skip_instance_cache=True)
+    backend = FsspecBackend(fs, url, dialect_of(fs), PATIENCE)
+    backend.put("a", b"0123456789")
+    backend.put("dir/b", b"another 10")
+    yield backend
+    backend.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answer_in_the_place_of_the_store(gateway: Gateway, behind: Backend, name: str) -> None:
+    operation, call = CALLS[name]
+    for said, lie in LIES.items():
+        if (operation, said) in BELIEVED:
+            continue
+        gateway.lie(lambda request: request.operation == operation, lie)
+        with pytest.raises(StorageError) as caught:
+            call(behind)
+        assert not isinstance(caught.value, ObjectNotFound | EOFError), (said, caught.value)
+    gateway.be_honest()
+    assert [info.key for info in behind.list()] == ["a", "dir/b"]
+
+
+def test_put_that_was_not_passed_on_is_found_out(gateway: Gateway, behind: Backend) -> None:
+    """The answer looks like one of S3: only the object's size gives it away."""
+    lie = fixed(200, b"", {"ETag": f'"{"0" * 32}"'})
+    gateway.lie(lambda request: request.operation == "put", lie)
+    for call in (behind.put, behind.put_if_absent):
+        with pytest.raises(StoreUnavailable, match=r"acknowledged.*absent.*is not known"):
+            call("new", b"x")  # type: ignore[operator]
+    with pytest.raises(StoreUnavailable, match=r"1 bytes was acknowledged.*had 10 bytes"):
+        behind.put("a", b"x")
+
+
+def test_create_whose_answer_was_lost_is_not_made_twice(gateway: Gateway, behind: Backend) -> None:
+    gateway.lie(
+        lambda request: request.operation == "put",
+        lambda request, ask: (ask(request), LIES["200 page"](request, ask))[1],
+    )
+    assert behind.put_if_absent("new", b"x") is False
+    gateway.be_honest()
+    assert behind.get("new") == b"x"
+
+
+def test_create_sends_the_condition_and_one_put(gateway: Gateway, behind: Backend) -> None:
+    gateway.requests.clear()
+    assert behind.put_if_absent("new", b"x" * 100_000)
+    (put,) = (request for request in gateway.requests if request.operation == "put")
+    assert put.headers["If-None-Match"] == "*"
+    assert len(put.body) >= 100_000
+
+
+def test_listing_asks_only_for_what_is_wanted(gateway: Gateway, behind: Backend) -> None:
+    gateway.requests.clear()
+    assert [info.key for info in behind.list(start_after="a", limit=1)] == ["dir/b"]
+    (asked,) = gateway.requests
+    assert asked.query["max-keys"] == ["1"]
+    assert asked.query["start-after"] == ["some/prefix/a"]
+
+
+def test_expected_owner_goes_with_every_request(
+    gateway: Gateway, behind: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_S3_BUCKET_OWNER", "123456789012")
+    behind.close()
+    gateway.requests.clear()
+    behind.put("a", b"x")
+    behind.get("a")
+    behind.stat("a")
+    list(behind.list())
+    behind.delete("a")
+    assert len(gateway.requests) == 6
+    for request in gateway.requests:
+        assert request.headers["x-amz-expected-bucket-owner"] == "123456789012"
+
+
+# Processes and instances
+
+
+@pytest.fixture(params=["s3fs", "adlfs"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    if request.param == "adlfs":
+        return open_backend(request.getfixturevalue("azure_url"))
+    return by_s3fs(request.getfixturevalue("moto_url")())
+
+
+def test_forked_child_has_an_instance_of_its_own(backend: Backend) -> None:
+    backend.put("a", b"x")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert backend._made is None  # type: ignore[attr-defined]
+            made = backend.put_if_absent("b", b"y")
+            code = 0 if made and backend.get("a") == b"x" else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert backend.get("b") == b"y"
+
+
+EXITING = """
+import os, sys
+from holdfast.backends import open_backend
+backend = open_backend(sys.argv[1], transport=sys.argv[2] or None)
+backend.put("a", b"x")
+if os.fork() == 0:
+    sys.exit(0 if backend.get("a") == b"x" else 2)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_forked_child_can_end(backend: Backend) -> None:
+    """adlfs waits at exit for an event loop, which a child does not have."""
+    transport = "s3fs" if backend.url.startswith("s3") else ""
+    program = [sys.executable, "-W", "ignore", "-c", EXITING, backend.url, transport]
+    done = subprocess.run(program, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_url_opens_the_same_store(backend: Backend) -> None:
+    backend.put("a", b"x")
+    assert backend.url.startswith(("s3://test-", "az://test-"))
+    assert open_backend(backend.url).get("a") == b"x"
+
+
+def test_close_and_use_again(backend: Backend) -> None:
+    backend.put("a", b"x")
+    backend.close()
+    assert backend.get("a") == b"x"
+
+
+def test_listing_does_not_come_from_a_cache(backend: Backend) -> None:
+    other = copy_of(backend)
+    backend.put("a/1", b"x")
+    for fresh in (False, True):
+        keys = [[info.key for info in other.list("a/", delimiter=fresh)] for _ in range(2)]
+        assert keys == [["a/1"], ["a/1"]]
+    backend.put("a/2", b"xy")
+    assert [info.key for info in other.list("a/", delimiter=True)] == ["a/1", "a/2"]
+    backend.put("a/1", b"xyz")
+    assert other.stat("a/1").size_bytes == 3
+    backend.delete("a/1")
+    with pytest.raises(ObjectNotFound):
+        other.stat("a/1")
+
+
+def copy_of(backend: Backend) -> Backend:
+    assert isinstance(backend, FsspecBackend)
+    fs = backend._class(*backend._args, **backend._given)
+    return FsspecBackend(fs, backend.url, dialect_of(fs))
+
+
+def test_whole_object_beyond_the_limit_is_not_read(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(range(256)) * 6000
+    backend.put("a", data)
+    assert backend.get("a") == data
+    monkeypatch.setenv("HOLDFAST_MAX_RECORD_BYTES", "1200000")
+    with pytest.raises(StorageError, match="too long to be read as a whole"):
+        backend.get("a")
+
+
+# Errors
+
+
+def test_absent_bucket_and_container(moto_url: Callable[[], str], azure_url: str) -> None:
+    moto_url()
+    for url, transport in (("s3://none-such/x", "s3fs"), ("az://none-such/x", None)):
+        backend = open_backend(url, transport=transport)  # type: ignore[arg-type]
+        calls = (
+            lambda b=backend: b.get("a"),
+            lambda b=backend: b.put("a", b"x"),
+            lambda b=backend: b.put_if_absent("a", b"x"),
+            lambda b=backend: list(b.list()),
+        )
+        for call in calls:
+            with pytest.raises(InvalidLocation, match=r"none-such.*no such"):
+                call()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.radosgw
+def test_wrong_credentials_on_radosgw(radosgw_url: Callable[[], str]) -> None:
+    url, secret = radosgw_url(), "SECRET-that-nobody-may-see"
+    for transport in ("boto3", "s3fs"):
+        backend = open_backend(url, {"key": "nobody", "secret": secret}, transport=transport)  # type: ignore[arg-type]
+        for call in (backend.get, lambda key, b=backend: b.put(key, b"x"), backend.stat):
+            with pytest.raises(AccessDenied) as caught:
+                call("a")
+            assert secret not in everything_said(caught.value)
+
+
+def test_wrong_credentials_on_azurite(azurite: Azurite, azure_url: str) -> None:
+    wrong = base64.b64encode(b"SECRET-that-nobody-may-see").decode()
+    said = azurite.connection_string.replace(KEY, wrong)
+    backend = open_backend(azure_url, {"connection_string": said})
+    for call in (backend.get, lambda key: backend.put(key, b"x"), backend.stat):
+        with pytest.raises(AccessDenied) as caught:
+            call("a")
+        assert wrong not in everything_said(caught.value)
+
+
+def test_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.backends.patience.Patience.pause_s", lambda *_: 0.0)
+    options = {"endpoint_url": "http://127.0.0.1:1", "key": "k", "secret": "secret"}
+    backend = open_backend("s3://bucket/x", options, transport="s3fs")
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/x/a.*127\.0\.0\.1:1"):
+        backend.get("a")
+
+
+def test_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        fs = s3fs.S3FileSystem(
+            endpoint_url=address, key="k", secret="s", config_kwargs={"read_timeout": 60}
+        )
+        patience = Patience(attempts=2, deadline_s=6, first_s=0.001)
+        backend = FsspecBackend(fs, "bucket/x", dialect_of(fs), patience)
+        began_s = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="no usable answer"):
+            backend.get("a")
+        assert time.monotonic() - began_s < 10
+
+
+def everything_said(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

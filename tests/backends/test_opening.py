@@ -1,0 +1,336 @@
+"""The door to every store: options, transports, file systems that are refused, and secrets."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from holdfast.backends import (
+    AccessDenied,
+    Backend,
+    ByteRange,
+    InvalidLocation,
+    ObjectNotFound,
+    ReadOnlyStore,
+    StorageError,
+    StoreUnsuitable,
+    open_backend,
+)
+from holdfast.backends.fsspec_door import dialect_of
+from holdfast.backends.fsspec_store import FsspecBackend
+from holdfast.backends.local import LocalBackend
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.s3 import S3Backend
+from holdfast.backends.s3_settings import take_over
+from tests.servers.fixtures import S3Server
+from tests.servers.gateway import Gateway
+
+SECRET = "SECRET-that-nobody-may-see"
+TRANSPORTS = ("boto3", "s3fs")
+
+
+def everything_said(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.fixture
+def options(
+    moto_server: S3Server, moto_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What leads to moto; the environment then does not."""
+    monkeypatch.setenv("TEST_URL", moto_url())
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    return {"endpoint_url": moto_server.endpoint_url, "key": "test", "secret": SECRET}
+
+
+@pytest.fixture
+def url(options: dict[str, Any]) -> str:
+    return os.environ["TEST_URL"]
+
+
+# S3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_options_lead_to_the_store(url: str, options: dict[str, Any], transport: Any) -> None:
+    pytest.importorskip("s3fs")
+    written = open_backend(url, options, transport=transport)
+    written.put("a", b"x")
+    for other in TRANSPORTS:
+        assert open_backend(url, options, transport=other).get("a") == b"x"  # type: ignore[arg-type]
+    assert SECRET not in written.url + repr(written.__dict__.get("_settings"))
+
+
+def test_bytes_go_by_boto3_unless_asked(url: str, options: dict[str, Any]) -> None:
+    backend = open_backend(url, options)
+    assert isinstance(backend, S3Backend)
+    assert backend.url == f"{url}?endpoint_url={options['endpoint_url']}"
+
+
+def test_file_system_object_gives_its_settings(url: str, options: dict[str, Any]) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    nested = {"client_kwargs": {"region_name": "us-east-1"}, "use_listings_cache": True}
+    endpoint_url, key, secret = options.values()
+    fs = s3fs.S3FileSystem(False, endpoint_url, key, secret, **nested)
+    backend = open_backend(url.removeprefix("s3://"), fs=fs)
+    assert isinstance(backend, S3Backend)
+    backend.put("a", b"x")
+    by_s3fs = open_backend(url, fs=fs, transport="s3fs")
+    assert by_s3fs.get("a") == b"x"
+    assert by_s3fs._fs(1) is not fs  # type: ignore[attr-defined]
+    with pytest.raises(InvalidLocation, match="beside a file system object; found key"):
+        open_backend(url, {"key": "x"}, fs=fs)
+
+
+def test_options_of_every_kind_reach_the_client(
+    url: str, options: dict[str, Any], gateway: Gateway
+) -> None:
+    gateway.be_honest()
+    gateway.requests.clear()
+    given = {
+        "username": "test",
+        "password": SECRET,
+        "token": "token-of-the-session",
+        "anon": "false",
+        "requester_pays": True,
+        "client_kwargs": {"endpoint_url": gateway.url, "region_name": "us-east-1"},
+        "config_kwargs": {
+            "connect_timeout": 7,
+            "user_agent_extra": "from-the-user",
+            "s3": {"addressing_style": "path"},
+        },
+        "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "a-key"},
+        "use_listings_cache": False,
+        "version_aware": False,
+    }
+    backend = open_backend(url, given)
+    backend.put("a", b"x")
+    backend.get("a")
+    backend.stat("a")
+    list(backend.list())
+    backend.delete("a")
+    assert len(gateway.requests) == 5
+    for request in gateway.requests:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        assert headers["x-amz-request-payer"] == "requester"
+        assert headers["x-amz-security-token"] == "token-of-the-session"
+        assert "from-the-user" in headers["user-agent"]
+        assert "us-east-1/s3" in headers["authorization"]
+        kms = headers.get("x-amz-server-side-encryption-aws-kms-key-id")
+        assert kms == ("a-key" if request.operation == "put" else None)
+    assert backend._client().meta.config.connect_timeout == 7  # type: ignore[attr-defined]
+
+
+def test_anonymous_requests_are_not_signed(
+    url: str, options: dict[str, Any], gateway: Gateway
+) -> None:
+    gateway.be_honest()
+    gateway.requests.clear()
+    open_backend(url, {"anon": True, "endpoint_url": gateway.url}).put("a", b"x")
+    assert "Authorization" not in gateway.requests[0].headers
+
+
+def test_profile(
+    url: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "credentials"
+    path.write_text(f"[mine]\naws_access_key_id = test\naws_secret_access_key = {SECRET}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    endpoint_url = options["endpoint_url"]
+    open_backend(url, {"profile": "mine", "endpoint_url": endpoint_url}).put("a", b"x")
+    with pytest.raises(AccessDenied, match="nobody"):
+        open_backend(url, {"profile": "nobody", "endpoint_url": endpoint_url}).put("a", b"x")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nonsense": SECRET}, "found nonsense"),
+        ({"session": object()}, "found session.*transport='s3fs'"),
+        ({"version_aware": True}, "found version_aware"),
+        ({"client_kwargs": {"api_version": SECRET}}, r"found client_kwargs\.api_version"),
+        ({"client_kwargs": SECRET}, "no mapping"),
+        ({"config_kwargs": {"retries": {"max_attempts": 9}}}, r"retries.*HOLDFAST_S3_TIMEOUT"),
+        ({"config_kwargs": {"s3": {"odd": SECRET}}}, r"config_kwargs\.s3\.odd"),
+        ({"s3_additional_kwargs": {"SSECustomerKey": SECRET}}, "SSECustomerKey"),
+        ({"s3_additional_kwargs": {"ExpectedBucketOwner": SECRET}}, "HOLDFAST_S3_BUCKET_OWNER"),
+        ({"anon": SECRET}, "neither true nor false"),
+        ({"endpoint_url": f"http://u:{SECRET}@host"}, "address of a server"),
+        (
+            {"endpoint_url": "http://a", "client_kwargs": {"endpoint_url": "http://b"}},
+            "two values of endpoint_url",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidLocation, match=said) as caught:
+        open_backend("s3://bucket/x", given)
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_every_option_of_s3fs_is_known_or_refused() -> None:
+    s3fs = pytest.importorskip("s3fs")
+    names = set(inspect.signature(s3fs.S3FileSystem.__init__).parameters) - {"self", "kwargs"}
+    refused = set()
+    for name in names:
+        value: object = {} if name.endswith("kwargs") else "true"
+        try:
+            take_over({name: value}, "s3://bucket")
+        except InvalidLocation:
+            refused.add(name)
+    assert refused == {"session", "version_aware", "local_expiry_check"}
+
+
+def test_url_and_options_must_agree() -> None:
+    with pytest.raises(InvalidLocation, match="two values of region"):
+        open_backend("s3://bucket/x?region=a", {"client_kwargs": {"region_name": "b"}})
+    backend = open_backend("s3://bucket/x?region=a", {"endpoint_url": "http://host:9000"})
+    assert backend.url == "s3://bucket/x?endpoint_url=http://host:9000&region=a"
+    assert open_backend("s3a://bucket/x").url == "s3://bucket/x"
+
+
+def test_configuration_of_fsspec_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", "http://host:9000")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://host:9000"})
+    assert open_backend("s3://bucket/x").url == "s3://bucket/x?endpoint_url=http://host:9000"
+
+
+# Stores of our own
+
+
+def test_folders_and_memory_are_ours(tmp_path: Path) -> None:
+    folder = open_backend(tmp_path / "a", fs=LocalFileSystem())
+    assert isinstance(folder, LocalBackend)
+    assert folder.url == f"file://{tmp_path}/a"
+    assert isinstance(open_backend(f"local://{tmp_path}/a"), LocalBackend)
+    memory = open_backend("/some/name", fs=MemoryFileSystem())
+    assert isinstance(memory, MemoryBackend)
+    memory.put("a", b"x")
+    assert open_backend("memory://some/name").get("a") == b"x"
+
+
+@pytest.mark.parametrize("place", ["memory://a", "/tmp/a"])
+def test_our_own_stores_have_no_options(place: str) -> None:
+    with pytest.raises(InvalidLocation, match="no options; found auto_mkdir"):
+        open_backend(place, {"auto_mkdir": True})
+    with pytest.raises(InvalidLocation, match="only S3 has a choice"):
+        open_backend(place, transport="s3fs")
+    with pytest.raises(InvalidLocation, match="boto3 or s3fs; found 'ftp'"):
+        open_backend(place, transport="ftp")  # type: ignore[arg-type]
+
+
+# Others
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Backend:
+    ours = LocalBackend(tmp_path)
+    for key in ("a/b", "a/c/d", "a.b", "e"):
+        ours.put(key, key.encode())
+    return open_backend("", fs=DirFileSystem(str(tmp_path), LocalFileSystem()))
+
+
+def test_file_system_that_is_not_listed_is_only_read(read_only: Backend, tmp_path: Path) -> None:
+    assert read_only.get("a/b") == b"a/b"
+    assert read_only.get("a/b", ByteRange(1, 3)) == b"/b"
+    assert read_only.stat("a/c/d").size_bytes == 5
+    keys = ["a.b", "a/b", "a/c/d", "e"]
+    assert [info.key for info in read_only.list() if ".tmp" not in info.key] == keys
+    assert [info.key for info in read_only.list("a", limit=2)] == keys[:2]
+    assert [info.key for info in read_only.list("a/", delimiter=True)] == ["a/b", "a/c/"]
+    assert [info.key for info in read_only.list("a/", start_after="a/b")] == ["a/c/d"]
+    assert list(read_only.list("../")) == []
+    with pytest.raises(ObjectNotFound):
+        read_only.get("a/x")
+    for call in (read_only.put, read_only.put_if_absent, lambda key, _: read_only.delete(key)):
+        with pytest.raises(ReadOnlyStore, match=r"DirFileSystem is only read.*a look and then a"):
+            call("e", b"y")
+    assert read_only.get("e") == b"e"
+
+
+def test_subclass_of_a_listed_class_is_only_read() -> None:
+    s3fs = pytest.importorskip("s3fs")
+
+    class Mine(s3fs.S3FileSystem):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(ReadOnlyStore, match="Mine is only read"):
+        open_backend("bucket/x", fs=Mine(anon=True)).put("a", b"x")
+
+
+def test_old_driver_that_drops_the_condition_is_only_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    monkeypatch.setattr("holdfast.backends.fsspec_door.version", lambda _: "2024.10.0")
+    backend = open_backend("bucket/x", fs=s3fs.S3FileSystem(anon=True), transport="s3fs")
+    with pytest.raises(ReadOnlyStore, match=r"s3fs before 2025\.9 drops the condition"):
+        backend.put("a", b"x")
+
+
+def test_caches_and_chains_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnsuitable, match="hide new commits"):
+        open_backend("simplecache::s3://bucket/x")
+    fs = fsspec.filesystem("filecache", target_protocol="file", cache_storage=str(tmp_path))
+    with pytest.raises(StoreUnsuitable, match="keeps copies"):
+        open_backend("/x", fs=fs)
+
+
+@pytest.mark.parametrize(("place", "extra"), [("az://c/x", "azure"), ("abfs://c@a.dfs/x", "azure")])
+def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, place: str, extra: str) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"install a driver for {name}")
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    with pytest.raises(StoreUnsuitable, match=rf"pip install 'holdfast\[{extra}\]'"):
+        open_backend(place)
+
+
+def test_unknown_scheme_and_options() -> None:
+    with pytest.raises(InvalidLocation, match="unknown scheme 'nosuch'"):
+        open_backend("nosuch://x")
+    with pytest.raises(InvalidLocation, match="Options given: nonsense") as caught:
+        open_backend("ftp://host/x", {"nonsense": SECRET})
+    assert SECRET not in everything_said(caught.value)
+    with pytest.raises(InvalidLocation, match="credentials in a URL") as caught:
+        open_backend(f"ftp://me:{SECRET}@host/x")
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_secrets_in_errors_of_a_driver_are_hidden(tmp_path: Path) -> None:
+    class Telling(LocalFileSystem):
+        protocol = "telling"
+
+        def cat_file(self, path: str, **options: Any) -> bytes:
+            raise RuntimeError(f"the server at {self.storage_options} refused")
+
+        def info(self, path: str, **options: Any) -> dict[str, Any]:
+            raise PermissionError(f"no rights with AccountKey={SECRET}")
+
+    fs = Telling(token=SECRET, nested={"connection": f"Name=x;AccountKey={SECRET};"})
+    backend = FsspecBackend(fs, str(tmp_path), dialect_of(fs))
+    for call in (backend.get, backend.stat):
+        with pytest.raises(StorageError, match=r"\*\*\*") as caught:
+            call("a")
+        assert SECRET not in everything_said(caught.value)
+
+
+def test_importing_loads_no_driver() -> None:
+    program = (
+        "import sys, holdfast, holdfast.backends as b; b.open_backend('memory://x');"
+        "b.open_backend('/tmp/x');"
+        "print([n for n in ('fsspec', 's3fs', 'boto3', 'botocore') if n in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr
