@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
-from holdfast.backends import Backend, parse
+from holdfast.backends import Backend
+from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
 from holdfast.registry.storage.codecs import Compression, check_compression
-from holdfast.registry.storage.connecting import create_store, open_store, open_store_on
+from holdfast.registry.storage.connecting import (
+    Address,
+    create_store,
+    open_store,
+    open_store_on,
+)
 from holdfast.registry.storage.heads import Heads
 
 
@@ -20,6 +28,9 @@ def init(
     compression: Compression | None = None,
     keyframe_every: int | None = None,
     skip_race_probe: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+    transport: Transport | None = None,
 ) -> Registry:
     """Create a registry in a folder, a bucket or a prefix, and open it.
 
@@ -34,6 +45,11 @@ def init(
             if no `compression` is given. Default: 1, no differences.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing of value; `registry.json` records it.
+        storage_options: Options of the file system, by the names of fsspec's drivers, such as
+            `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
+            An option that cannot be used is refused.
+        fs: A file system object of fsspec; `url` is then a path in it.
+        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
 
     Raises:
         Conflict: There is a registry already.
@@ -42,8 +58,11 @@ def init(
     """
     chosen = check_compression(compression)
     every = rooms.check_keyframe_every(keyframe_every, compresses=chosen != "none")
+    address = Address(url, storage_options, fs, transport)
     return Registry(
-        create_store(url, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe)
+        create_store(
+            address, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe
+        )
     )
 
 
@@ -54,6 +73,9 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     expect_id: str | None = None,
     cache: str | os.PathLike[str] | ChunkCache | None = None,
     remember: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+    transport: Transport | None = None,
 ) -> Registry:
     """Open a registry.
 
@@ -67,6 +89,11 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         remember: Check its logs against the heads that this machine remembers, and remember the
             new ones; a run that went back is refused (`RolledBack`). `holdfast.trust` accepts it.
             Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
+        storage_options: Options of the file system, by the names of fsspec's drivers, such as
+            `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
+            An option that cannot be used is refused.
+        fs: A file system object of fsspec; `url` is then a path in it.
+        transport: What moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
 
     Raises:
         NotFound: There is none.
@@ -78,9 +105,12 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         raise InvalidInput(
             "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
         )
-    chunks = choose_cache(cache, is_remote=parse(place).scheme == "s3")
+    address = Address(place, storage_options, fs, transport)
+    chunks = choose_cache(cache, is_remote=address.is_remote())
     return Registry(
-        open_store(place, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember)
+        open_store(
+            address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
+        )
     )
 
 

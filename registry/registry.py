@@ -18,7 +18,7 @@ from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history.epochs import DAY_S
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.codecs import Compression
-from holdfast.registry.storage.connecting import open_store
+from holdfast.registry.storage.connecting import Address, open_store
 from holdfast.registry.storage.keys import check_run_id
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.suggest import near
@@ -339,7 +339,7 @@ class Registry:
             if isinstance(mirror, Registry):
                 source = mirror.store
             else:
-                source = open_store(mirror, read_only=True)
+                source = open_store(Address(mirror), read_only=True)
                 stack.callback(source.close)
             return rooms.repair(self._store, source, deep=deep, dry_run=dry_run, progress=progress)
 

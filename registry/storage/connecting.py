@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from holdfast.backends import Backend, open_backend, parse
+from holdfast.backends import Backend, Location, open_backend, parse
+from holdfast.backends.opening import Transport
 from holdfast.backends.probe import probe_put_if_absent
 from holdfast.backends.wrappers import ReadOnly
 from holdfast.registry.errors import Conflict
@@ -20,15 +23,51 @@ from holdfast.registry.storage.keys import PROBES
 from holdfast.registry.storage.store import Store, create_config, read_config
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a registry is, and how its store is reached; see `holdfast.open`.
+
+    Attributes:
+        url: A URL or a path; with `fs` a path in that file system.
+        storage_options: Options of the file system, by fsspec's names.
+        fs: A file system object of fsspec.
+        transport: What moves the bytes of S3.
+    """
+
+    url: str | os.PathLike[str]
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    fs: Any = field(default=None, repr=False)
+    transport: Transport | None = None
+
+    def open(self) -> Backend:
+        """Open the store; nothing is contacted yet."""
+        return open_backend(self.url, self.storage_options, self.fs, self.transport)
+
+    def is_remote(self) -> bool:
+        """Return whether the store is neither a folder of this machine nor memory."""
+        if self.fs is not None:
+            protocols = (
+                {self.fs.protocol} if isinstance(self.fs.protocol, str) else self.fs.protocol
+            )
+            return {"file", "local", "memory"}.isdisjoint(protocols)
+        return parse(self.url).scheme not in ("file", "memory")
+
+    def location(self, backend: Backend) -> Location:
+        """Return what the heads of the registry are remembered by."""
+        # Options may name another server than the URL, and with `fs` there is only a path.
+        plain = self.fs is None and not self.storage_options
+        return parse(self.url if plain else backend.url)
+
+
 def create_store(
-    url: str | os.PathLike[str],
+    address: Address,
     *,
     compression: Compression | None,
     keyframe_every: int | None,
     skip_race_probe: bool,
 ) -> Store:
     """Race the store's put-if-absent and write `registry.json`; see `holdfast.init`."""
-    backend = open_backend(url)
+    backend = address.open()
     try:
         if not skip_race_probe:
             probe_put_if_absent(backend, prefix=f"{PROBES}{secrets.token_hex(8)}")
@@ -39,7 +78,7 @@ def create_store(
             None if compression == "none" else compression,
             None if keyframe_every == 1 else keyframe_every,
         )
-        heads = open_heads(parse(url))
+        heads = open_heads(address.location(backend))
         if heads is not None:
             heads.check_registry(config.id, replace=True)
     except BaseException:
@@ -49,19 +88,20 @@ def create_store(
 
 
 def open_store(
-    url: str | os.PathLike[str],
+    address: Address,
     *,
     read_only: bool = False,
     expect_id: str | None = None,
     cache: ChunkCache | None = None,
     remember: bool = True,
 ) -> Store:
-    """Open the store of the registry at a URL; see `holdfast.open`."""
-    backend: Backend = open_backend(url)
+    """Open the store of a registry; see `holdfast.open`."""
+    backend = address.open()
+    location = address.location(backend)
     if read_only:
         backend = ReadOnly(backend)
     try:
-        heads = open_heads(parse(url), wanted=remember)
+        heads = open_heads(location, wanted=remember)
         return open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
     except BaseException:
         backend.close()

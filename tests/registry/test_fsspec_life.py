@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 import holdfast
-from holdfast.backends import open_backend
-from holdfast.registry.factory import open_on
+from holdfast.errors import InvalidLocation
+from tests.servers.fixtures import S3Server
 
 
 @pytest.mark.parametrize("store", ["azure", "s3fs"])
@@ -21,8 +22,8 @@ def test_life(
     url = request.getfixturevalue("azure_url") if store == "azure" else moto_url()
     holdfast.init(url, skip_race_probe=store == "s3fs").close()
     # Azure through its URL; S3 by the transport that is not the usual one.
-    transport = "s3fs" if store == "s3fs" else None
-    registry = open_on(open_backend(url, transport=transport))  # type: ignore[arg-type]
+    transport: Literal["s3fs"] | None = "s3fs" if store == "s3fs" else None
+    registry = holdfast.open(url, transport=transport)
     plain = holdfast.init(tmp_path / "plain")
 
     states = [{"w": np.arange(100_000, dtype="f4") + n, "step": n} for n in range(3)]
@@ -51,3 +52,43 @@ def test_life(
     found = back.checkpoint("life/latest").load()
     np.testing.assert_array_equal(found["w"], states[2]["w"])
     assert holdfast.sync(second, url).runs[0].commits == 0
+
+
+def test_options_lead_to_a_registry(
+    moto_server: S3Server,
+    moto_url: Callable[[], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    url = moto_url()
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    options = {"endpoint_url": moto_server.endpoint_url, "key": "test", "secret": "hidden"}
+    state = {"w": np.arange(70_000)}
+    with holdfast.init(url, skip_race_probe=True, storage_options=options) as made:
+        digest = made.create_run("run", seed=1).save(state, step=1).digest
+        id_ = made.store.config.id
+    bucket = url.removeprefix("s3://")
+    cache = tmp_path / "cache"
+    ways = [
+        {"url": url, "storage_options": options},
+        {"url": url, "storage_options": options, "transport": "s3fs"},
+        {"url": bucket, "fs": s3fs.S3FileSystem(**options, skip_instance_cache=True)},
+    ]
+    for way in ways:
+        with holdfast.open(**way, expect_id=id_, cache=cache) as found:
+            assert found.checkpoint("run").digest == digest
+            np.testing.assert_array_equal(found.checkpoint("run").load()["w"], state["w"])
+            assert "hidden" not in found.url
+    with pytest.raises(InvalidLocation, match="nonsense") as refused:
+        holdfast.open(url, storage_options={**options, "nonsense": 1})
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_folder_through_fsspec_is_our_own_store(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    with holdfast.init(tmp_path / "r", fs=fsspec.filesystem("file")) as made:
+        made.create_run("run").save({"w": 1}, step=1)
+    with holdfast.open(tmp_path / "r") as found:
+        assert found.checkpoint("run").load() == {"w": 1}
