@@ -24,6 +24,8 @@ import numpy as np
 from holdfast.backends import StoreUnavailable, open_backend
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.factory import open_on
+# Else imported with the first run, and what is registered last is called first.
+import holdfast.registry.training.pending
 
 ending = threading.Event()
 threading._register_atexit(ending.set)
