@@ -21,7 +21,8 @@ CHANGES = {
     "history/slots.py": "slots",
     "history/log.py": "snapshots, which are a cache",
     "storage/store.py": "registry.json, once",
-    "maintenance/gc.py": "epochs, deletions, a file that tells the store's time",
+    "maintenance/gc.py": "epochs, deletions",
+    "maintenance/gc_plan.py": "a file that tells the store's time",
     "maintenance/repair.py": "objects under keys that live places name already",
     "cli/doctor.py": "the doctor's own probe",
 }
