@@ -48,7 +48,10 @@ def test_set_a_checkpoint(call: Call) -> None:
 def test_set_the_best_of_its_phase(call: Call, two: str) -> None:
     told = call("gate", "set", two, "first_best").stdout
     assert told == "two/gates/first_best -> two/phase1/step00000002\n"
-    assert "belongs to phase 1" in call("gate", "set", two, "first_best", "two/latest", status=3).stderr
+    assert (
+        "belongs to phase 1"
+        in call("gate", "set", two, "first_best", "two/latest", status=3).stderr
+    )
     assert "'first_best'" in call("gate", "set", two, "first_bset", status=3).stderr
     assert "no best" in call("gate", "set", two, "second_best", status=4).stderr
 
