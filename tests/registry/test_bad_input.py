@@ -616,7 +616,7 @@ def test_bad_input_66_source_swept_during_sync(two_registries, open_registry):
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("ftp://host/x", "unknown scheme"), ("s3://key:secret@bucket/x", "credentials in a URL")],
+    [("nosuch://host/x", "unknown scheme"), ("s3://key:secret@bucket/x", "credentials in a URL")],
 )
 def test_bad_input_69_url(backend, url, said):
     for call in (holdfast.init, holdfast.open):
