@@ -85,7 +85,7 @@ def host(options: argparse.Namespace) -> None:
         taken = time.perf_counter() - start, time.process_time() - cpu
         contender.after()
         print(json.dumps(taken), flush=True)
-    holdfast.close()
+    ours.close()
 
 
 def compare(options: argparse.Namespace, console: Console) -> None:
