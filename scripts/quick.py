@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TESTS = "tests"
-#: After so long no further test begins, and so many files are collected at most.
+#: The seconds after which no further test begins, and the most test files that are collected.
 SECONDS, FILES = 30.0, 40
 
 

@@ -1,4 +1,4 @@
-"""A clock for those who follow a run."""
+"""A clock that the followers of a run read."""
 
 from __future__ import annotations
 
