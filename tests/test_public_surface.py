@@ -142,3 +142,12 @@ def test_the_module_of_errors_offers_all_of_them() -> None:
     tree = importlib.import_module("holdfast.registry.errors")
     assert errors.__all__ == tree.__all__
     assert all(getattr(errors, name) is getattr(tree, name) for name in tree.__all__)
+
+
+def test_the_module_of_formats_offers_what_it_imports_and_is_light() -> None:
+    formats = importlib.import_module("holdfast.formats")
+    assert list(formats.__all__) == sorted(formats.__all__)
+    bound = {name for name in vars(formats) if not name.startswith("_")} - {"annotations"}
+    assert bound == set(formats.__all__)
+    loaded = loaded_by("import holdfast.formats")
+    assert {name.partition(".")[0] for name in loaded} & {*HEAVY, "numpy"} == set()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import formats
 from holdfast.registry import handles
 from holdfast.registry.names.releases import Release
 from holdfast.registry.pool.entries import PoolEntry
@@ -82,7 +83,7 @@ def returned(function: Callable[..., Any]) -> Iterator[type]:
 def face() -> dict[str, Any]:
     """Return the public functions, and the classes that they return, with their members."""
     found: dict[str, Any] = {}
-    todo = [getattr(holdfast, name) for name in holdfast.__all__]
+    todo = [getattr(module, name) for module in (holdfast, formats) for name in module.__all__]
     while todo:
         one = todo.pop()
         name = one.__qualname__

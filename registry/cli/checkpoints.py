@@ -156,7 +156,7 @@ def _shape(run: Run, stored: Stored) -> dict[str, Any]:
     else:
         shape = _stored_json(run, stored)
     # It asks for the manifest alone, which every stored state has.
-    return {**shape, "file": formats.opaque_name(stored)}  # type: ignore[arg-type]
+    return {**shape, "file": formats.opaque_name(stored)}
 
 
 def _stored_json(run: Run, stored: Stored) -> dict[str, Any]:

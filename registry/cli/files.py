@@ -11,6 +11,7 @@ from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS
 from holdfast.registry.registry import Registry
 
 #: Printed if a file was stored unread.
@@ -21,7 +22,10 @@ OPAQUE = "stored as an opaque file; nothing in it was read"
 def push(
     opened: Registry,
     *,
-    file: Path = argument("FILE", "The file to store."),
+    file: Path = argument(
+        "FILE",
+        f"The file to store; {EXTENSIONS} are taken apart, others not read.",
+    ),
     run: options.Run,
     step: int = option("--step", "N", "Training step, update or epoch.", default=...),
     phase: str | None = options.PHASE,
@@ -38,14 +42,10 @@ def push(
     ),
     create: bool = options.CREATE,
 ) -> Answer:
-    """Store a file as a checkpoint.
-
-    .pt, .pth, .ckpt, .safetensors and Zarr folders are taken apart; any other file is stored
-    unread.
-    """
+    """Store a file as a checkpoint."""
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
     policies = options.pairs(one if "=" in one else f"*={one}" for one in precision or ())
-    found = formats.read(file)
+    found = formats.read(file, portable=True)
     into = opened.run(run, create=create)
     known = into.manifest.count
     saved = into.push(
@@ -79,7 +79,7 @@ def pull(
     opened: Registry,
     *,
     ref: options.Ref,
-    to: Path = option("--to", "PATH", "The file to write: .pt, .safetensors, .zarr.", default=...),
+    to: Path = option("--to", "PATH", f"The file to write: {MAIN_EXTENSIONS}.", default=...),
     only: list[str] | None = option("--only", "COMPONENT", "Only this component; repeatable."),
     force: bool = flag("--force", "Replace a file that exists."),
 ) -> Answer:
@@ -95,8 +95,7 @@ def pull(
             expected="the path of a file",
         )
     stored = opened.stored(ref)
-    # Formats ask nothing of a checkpoint that a stored state does not have.
-    written = formats.write(to, stored, only=only or None, force=force)  # type: ignore[arg-type]
+    written = formats.write(to, stored, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
     size = output.size(written.size_bytes)
     return Answer(

@@ -97,7 +97,7 @@ def add_artifact(
 
     The file is read as by `push`. RUN/artifacts/NAME then finds it.
     """
-    found = formats.read(file)
+    found = formats.read(file, portable=True)
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
     size = output.size(stored.size_bytes)

@@ -1,141 +1,194 @@
 """Read files of other programs as states, and write states as such files.
 
-The extension of the file's name decides the format:
+`table` lists the formats; each is one module with the same four functions, imported when a file
+needs it: it may wrap a heavy library. The extension of a file's name decides how it is read and
+written; a file without a known one is opaque: its bytes, unread. `detect` tells the format by the
+content. The list is closed: no plugin is looked up.
 
-| extension | read as | written |
-|---|---|---|
-| `.pt`, `.pth`, `.ckpt` | `torch.load(weights_only=True)` | `torch.save` of the state |
-| `.safetensors` | tensors as component `model`, the file's metadata as `metadata` | one component |
-| `.zarr` | a folder: Zarr v3 or v2, any hierarchy of numbers | a folder: Zarr v3 |
-| any other | an opaque file: its bytes, unread | an opaque file comes back under any name |
+`state_file` has the values that formats return, `content` the states that they write,
+`named_tensors` the part of a state that simple formats can hold; `source` reads a file that may
+change meanwhile, `target` writes one whole or not at all. A file is hostile: no length in it is
+trusted, and nothing in it is run.
 
-The table is closed: nothing is guessed from a file's bytes, and no plugin is looked up. Each format
-is one module, imported when a file needs it: it may wrap a heavy library. `state_file` has the
-values that all formats share, `source` reads a file that may change meanwhile, `target` writes one
-whole or not at all. A file is hostile: no length in it is trusted, and nothing in it is run.
-
-Only the command line depends on this room. docs/cli.md, "push" and "pull", describes it for users;
-CONTRIBUTING.md tells how to add a format.
+`holdfast.formats` is the public name of this room. docs/cli.md, "push" and "pull", describes the
+formats for users; CONTRIBUTING.md tells how to add one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.state_file import OPAQUE, FileState, Format, WrittenFile, opaque_name
+from holdfast.registry.formats import content, table
+from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
+from holdfast.registry.formats.table import Format
 from holdfast.registry.formats.target import check_target
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.stored import Stored
 
-__all__ = ["FORMATS", "FileState", "WrittenFile", "format_of", "opaque_name", "read", "write"]
+__all__ = [
+    "FileReport",
+    "FileState",
+    "TensorHeader",
+    "WrittenFile",
+    "detect",
+    "inspect",
+    "opaque_name",
+    "read",
+    "validate",
+    "write",
+]
 
-#: Extension, in lower case -> format.
-FORMATS: dict[str, Format] = {
-    ".ckpt": "torch",
-    ".pt": "torch",
-    ".pth": "torch",
-    ".safetensors": "safetensors",
-    ".zarr": "zarr",
-}
+PathLike = str | os.PathLike[str]
 
 
-def format_of(path: str | os.PathLike[str]) -> Format:
-    """Return the format for the extension of a file's name."""
-    return FORMATS.get(Path(path).suffix.lower(), "opaque")
-
-
-def read(path: str | os.PathLike[str]) -> FileState:
-    """Read a file, or a folder of Zarr, as a state for `Run.save`. Nothing in it is ever run.
+def detect(path: PathLike) -> str | None:
+    """Return the format of a file or folder by its content; `None` if no format knows it.
 
     Raises:
-        InvalidInput: There is no such file, it breaks its format, or it changed meanwhile.
+        InvalidInput: There is no such file.
+        AccessDenied: The user may not read it.
+    """
+    found = table.by_content(Path(path))
+    return None if found is None else found.name
+
+
+def read(path: PathLike, *, format: str | None = None, portable: bool = False) -> FileState:  # noqa: A002
+    """Read a file, or a folder of Zarr, as a state for `Run.save`. Nothing in it is ever run.
+
+    Args:
+        path: The file.
+        format: Its format, such as `torch` or `detect(path)`. By default its extension decides, and
+            a file without a known one is `opaque`.
+        portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
+            can be saved and written; only a program that computes needs torch's tensors.
+
+    Returns:
+        The state, the file's own metadata, and the format.
+
+    Raises:
+        InvalidInput: There is no such file or format, it breaks its format, or it changed
+            meanwhile.
         UnsupportedValue: A value in it could only be loaded by running code.
-        IncompatibleState: A library that reads it is not installed.
+        IncompatibleState: It does not fit into memory, or a library that reads it is not installed.
     """
     path = Path(path)
-    match format_of(path):
-        case "torch":
-            return _torch(path).read(path)  # type: ignore[no-any-return]
-        case "safetensors":
-            from holdfast.registry.formats import safetensors
-
-            return safetensors.read(path)
-        case "zarr" if path.is_dir():
-            from holdfast.registry.formats import zarr_reading
-
-            return zarr_reading.read(path)
-        case "opaque" | "zarr":
-            from holdfast.registry.formats import opaque
-
-            return opaque.read(path)
+    found = _format_of(path, format).module.read(path)
+    if portable:
+        return found
+    return FileState(with_torch(found.state), found.format, found.size_bytes, found.metadata)
 
 
 def write(
-    path: str | os.PathLike[str],
-    checkpoint: Checkpoint,
+    path: PathLike,
+    state: object,
+    metadata: Mapping[str, Any] | None = None,
+    format: str | None = None,  # noqa: A002
     *,
     only: Iterable[str] | None = None,
     force: bool = False,
 ) -> WrittenFile:
-    """Write a checkpoint to a file, whole or not at all; every byte is verified.
+    """Write a state to a file, whole or not at all; stored bytes are verified.
 
     Args:
-        path: The file; its extension decides the format, unless the checkpoint is an opaque file,
-            whose bytes are written under any name.
-        checkpoint: The checkpoint to write.
+        path: The file.
+        state: A checkpoint or another stored state, or a state in memory, as for `Run.save`.
+        metadata: Metadata of the file itself, for a format that has it: strings by name for
+            `safetensors`.
+        format: The format. By default the extension of `path` decides, unless the state is an
+            opaque file, whose bytes are written under any name.
         only: Names of the wanted components; all without it.
         force: Whether to replace an existing file.
 
     Raises:
-        IncompatibleState: The state does not fit the format; the message names the path in it.
-        InvalidInput: `path` exists already.
+        IncompatibleState: The state does not fit the format, or the format keeps no metadata; the
+            message names the path in the state.
+        UnsupportedValue: A value of a state in memory cannot be stored.
+        InvalidInput: `path` exists already, or there is no such format.
+        NotFound: There is no such component.
         IntegrityError: An object in the registry is damaged; nothing was written.
         StoreFull: The disk is full; nothing was written.
     """
     path = Path(path)
     check_target(path, force=force)
-    only = None if only is None else list(only)
-    if opaque_name(checkpoint) is not None and only in (None, [OPAQUE]):
-        from holdfast.registry.formats import opaque
-
-        return opaque.write(path, checkpoint, force=force)
-    match format_of(path):
-        case "torch":
-            return _torch(path).write(  # type: ignore[no-any-return]
-                path, checkpoint, only=only, force=force
-            )
-        case "safetensors":
-            from holdfast.registry.formats import safetensors
-
-            return safetensors.write(path, checkpoint, only=only, force=force)
-        case "zarr":
-            if path.exists():
-                raise InvalidInput(
-                    "the path exists", where=path, expected="the path of a new folder"
-                )
-            from holdfast.registry.formats import zarr
-
-            return zarr.write(path, checkpoint, only=only)
-    raise IncompatibleState(
-        f"a state cannot be written as {path.suffix or 'a file without extension'}",
-        where=checkpoint.ref,
-        expected=", ".join(FORMATS),
-        hint="Choose the format by the extension of the path.",
-    )
-
-
-def _torch(path: Path) -> Any:
-    try:
-        from holdfast.registry.formats import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+    names = None if only is None else list(only)
+    source: Content
+    if isinstance(state, Stored):
+        source = StoredContent(state, names)
+    else:
+        source = MemoryContent(state, names, f"the state for {path.name}")
+    chosen = _target_format(path, source, format)
+    if metadata is not None and not chosen.keeps_metadata:
         raise IncompatibleState(
-            "torch is not installed",
+            f"a file of format {chosen.name} keeps no metadata",
             where=path,
-            hint="Install it: pip install torch.",
-        ) from error
-    return torch
+            hint="Put it into the state, or leave it out.",
+        )
+    return chosen.module.write(path, source, metadata=metadata, force=force)
+
+
+def inspect(path: PathLike, *, format: str | None = None) -> FileReport:  # noqa: A002
+    """Describe a file without reading the data of its tensors.
+
+    Args:
+        path: The file, or a folder of Zarr.
+        format: Its format; by default its extension decides, and without a known one its content.
+
+    Raises:
+        InvalidInput: There is no such file or format, or it breaks its format.
+        UnsupportedValue: It could only be loaded by running code.
+    """
+    path = Path(path)
+    return _known(path, format).module.inspect(path)
+
+
+def validate(path: PathLike, *, format: str | None = None) -> list[str]:  # noqa: A002
+    """Return the problems of a file, each a line of text; none if `read` accepts it.
+
+    Args:
+        path: The file, or a folder of Zarr.
+        format: Its format; by default its extension decides, and without a known one its content.
+
+    Raises:
+        InvalidInput: There is no such file or format.
+        StorageError: It cannot be read.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InvalidInput("no such file", where=path)
+    return _known(path, format).module.validate(path)
+
+
+def opaque_name(stored: Stored) -> str | None:
+    """Return the file name of a stored state that is an opaque file; `None` of any other state."""
+    return content.opaque_name(stored.manifest.components)
+
+
+def _format_of(path: Path, name: str | None) -> Format:
+    return table.of_file(path) if name is None else table.named(name)
+
+
+def _known(path: Path, name: str | None) -> Format:
+    found = _format_of(path, name)
+    if found is table.OPAQUE and name is None:
+        return table.by_content(path) or found
+    return found
+
+
+def _target_format(path: Path, state: Content, name: str | None) -> Format:
+    if name is not None:
+        return table.named(name)
+    if content.opaque_name(state.parts) is not None:
+        return table.OPAQUE
+    found = table.by_extension(path)
+    if found is None:
+        raise IncompatibleState(
+            f"a state cannot be written as {path.suffix or 'a file without extension'}",
+            where=state.where,
+            expected=table.EXTENSIONS,
+            hint="Choose the format by the extension of the path.",
+        )
+    return found

@@ -13,13 +13,24 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.content import OPAQUE, Content, opaque_name
 from holdfast.registry.formats.source import read_exactly, stable
-from holdfast.registry.formats.state_file import OPAQUE, FileState, WrittenFile
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problems,
+)
 from holdfast.registry.formats.target import new_file
-from holdfast.registry.loading.checkpoint import Checkpoint
 
 _PATH = f"{OPAQUE}/bytes"
+
+
+def detect(path: Path) -> bool:  # noqa: ARG001
+    """Return whether a file is of this format: any file can be, so nothing shows it."""
+    return False
 
 
 def read(path: Path) -> FileState:
@@ -34,16 +45,38 @@ def read(path: Path) -> FileState:
     return FileState({OPAQUE: {"name": path.name, "bytes": data}}, "opaque", data.nbytes)
 
 
-def write(path: Path, checkpoint: Checkpoint, *, force: bool) -> WrittenFile:
-    """Write the verified bytes to a path of any name."""
-    size = checkpoint.tensors()[_PATH].nbytes
+def validate(path: Path) -> list[str]:
+    """Return the first rule that a file breaks, if it breaks one."""
+    return problems(read, path)
+
+
+def inspect(path: Path) -> FileReport:
+    """Return the size of a file."""
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    return FileReport("opaque", size, {_PATH: TensorHeader("uint8", (size,))})
+
+
+def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
+    """Write the bytes to a path of any name.
+
+    Raises:
+        IncompatibleState: The state is no opaque file.
+    """
+    if opaque_name(content.parts) is None:
+        raise IncompatibleState(
+            "the state is no opaque file",
+            where=content.where,
+            expected="a state of `formats.read` of an opaque file",
+            found=", ".join(content.parts),
+        )
+    size = content.size_bytes
     with new_file(path, size, force=force) as file:
         if size:
             _take_space(file.fileno(), size)
             # It closes with its last view, which the traceback of an error may hold.
             memory = mmap.mmap(file.fileno(), size)
-            array = np.frombuffer(memory, dtype=np.uint8)
-            checkpoint.load_into({OPAQUE: {"bytes": array}}, strict=False)
+            content.read_tensor(_PATH, memoryview(memory))
             memory.flush()
     return WrittenFile(path, "opaque", size)
 

@@ -9,25 +9,42 @@ two metadata keys, and lacks some element types.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.formats.safetensors_header import NAMES, Header, encode_header, read_header
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.named_tensors import NamedTensors
+from holdfast.registry.formats.safetensors_header import (
+    NAMES,
+    Header,
+    encode_header,
+    looks_like_header,
+    read_header,
+)
 from holdfast.registry.formats.source import read_exactly, stable
-from holdfast.registry.formats.state_file import FileState, WrittenFile
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problems,
+)
 from holdfast.registry.formats.target import new_file
-from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import load_portable
-from holdfast.registry.pytree import ArrayLeaf, FlatComponent
 
 COMPONENT = "model"
 METADATA = "metadata"
 
 
 # Reading
+
+
+def detect(path: Path) -> bool:
+    """Return whether a file begins with a header of this format."""
+    with stable(path) as file:
+        return looks_like_header(file.read(9), os.fstat(file.fileno()).st_size)
 
 
 def read(path: Path) -> FileState:
@@ -43,7 +60,28 @@ def read(path: Path) -> FileState:
         state: dict[str, Any] = {COMPONENT: _tensors(file, header, path)}
     if header.metadata is not None:
         state[METADATA] = header.metadata
-    return FileState(state, "safetensors", size)
+    return FileState(state, "safetensors", size, header.metadata)
+
+
+def validate(path: Path) -> list[str]:
+    """Return the first rule that a file breaks, if it breaks one."""
+    return problems(read, path)
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the header of a file.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format; the message names the rule.
+    """
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        header = read_header(file, size, path)
+    tensors = {
+        f"{COMPONENT}/{name}": TensorHeader(dtype, shape)
+        for name, dtype, shape in sorted(header.tensors)
+    }
+    return FileReport("safetensors", size, tensors, header.metadata)
 
 
 def _tensors(file: BinaryIO, header: Header, path: Path) -> dict[str, Any]:
@@ -64,24 +102,25 @@ def _tensors(file: BinaryIO, header: Header, path: Path) -> dict[str, Any]:
 
 
 def write(
-    path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None, force: bool
+    path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
 ) -> WrittenFile:
-    """Write one component of a checkpoint; equal components give equal files.
+    """Write one component of a state; equal components give equal files.
 
     Raises:
         IncompatibleState: The wanted parts are not only tensors by name; the message names the
             path.
+        InvalidInput: The state has other metadata than `metadata`.
     """
-    wanted = _choose(checkpoint, only)
-    state = pytree.flatten(load_portable(checkpoint, wanted))
-    leaves: dict[str, ArrayLeaf] = {}
-    metadata: dict[str, str] = {}
-    for part in state.components:
-        if part.name == METADATA and len(wanted) > 1 and not part.leaves:
-            metadata = _metadata(part)
-        else:
-            leaves |= _flat(part, path)
-    head, order = encode_header(leaves, metadata)
+    fitting = NamedTensors("safetensors", path.name, NAMES, aside=METADATA)
+    leaves, aside = fitting.of(content)
+    if "__metadata__" in leaves:
+        raise fitting.unfit("__metadata__", "safetensors has this name for its own metadata")
+    kept = {} if aside is None else pytree.unflatten_component(aside.skeleton, ())
+    if metadata is not None and aside is not None and kept != metadata:
+        raise InvalidInput(
+            "the state has other metadata", where=METADATA, expected=kept, found=metadata
+        )
+    head, order = encode_header(leaves, _checked(metadata or kept))
     size = len(head) + sum(leaf.nbytes for leaf in leaves.values())
     with new_file(path, size, force=force) as file:
         file.write(head)
@@ -90,65 +129,13 @@ def write(
     return WrittenFile(path, "safetensors", size)
 
 
-def _choose(checkpoint: Checkpoint, only: Iterable[str] | None) -> list[str]:
-    """Return the components to load, from the manifest alone."""
-    parts = checkpoint.manifest.components
-    wanted = list(parts if only is None else only)
-    bare = [name for name in wanted if name in parts and _is_bare(parts[name].skeleton)]
-    if len(bare) == len(wanted) or len([name for name in wanted if name != METADATA]) == 1:
-        return wanted
-    raise IncompatibleState(
-        "a safetensors file holds the tensors of one component",
-        where=checkpoint.ref,
-        found=", ".join(wanted) or "none",
-        hint="Choose one, such as `--only model`, or pull to a .pt file.",
-    )
-
-
-def _is_bare(skeleton: object) -> bool:
-    return isinstance(skeleton, dict) and set(skeleton) <= {"t", "n"}
-
-
-def _flat(part: FlatComponent, path: Path) -> dict[str, ArrayLeaf]:
-    if part.is_bare:
-        return {part.name: part.leaves[0]}
-    skeleton: Any = part.skeleton
-    match skeleton:
-        case {"d": pairs} | {"od": pairs} | {"sd": [pairs, *_]}:
-            return {name: _leaf(part, name, node, path) for name, node in pairs}
-    raise _unfit(path, part.name, "the component is not a dict of tensors")
-
-
-def _leaf(part: FlatComponent, name: Any, node: Any, path: Path) -> ArrayLeaf:
-    where = f"{part.name}/{name}"
-    match node:
-        case {"t": int(index)} | {"n": int(index)} if isinstance(name, str):
-            leaf = part.leaves[index]
-            if leaf.dtype in NAMES and name != "__metadata__":
-                return leaf
-            raise _unfit(path, where, f"safetensors has no element type for {leaf.dtype}")
-        case {"d": _} | {"od": _} | {"sd": _}:
-            raise _unfit(path, where, "safetensors cannot keep dicts inside the component")
-    raise _unfit(path, where, "safetensors can only keep tensors by name, and this is none")
-
-
-def _unfit(path: Path, where: str, message: str) -> IncompatibleState:
-    return IncompatibleState(
-        message,
-        where=where,
-        expected=f"what fits into {path.name}",
-        hint="Pull to a .pt file, or load it in Python: holdfast.open(URL).checkpoint(REF).load().",
-    )
-
-
-def _metadata(part: FlatComponent) -> dict[str, str]:
-    value = pytree.unflatten_component(part.skeleton, ())
-    if not isinstance(value, dict) or not all(
-        isinstance(text, str) for pair in value.items() for text in pair
+def _checked(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(
+        isinstance(text, str) for pair in metadata.items() for text in pair
     ):
         raise IncompatibleState(
             "the metadata of a safetensors file can only be strings by name",
             where=METADATA,
             hint="Leave it out with `--only`.",
         )
-    return value
+    return metadata

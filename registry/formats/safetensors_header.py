@@ -73,6 +73,12 @@ def read_header(file: BinaryIO, size: int, path: Path) -> Header:
     return Header(metadata, tensors)
 
 
+def looks_like_header(head: bytes, size: int) -> bool:
+    """Return whether the first nine bytes of a file of `size` bytes begin a header."""
+    length = int.from_bytes(head[:8], "little")
+    return head[8:] == b"{" and 2 <= length <= min(size - 8, MAX_HEADER_BYTES)
+
+
 def _metadata(found: Any, path: Path) -> dict[str, str] | None:
     if found is not None and not (
         isinstance(found, dict) and all(isinstance(text, str) for text in found.values())

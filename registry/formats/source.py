@@ -86,3 +86,15 @@ def read_exactly(file: BinaryIO, into: memoryview, path: Path) -> None:
                 found=f"{done} bytes",
             )
         done += count
+
+
+def available_bytes() -> int:
+    """Return the memory that can be taken without swapping, as the system sees it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "MemAvailable":
+                return int(value.removesuffix("kB")) * 1024
+    except (OSError, ValueError):
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

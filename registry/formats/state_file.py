@@ -1,18 +1,14 @@
-"""The results of reading and writing a file, for all formats."""
+"""The values that all formats share: what a file holds, what was written, what is in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.pytree import FlatState
-
-#: The component of an opaque file: its name, and its bytes as an array.
-OPAQUE = "file"
-
-Format = Literal["torch", "safetensors", "zarr", "opaque"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +16,17 @@ class FileState:
     """A file as a state.
 
     Attributes:
-        state: The state for `Run.save`; flat already where the file marks tensors as saved with
-            less precision, which a tensor itself cannot say.
+        state: The state for `Run.save`. It is flat if it was read with `portable=True` and the file
+            marks tensors as saved with less precision, which a tensor itself cannot say.
         format: The format that the file was read as; `opaque` files are not parsed.
         size_bytes: Size of the file.
+        metadata: The file's own metadata, if its format has any and the file too.
     """
 
     state: dict[str, Any] | FlatState
-    format: Format
+    format: str
     size_bytes: int
+    metadata: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +40,44 @@ class WrittenFile:
     """
 
     path: Path
-    format: Format
+    format: str
     size_bytes: int
 
 
-def opaque_name(checkpoint: Checkpoint) -> str | None:
-    """Return the file name of a checkpoint that is an opaque file; `None` of any other state."""
-    parts = checkpoint.manifest.components
-    if set(parts) != {OPAQUE}:
-        return None
-    (part,) = parts.values()
-    skeleton: Any = part.skeleton
-    match skeleton:
-        case {"d": [["name", str(name)], ["bytes", {"n": 0}]]}:
-            (tensor,) = part.tensors
-            return name if tensor.dtype == "uint8" and len(tensor.shape) == 1 else None
-    return None
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A tensor as the header of a file describes it.
+
+    Attributes:
+        dtype: Name of its element type; a type that cannot be stored keeps the file's own name.
+        shape: Lengths of the axes, in elements.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """A description of a file, made without reading the data of its tensors.
+
+    Attributes:
+        format: Its format.
+        size_bytes: Its size.
+        tensors: Its tensors by path, as `Checkpoint.tensors` spells the paths once it is stored.
+        metadata: The file's own metadata, if its format has any and the file too.
+    """
+
+    format: str
+    size_bytes: int
+    tensors: Mapping[str, TensorHeader] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+
+
+def problems(read: Callable[[Path], FileState], path: Path) -> list[str]:
+    """Return the fault that reading a file meets, as the only line of a list; or no line."""
+    try:
+        read(path)
+    except InvalidInput as error:
+        return [" ".join(str(error).split())]
+    return []

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
 
-import torch
-
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.formats.archive import entries_of
+from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.source import stable
-from holdfast.registry.formats.state_file import FileState, WrittenFile
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problems,
+)
 from holdfast.registry.formats.target import new_file
-from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
 
 #: The most values in a file, if each shared list counts everywhere it is used.
@@ -36,18 +42,53 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+
 _KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
 
 
+def detect(path: Path) -> bool:
+    """Return whether a file is a zip archive with a pickle where `torch.save` puts one."""
+    with stable(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return any(name.partition("/")[2] == "data.pkl" for name in archive.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            return False
+
+
 def read(path: Path) -> FileState:
     """Read a file.
 
     Raises:
         UnsupportedValue: It names a class or function; nothing in it was run.
         InvalidInput: It is not an archive of `torch.save`, or it is damaged.
+        IncompatibleState: torch is not installed.
     """
+    state, size = _loaded(path, "cpu")
+    return FileState(state, "torch", size)
+
+
+def validate(path: Path) -> list[str]:
+    """Return the first rule that a file breaks, if it breaks one."""
+    return problems(read, path)
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the pickle of a file, but none of its tensors' data.
+
+    Raises:
+        UnsupportedValue: It names a class or function; nothing in it was run.
+        InvalidInput: It is not an archive of `torch.save`, or it is damaged.
+        IncompatibleState: torch is not installed.
+    """
+    state, size = _loaded(path, "meta")
+    return FileReport("torch", size, dict(_headers(state, (), _torch(path).Tensor)))
+
+
+def _loaded(path: Path, device: str) -> tuple[dict[str, Any], int]:
+    """Return the dict in a file with its tensors on a device, and the size of the file."""
+    torch = _torch(path)
     with stable(path) as file:
         size = _check_archive(file, path)
         file.seek(0)
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location=device, weights_only=True)
         except Exception as error:  # hostile bytes can provoke anything
             _refuse(path, error)
     if not isinstance(state, dict):
@@ -59,7 +100,32 @@ def read(path: Path) -> FileState:
             hint="Save it as {'model': ...} instead.",
         )
     _check_extent(state, size, path)
-    return FileState(state, "torch", size)
+    return state, size
+
+
+def _headers(value: Any, above: tuple[str, ...], tensor: Any) -> Iterator[tuple[str, TensorHeader]]:
+    """Yield the tensors of a state by path; `_check_extent` has bounded its depth."""
+    if isinstance(value, tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        yield "/".join(above), TensorHeader(dtype, tuple(value.shape))
+    elif isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _headers(item, (*above, str(key)), tensor)
+
+
+def _torch(where: object) -> ModuleType:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise IncompatibleState(
+            "torch is not installed",
+            where=where,
+            hint="Install it: pip install torch.",
+        ) from error
+    return torch
 
 
 def _check_archive(file: BinaryIO, path: Path) -> int:
@@ -69,8 +135,7 @@ def _check_archive(file: BinaryIO, path: Path) -> int:
     if not head.startswith(b"PK\x03\x04"):
         _refuse_legacy(head, path)
     try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
+        entries = entries_of(file, path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         _broken(path, "a damaged archive", "a whole zip archive", error)
     names = [entry.filename for entry in entries]
@@ -151,7 +216,7 @@ def _broken(path: Path, fault: str, expected: object, found: object) -> NoReturn
 def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
     """Refuse a small file that would become a huge state."""
     try:
-        values, nbytes = _extent(state, {})
+        values, nbytes = _extent(state, {}, _torch(path))
     except RecursionError as error:
         _broken(path, "nested too deeply, or within itself", None, error)
     if values > MAX_VALUES:
@@ -168,7 +233,7 @@ def _check_extent(state: dict[Any, Any], size: int, path: Path) -> None:
         )
 
 
-def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+def _extent(value: Any, known: dict[int, tuple[int, int]], torch: ModuleType) -> tuple[int, int]:
     """Return the number of values and of tensor bytes; shared ones count everywhere they are."""
     if isinstance(value, torch.Tensor):
         return 1, value.numel() * value.element_size() if value.layout is torch.strided else 0
@@ -179,7 +244,7 @@ def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
     else:
         return 1, 0
     if id(value) not in known:
-        parts = [_extent(item, known) for item in items]
+        parts = [_extent(item, known, torch) for item in items]
         known[id(value)] = 1 + sum(part[0] for part in parts), sum(part[1] for part in parts)
     return known[id(value)]
 
@@ -187,17 +252,16 @@ def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
 # Writing
 
 
-def write(
-    path: Path, checkpoint: Checkpoint, *, only: Iterable[str] | None, force: bool
-) -> WrittenFile:
-    """Write a state, or some of its components; equal states give equal files.
+def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
+    """Write a state; equal states give equal files.
 
     Raises:
         IncompatibleState: A value in it would make a file that cannot be loaded without running
-            code.
+            code, or torch is not installed.
     """
-    state = checkpoint.load(only=only)
-    with new_file(path, checkpoint.size_bytes, force=force) as file:
+    torch = _torch(path)
+    state = content.load()
+    with new_file(path, content.size_bytes, force=force) as file:
         try:
             # To a file object, not a path: a path's name would end up in the bytes.
             torch.save(state, file)
@@ -205,27 +269,27 @@ def write(
             # The archive's writer wraps errors of the system.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
-            raise _unfit(checkpoint, path, error) from error
+            raise _unfit(content, path, error) from error
         file.flush()
         size = file.tell()
-        _check_loads(checkpoint, path, file)
+        _check_loads(content, path, file)
     return WrittenFile(path, "torch", size)
 
 
-def _check_loads(checkpoint: Checkpoint, path: Path, file: BinaryIO) -> None:
+def _check_loads(content: Content, path: Path, file: BinaryIO) -> None:
     file.seek(0)
     try:
-        torch.load(file, map_location="meta", weights_only=True)
+        _torch(path).load(file, map_location="meta", weights_only=True)
     except Exception as error:  # with any error the file is useless
-        raise _unfit(checkpoint, path, error) from error
+        raise _unfit(content, path, error) from error
 
 
-def _unfit(checkpoint: Checkpoint, path: Path, error: Exception) -> IncompatibleState:
+def _unfit(content: Content, path: Path, error: Exception) -> IncompatibleState:
     found = _GLOBAL.search(str(error))
     culprit = (found[1] or found[2]) if found else str(error).split("\n")[0]
     return IncompatibleState(
         "a torch file of this state could only be loaded by running code",
-        where=checkpoint.ref,
+        where=content.where,
         expected=f"tensors and plain values for {path.name}",
         found=culprit,
         hint="Choose components with `--only`, or load the checkpoint in Python: "

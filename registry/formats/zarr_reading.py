@@ -18,8 +18,8 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
-from holdfast.registry.formats.source import read_exactly, stable
-from holdfast.registry.formats.state_file import FileState
+from holdfast.registry.formats.source import available_bytes, read_exactly, stable
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, problems
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.manifest import NarrowedDtype
 from holdfast.registry.values.parse_limits import check_json
@@ -34,6 +34,29 @@ _MAX_DOCUMENT_BYTES = 100_000_000
 #: Metadata of version 2 that makes no node, and the files that must be in the same folder.
 _BESIDE = {".zattrs": (".zarray", ".zgroup"), ".zmetadata": (".zgroup",)}
 _HINT = "The folder itself must be a Zarr node: it holds zarr.json, or .zgroup or .zarray."
+
+
+def detect(path: Path) -> bool:
+    """Return whether a folder holds the metadata of a node of Zarr."""
+    return any((path / name).is_file() for name in (DOCUMENT, ".zgroup", ".zarray"))
+
+
+def validate(path: Path) -> list[str]:
+    """Return the first rule that a file breaks, if it breaks one."""
+    return problems(read, path)
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the metadata of a folder.
+
+    Raises:
+        InvalidInput: It is no Zarr hierarchy, or holds files that no state can have.
+    """
+    folder = _Folder(path)
+    arrays, _, _ = folder.nodes()
+    folder.check_strays(arrays)
+    tensors = {name or ALONE: TensorHeader(one.dtype, one.shape) for name, one in arrays.items()}
+    return FileReport("zarr", folder.size_bytes, tensors)
 
 
 def read(path: Path) -> FileState:
@@ -55,9 +78,7 @@ def read(path: Path) -> FileState:
     else:
         state = _nested(folder, arrays, groups)
     folder.check_unchanged()
-    return FileState(
-        _marked(folder, state), "zarr", sum(identity[0] for identity in folder.files.values())
-    )
+    return FileState(_marked(folder, state), "zarr", folder.size_bytes)
 
 
 class _Folder:
@@ -71,6 +92,11 @@ class _Folder:
         self.chunks: dict[str, list[tuple[int, ...]]] = {}
         #: The original types of tensors that were saved with less precision, by the value's `id`.
         self.narrowed: dict[int, str] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(identity[0] for identity in self.files.values())
 
     def check_unchanged(self) -> None:
         if dict(_files(self.path)) != self.files:
@@ -231,7 +257,7 @@ def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
     Arrays without elements do not count: their chunks are never read, however large.
     """
     read = [node for node in arrays.values() if node.nbytes]
-    wanted, available = sum(node.nbytes for node in read), _available_bytes()
+    wanted, available = sum(node.nbytes for node in read), available_bytes()
     widest = max((node.chunk_bytes for node in read), default=0)
     if wanted + widest <= available:
         return
@@ -242,18 +268,6 @@ def _check_memory(arrays: Mapping[str, ArrayNode]) -> None:
         expected=f"at most {available} bytes",
         found=f"{wanted} bytes, and {widest} for a chunk; of that array {largest.nbytes}",
     )
-
-
-def _available_bytes() -> int:
-    """Return the memory that can be taken without swapping, as the system sees it."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key == "MemAvailable":
-                return int(value.removesuffix("kB")) * 1024
-    except (OSError, ValueError):
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 # Foreign hierarchies

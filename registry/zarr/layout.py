@@ -125,7 +125,7 @@ class Layout:
 
     Args:
         ref: The ref of the state.
-        digest: Its id.
+        digest: Its id; without it the root has neither `ref` nor `id`.
         tensors: Its tensors by path.
         attributes: Attributes of the root besides `ref` and `id`.
 
@@ -141,14 +141,15 @@ class Layout:
     def __init__(
         self,
         ref: str,
-        digest: Digest,
+        digest: Digest | None,
         tensors: Mapping[str, TensorEntry],
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         self.documents: dict[str, bytes] = {}
         self.arrays: dict[str, ArrayLayout] = {}
         self._children: dict[str, dict[str, None]] = {"": {}}
-        self._add(DOCUMENT, _group({"ref": ref, "id": str(digest), **(attributes or {})}))
+        named = {} if digest is None else {"ref": ref, "id": str(digest)}
+        self._add(DOCUMENT, _group({**named, **(attributes or {})}))
         for path, entry in tensors.items():
             _check_path(ref, path)
             self._add_parents(path)

@@ -24,7 +24,7 @@ from holdfast.registry import formats
 registry, source, target = sys.argv[1:]
 with holdfast.open(registry) as opened:
     run = opened.run("run")
-    formats.write(target, run.push(formats.read(source).state, step=2))
+    formats.write(target, run.push(formats.read(source, portable=True).state, step=2))
     print(run.latest().digest.hex())
 """
 

@@ -186,12 +186,12 @@ def test_what_was_saved_with_less_precision_says_so_again(
     checkpoint = written(run, state, tmp_path / "x.zarr", precision={'m/"a/b"': policy})
     (was,) = {entry.original for entry in checkpoint.manifest.tensors()} - {None}
     with small_grid(256, list_threshold=8):
-        pushed = run.push(formats.read(tmp_path / "x.zarr").state, step=2)
-        artifact = run.add_artifact("x", formats.read(tmp_path / "x.zarr").state)
+        pushed = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=2)
+        artifact = run.add_artifact("x", formats.read(tmp_path / "x.zarr", portable=True).state)
     assert pushed.digest == artifact.digest == checkpoint.digest
     edit(tmp_path / "x.zarr" / "zarr.json", attributes={})
     with small_grid(256, list_threshold=8):
-        foreign = run.push(formats.read(tmp_path / "x.zarr").state, step=3)
+        foreign = run.push(formats.read(tmp_path / "x.zarr", portable=True).state, step=3)
     assert sorted(str(entry.original) for entry in foreign.manifest.tensors()) == ["None", was]
 
 
@@ -693,10 +693,10 @@ def test_a_folder_that_may_not_be_read(one: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_asked_first(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match="fit into memory"):
         formats.read(one)
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["a"].nbytes == 4000
 
 
@@ -705,10 +705,10 @@ def test_what_an_array_without_elements_declares_takes_no_memory_and_hides_none(
 ) -> None:
     shape = [0, 2**20, 2**20, 2**20]
     zarr.open_group(one).create_array("g/none", shape=shape, chunks=[1, *shape[1:]], dtype="f4")
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4083)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4083)
     with pytest.raises(IncompatibleState, match=r"one\.zarr: g/a.* 84 for a chunk"):
         formats.read(one)
-    monkeypatch.setattr("holdfast.registry.formats.zarr_reading._available_bytes", lambda: 4084)
+    monkeypatch.setattr("holdfast.registry.formats.zarr_reading.available_bytes", lambda: 4084)
     assert formats.read(one).state["g"]["none"].shape == tuple(shape)
     # What no array of NumPy can have as its shape is refused, not tried.
     edit(one / "g" / "none" / "zarr.json", shape=[0, 2**62, 2**62, 2**62])

@@ -1,0 +1,246 @@
+"""A state that is to be written to a file: one that a registry stores, or one in memory.
+
+A format writes both in the same way. The chunks of a stored state are read while the file is
+written, so a format that writes tensor by tensor needs no memory for the whole state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import NotFound
+from holdfast.registry.loading.stored import Stored, commit_keys, load_portable, reader_of
+from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
+from holdfast.registry.storage.manifest import Component, TensorEntry
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.suggest import near
+
+#: The component of an opaque file: its name, and its bytes as an array.
+OPAQUE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component: its skeleton, and the entry of each tensor, array and long string."""
+
+    skeleton: Json
+    tensors: Sequence[TensorEntry]
+
+
+class Content(ABC):
+    """A state, or some of its components.
+
+    Attributes:
+        where: Its ref, or a name for messages.
+        digest: Its id; `None` in memory, where nobody has computed it.
+        kind: `dict` or `odict`.
+        parts: The wanted components by name.
+        skeletons: Name and skeleton of each component; of a whole state also the keys that its
+            commit keeps, at their positions.
+        size_bytes: Bytes of all its tensors.
+    """
+
+    where: str
+    digest: Digest | None
+    kind: str
+    parts: Mapping[str, Part]
+    skeletons: list[list[Any]]
+    size_bytes: int
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorEntry]:
+        """Tensors, arrays and the bytes of long strings by path."""
+        found = {}
+        for name, part in self.parts.items():
+            paths = pytree.leaf_paths(name, part.skeleton)
+            found.update({paths[index]: entry for index, entry in enumerate(part.tensors)})
+        return found
+
+    @abstractmethod
+    def load(self) -> Any:
+        """Return the state, with tensors of torch; the caller owns them."""
+
+    @abstractmethod
+    def flat(self, names: Iterable[str]) -> FlatState:
+        """Return some components as leaves, for which no torch is needed."""
+
+    @abstractmethod
+    def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
+        """Fill memory with chunks of a tensor.
+
+        Args:
+            path: The path of the tensor.
+            wanted: Numbers of chunks of its grid, each with writable memory of the chunk's length.
+        """
+
+    def read_tensor(self, path: str, into: memoryview) -> None:
+        """Fill memory with a tensor."""
+        wanted, start = {}, 0
+        for number, size in enumerate(self.tensors[path].grid.sizes()):
+            wanted[number] = into[start : start + size]
+            start += size
+        self.read_chunks(path, wanted)
+
+
+class StoredContent(Content):
+    """A state that a registry stores; every byte of it is verified.
+
+    Args:
+        stored: The state.
+        only: The wanted components; all of them without it.
+
+    Raises:
+        NotFound: There is no such component.
+    """
+
+    def __init__(self, stored: Stored, only: Sequence[str] | None) -> None:
+        manifest, kept = stored.manifest, commit_keys(stored)
+        _check_names(stored.ref, only, manifest.components if kept is None else kept.order)
+        self.where, self.digest, self.size_bytes = stored.ref, stored.digest, stored.size_bytes
+        self.kind = manifest.kind
+        self.parts = {
+            name: Part(part.skeleton, part.tensors)
+            for name, part in manifest.components.items()
+            if only is None or name in only
+        }
+        nodes, order = {name: part.skeleton for name, part in self.parts.items()}, list(self.parts)
+        if kept is not None and only is None:
+            values: Any = kept.values
+            nodes.update(values["d"])
+            order = list(kept.order)
+        self.skeletons = [[name, nodes[name]] for name in order]
+        self._stored = stored
+        self._only = only
+
+    def load(self) -> Any:
+        """Return the state."""
+        return self._stored.load(only=self._only)
+
+    def flat(self, names: Iterable[str]) -> FlatState:
+        """Read components."""
+        return pytree.flatten(load_portable(self._stored, names))
+
+    def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
+        """Read chunks; equal ones are read once."""
+        entry, reader = self.tensors[path], reader_of(self._stored)
+        if entry.inline is not None:
+            for view in wanted.values():
+                view[:] = entry.inline
+            return
+        digests = reader.chunk_digests(entry)
+        first = {digests[number]: view for number, view in wanted.items()}
+        reader.read_chunks(first)
+        for number, view in wanted.items():
+            if view is not first[digests[number]]:
+                view[:] = first[digests[number]]
+
+
+class MemoryContent(Content):
+    """A state in memory.
+
+    Args:
+        state: A state as for `Run.save`.
+        only: The wanted components; all of them without it.
+        where: A name for messages.
+
+    Raises:
+        UnsupportedValue: A value in it cannot be stored; the message names its path.
+        NotFound: There is no such component.
+    """
+
+    def __init__(self, state: object, only: Sequence[str] | None, where: str) -> None:
+        flat = state if isinstance(state, FlatState) else pytree.flatten(state)
+        _check_names(where, only, [part.name for part in flat.components])
+        chosen = tuple(part for part in flat.components if only is None or part.name in only)
+        self.where, self.digest, self.kind = where, None, flat.kind
+        self.parts = {
+            part.name: Part(
+                part.skeleton, [TensorEntry(leaf.dtype, leaf.shape) for leaf in part.leaves]
+            )
+            for part in chosen
+        }
+        self.skeletons = [[part.name, part.skeleton] for part in chosen]
+        self.size_bytes = sum(leaf.nbytes for part in chosen for leaf in part.leaves)
+        self._flat = FlatState(flat.kind, chosen)
+
+    @cached_property
+    def _leaves(self) -> dict[str, ArrayLeaf]:
+        return {leaf.path: leaf for part in self._flat.components for leaf in part.leaves}
+
+    def load(self) -> Any:
+        """Return a copy of the state."""
+        return copied(self._flat)
+
+    def flat(self, names: Iterable[str]) -> FlatState:
+        """Return components."""
+        wanted = set(names)
+        return FlatState(
+            self.kind, tuple(part for part in self._flat.components if part.name in wanted)
+        )
+
+    def read_chunks(self, path: str, wanted: Mapping[int, memoryview]) -> None:
+        """Copy chunks."""
+        data, grid = self._leaves[path].buffer(), self.tensors[path].grid
+        for number, view in wanted.items():
+            run, at = divmod(number, grid.chunks_per_run)
+            start = run * (grid.nbytes // grid.runs) + at * grid.chunk_bytes
+            view[:] = data[start : start + len(view)]
+
+
+def copied(state: FlatState) -> Any:
+    """Return a state that has copies of the leaves, with tensors of torch.
+
+    Raises:
+        IncompatibleState: There is a tensor, and torch cannot be imported.
+    """
+    parts = []
+    for part in state.components:
+        kinds, arrays = pytree.leaf_kinds(part.skeleton), []
+        for index, leaf in enumerate(part.leaves):
+            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kinds[index])
+            view[:] = leaf.buffer()
+            arrays.append(array)
+        parts.append((part.name, part.skeleton, arrays))
+    return pytree.unflatten(state.kind, parts)
+
+
+def with_torch(state: Any) -> Any:
+    """Return a state whose tensors are tensors of torch; one without tensors as it is.
+
+    Raises:
+        IncompatibleState: There is a tensor, and torch cannot be imported.
+    """
+    flat = state if isinstance(state, FlatState) else pytree.flatten(state)
+    leaves = [leaf for part in flat.components for leaf in part.leaves]
+    return copied(flat) if any(isinstance(leaf.source, TensorBytes) for leaf in leaves) else state
+
+
+def _check_names(where: str, only: Sequence[str] | None, known: Iterable[str]) -> None:
+    known = list(known)
+    for name in only or ():
+        if name not in known:
+            raise NotFound(
+                "no such component",
+                where=f"{where}: {name}",
+                expected=", ".join(known),
+                hint=near(name, known),
+            )
+
+
+def opaque_name(parts: Mapping[str, Part | Component]) -> str | None:
+    """Return the file name of a state that is an opaque file; `None` of any other state."""
+    if set(parts) != {OPAQUE}:
+        return None
+    (part,) = parts.values()
+    skeleton: Any = part.skeleton
+    match skeleton:
+        case {"d": [["name", str(name)], ["bytes", {"n": 0}]]}:
+            (tensor,) = part.tensors
+            return name if tensor.dtype == "uint8" and len(tensor.shape) == 1 else None
+    return None

@@ -1,0 +1,293 @@
+"""Files of `numpy.savez`: `{"arrays": {name: array}}`, in the order of the file.
+
+Only numbers, truth values and times are read: an array of objects is a pickle, which is never
+loaded. A zip archive can claim any size in a few bytes, so every claim is checked before memory is
+taken: entries may not overlap, deflate cannot shrink more than it can, the header of each array
+must fit the size of its entry, and all arrays together must fit into memory.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from holdfast.backends.escape import quoted
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.formats.archive import entries_of
+from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.named_tensors import NamedTensors
+from holdfast.registry.formats.source import available_bytes, stable
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.values.dtypes import ITEM_SIZES
+
+#: The component that holds the arrays.
+COMPONENT = "arrays"
+#: The longest header of one array, in bytes; NumPy's own bound.
+MAX_HEADER_BYTES = 10_000
+_SUFFIX = ".npy"
+_MAX_AXES = 64
+_MAX_NAME_BYTES = 60_000
+#: Longer arrays need the fields of zip's version 64.
+_LARGE_BYTES = 2**31 - 2**16
+_STEP_BYTES = 2**20
+#: The element types that NumPy has by itself.
+_DTYPES = frozenset(name for name in ITEM_SIZES if name in np.sctypeDict)
+#: Deflate makes at most this many bytes of one.
+_MAX_DEFLATE = 1032
+_DEFLATE_SLACK = 4096
+_METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _MAX_DEFLATE}
+_KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    # It differs from 2.0 in the names of fields, and arrays with fields are refused.
+    (3, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """An array as its header describes it.
+
+    Attributes:
+        entry: Its entry in the archive.
+        start: Where its data begins within the entry.
+        dtype: Its type, in the byte order of the file.
+        shape: Lengths of the axes.
+        is_fortran: Whether the first axis is the fastest.
+    """
+
+    entry: zipfile.ZipInfo
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    is_fortran: bool
+
+    @property
+    def name(self) -> str:
+        return self.entry.filename.removesuffix(_SUFFIX)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# Reading
+
+
+def detect(path: Path) -> bool:
+    """Return whether a file is a zip archive that begins with an array of NumPy."""
+    with stable(path) as file:
+        head = file.read(30)
+        if not head.startswith(b"PK\x03\x04"):
+            return False
+        return file.read(int.from_bytes(head[26:28], "little")).endswith(_SUFFIX.encode())
+
+
+def read(path: Path) -> FileState:
+    """Read a file.
+
+    Raises:
+        UnsupportedValue: An array holds objects, text or fields; nothing of it was loaded.
+        InvalidInput: It is no archive of NumPy, or breaks a rule of the format.
+        IncompatibleState: It does not fit into memory.
+    """
+    with stable(path) as file:
+        archive, size = _opened(file, path)
+        arrays = [_checked(archive, entry, path) for entry in archive.infolist()]
+        _check_memory(arrays, path)
+        state = {array.name: _loaded(archive, array, path) for array in arrays}
+    return FileState({COMPONENT: state}, "npz", size)
+
+
+def validate(path: Path) -> list[str]:
+    """Return what is wrong with the archive, or with each of its arrays."""
+    try:
+        with stable(path) as file:
+            archive, _ = _opened(file, path)
+            return list(_faults(archive, path))
+    except InvalidInput as error:
+        return [" ".join(str(error).split())]
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the headers of the arrays.
+
+    Raises:
+        InvalidInput: It is no archive of NumPy, or breaks a rule of the format.
+    """
+    with stable(path) as file:
+        archive, size = _opened(file, path)
+        arrays = [_header(archive, entry, path) for entry in archive.infolist()]
+    tensors = {f"{COMPONENT}/{one.name}": TensorHeader(str(one.dtype), one.shape) for one in arrays}
+    return FileReport("npz", size, tensors)
+
+
+def _opened(file: BinaryIO, path: Path) -> tuple[zipfile.ZipFile, int]:
+    """Open an archive whose entries keep the rules; return it and the size of the file."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        entries = entries_of(file, path)
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        _broken(path, "a damaged archive", "a whole zip archive", error)
+    if len({entry.filename for entry in entries}) != len(entries):
+        _broken(path, "an entry is there twice", "each entry once", None)
+    if sum(entry.compress_size for entry in entries) > size:
+        _broken(path, "the entries overlap", f"at most {size} bytes", None)
+    for entry in entries:
+        _check_entry(entry, path)
+    return archive, size
+
+
+def _check_entry(entry: zipfile.ZipInfo, path: Path) -> None:
+    where = f"{path}: {entry.filename}"
+    if not entry.filename.endswith(_SUFFIX):
+        _broken(where, "an entry is no array", f"a name that ends with {_SUFFIX}", None)
+    most = _METHODS.get(entry.compress_type)
+    if most is None or entry.flag_bits & 1:
+        _broken(where, "an entry is encrypted or packed", "stored or deflated entries", None)
+    is_stored = entry.compress_type == zipfile.ZIP_STORED
+    bound = entry.compress_size * most + (0 if is_stored else _DEFLATE_SLACK)
+    if entry.file_size > bound:
+        _broken(where, "an entry cannot be that long", f"{bound} bytes", entry.file_size)
+
+
+def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _Array:
+    where = f"{path}: {entry.filename}"
+    try:
+        with archive.open(entry) as file:
+            # A header names its own length: no more than this is ever read for it.
+            head = io.BytesIO(file.read(MAX_HEADER_BYTES + 12))
+        version = np.lib.format.read_magic(head)
+        if version not in _HEADERS:
+            _broken(where, "an unknown version of arrays", "1.0 to 3.0", version)
+        shape, is_fortran, dtype = _HEADERS[version](head, max_header_size=MAX_HEADER_BYTES)
+    except InvalidInput:
+        raise
+    except Exception as error:  # hostile bytes can provoke anything
+        _broken(where, "a damaged header", "the header of an array", error)
+    if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
+        _broken(where, "a bad shape", f"at most {_MAX_AXES} axes from 0 to 2^63", shape)
+    return _Array(entry, head.tell(), dtype, shape, is_fortran)
+
+
+def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _Array:
+    """Return an array that can be stored, and whose entry is as long as its header claims."""
+    array = _header(archive, entry, path)
+    where = f"{path}: {entry.filename}"
+    try:
+        pytree.describe(np.empty(0, array.dtype.newbyteorder("=")))
+    except UnsupportedValue as error:
+        raise UnsupportedValue(
+            "an array of objects would be loaded by running code"
+            if array.dtype.hasobject
+            else "an array has a type that cannot be stored",
+            where=where,
+            expected="numbers, truth values or times",
+            found=str(array.dtype)[:200],
+            hint=f"Nothing in it was run. Convert the array to numbers and save it again. {_KEEP}",
+        ) from error
+    if array.start + array.nbytes != entry.file_size:
+        expected = f"{array.start + array.nbytes} bytes"
+        _broken(where, "an array does not fill its entry", expected, entry.file_size)
+    return array
+
+
+def _check_memory(arrays: list[_Array], path: Path) -> None:
+    wanted, available = sum(array.nbytes for array in arrays), available_bytes()
+    if wanted > available:
+        raise IncompatibleState(
+            "the arrays do not fit into memory",
+            where=path,
+            expected=f"at most {available} bytes",
+            found=f"{wanted} bytes",
+        )
+
+
+def _loaded(archive: zipfile.ZipFile, array: _Array, path: Path) -> Any:
+    shape = array.shape[::-1] if array.is_fortran else array.shape
+    value = np.empty(shape, array.dtype)
+    try:
+        with archive.open(array.entry) as file:
+            file.read(array.start)
+            flat: Any = value.reshape(-1).view(np.uint8)
+            _fill(file, memoryview(flat))
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError) as error:
+        _broken(f"{path}: {array.entry.filename}", "damaged data", "data of its CRC-32", error)
+    if not array.dtype.isnative:
+        value = value.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
+    return value.T if array.is_fortran else value
+
+
+def _fill(file: IO[bytes], into: memoryview) -> None:
+    """Fill memory from an entry to its end, where zipfile checks its CRC-32."""
+    done = 0
+    while part := file.read(_STEP_BYTES):
+        into[done : done + len(part)] = part
+        done += len(part)
+    if done != len(into):
+        raise EOFError(f"{done} of {len(into)} bytes")
+
+
+def _faults(archive: zipfile.ZipFile, path: Path) -> Iterator[str]:
+    for entry in archive.infolist():
+        try:
+            array = _checked(archive, entry, path)
+            _check_memory([array], path)
+            _loaded(archive, array, path)
+        except InvalidInput as error:
+            yield " ".join(str(error).split())
+
+
+def _broken(where: object, rule: str, expected: object, found: object) -> NoReturn:
+    raise InvalidInput(
+        f"not a sound file of NumPy: {rule}",
+        where=where,
+        expected=expected,
+        found=None if found is None else str(found)[:200],
+        hint=_KEEP,
+    )
+
+
+# Writing
+
+
+def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
+    """Write one component of a state, uncompressed; equal components give equal files.
+
+    Raises:
+        IncompatibleState: The wanted parts are not only arrays by name; the message names the path.
+    """
+    fitting = NamedTensors("NumPy", path.name, _DTYPES, tags=frozenset({"t", "n", "nt"}))
+    leaves, _ = fitting.of(content)
+    for name in leaves:
+        if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
+            raise fitting.unfit(quoted(name)[:80], "the name of an array cannot be that of a file")
+    with new_file(path, content.size_bytes, force=force) as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, leaf in leaves.items():
+                # Without a date of its own an entry has the same bytes in every call.
+                entry = zipfile.ZipInfo(name + _SUFFIX)
+                with archive.open(entry, "w", force_zip64=leaf.nbytes > _LARGE_BYTES) as into:
+                    np.lib.format.write_array(into, _array_of(leaf), allow_pickle=False)
+        size = file.tell()
+    return WrittenFile(path, "npz", size)
+
+
+def _array_of(leaf: ArrayLeaf) -> np.ndarray[Any, Any]:
+    if isinstance(leaf.source, np.ndarray):
+        return leaf.source
+    return np.frombuffer(leaf.buffer(), np.dtype(str(leaf.dtype))).reshape(leaf.shape)

@@ -1,0 +1,113 @@
+"""The table of formats: a new format is one module of this room and one row here.
+
+The module is imported when a file needs it, and offers the functions of `FormatModule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.state_file import FileReport, FileState, WrittenFile
+from holdfast.registry.values.suggest import near
+
+
+class FormatModule(Protocol):
+    """The functions that the module of each format offers.
+
+    A file is hostile: no length in it is trusted before it is checked, nothing in it is run, and
+    every fault of it is an `InvalidInput`.
+    """
+
+    def detect(self, path: Path) -> bool:
+        """Return whether the content of an existing file or folder is of this format; be quick."""
+
+    def read(self, path: Path) -> FileState:
+        """Read a file as a state, whose tensors are `pytree.TensorBytes` if that needs no torch."""
+
+    def inspect(self, path: Path) -> FileReport:
+        """Describe a file without reading the data of its tensors."""
+
+    def validate(self, path: Path) -> list[str]:
+        """Return the problems of a file, each a line of text; none if `read` accepts it."""
+
+    def write(
+        self, path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
+    ) -> WrittenFile:
+        """Write a state, whole or not at all; the caller has checked the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A row of the table.
+
+    Attributes:
+        name: Its name, and that of its module.
+        extensions: Extensions, in lower case: a file with one of them is of this format.
+        is_folder: Whether it is a folder and not a file.
+        keeps_metadata: Whether `write` can keep metadata.
+    """
+
+    name: str
+    extensions: tuple[str, ...] = ()
+    is_folder: bool = False
+    keeps_metadata: bool = False
+
+    @property
+    def module(self) -> FormatModule:
+        """Its module."""
+        return cast("FormatModule", import_module(f"{__package__}.{self.name}"))
+
+
+#: The format of every other file.
+OPAQUE = Format("opaque")
+#: All formats. Content is compared with them in this order.
+FORMATS: tuple[Format, ...] = (
+    Format("torch", (".pt", ".pth", ".ckpt")),
+    Format("safetensors", (".safetensors",), keeps_metadata=True),
+    Format("zarr", (".zarr",), is_folder=True),
+    Format("npz", (".npz",)),
+    OPAQUE,
+)
+#: All extensions, and the first one of each format: for messages and help texts.
+EXTENSIONS = ", ".join(extension for one in FORMATS for extension in one.extensions)
+MAIN_EXTENSIONS = ", ".join(one.extensions[0] for one in FORMATS if one.extensions)
+
+
+def named(name: str) -> Format:
+    """Return the format of a name.
+
+    Raises:
+        InvalidInput: There is no such format.
+    """
+    for one in FORMATS:
+        if one.name == name:
+            return one
+    names = [one.name for one in FORMATS]
+    raise InvalidInput(
+        "no such format", where=name, expected=", ".join(names), hint=near(name, names)
+    )
+
+
+def by_extension(path: Path) -> Format | None:
+    """Return the format that the name of a file promises."""
+    suffix = path.suffix.lower()
+    return next((one for one in FORMATS if suffix in one.extensions), None)
+
+
+def by_content(path: Path) -> Format | None:
+    """Return the format that the content of a file or folder is of."""
+    is_folder = path.is_dir()
+    some = (one for one in FORMATS if one.is_folder == is_folder)
+    return next((one for one in some if one.module.detect(path)), None)
+
+
+def of_file(path: Path) -> Format:
+    """Return the format that a file is read as: by its extension, and otherwise opaque."""
+    found = by_extension(path)
+    return found if found is not None and found.is_folder <= path.is_dir() else OPAQUE
