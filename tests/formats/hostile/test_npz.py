@@ -82,7 +82,7 @@ SAMPLES = {
     "no array": (archive(("w.pkl", b"cos\nsystem\n(S'touch x'\ntR.")), "no array"),
     "twice": (twice(), "there twice"),
     "another method": (archive(("w.npy", SOUND), method=zipfile.ZIP_BZIP2), "or packed"),
-    "encrypted": (patched(archive(("w.npy", SOUND)), 8, b"\x01\x00"), "encrypted"),
+    "encrypted": (patched(archive(("w.npy", SOUND)), 8, b"\x01\x00"), "encrypted or packed"),
     "longer than stored": (
         patched(archive(("w.npy", SOUND)), 24, struct.pack("<L", 2**31)),
         "cannot be that long",
@@ -141,7 +141,7 @@ def test_overlapping_entries_are_refused(tmp_path: Path, refuse: Refuse) -> None
     entries = b"".join(entry.replace(b"a.npy", b"%c.npy" % (97 + n)) for n in range(20))
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 20, 20, len(entries), start, 0)
     (tmp_path / "x.npz").write_bytes(data[:start] + entries + end)
-    refuse(tmp_path / "x.npz", "overlap|damaged archive")
+    refuse(tmp_path / "x.npz", "the entries overlap")
 
 
 def test_a_directory_that_would_fill_the_memory_is_not_listed(
