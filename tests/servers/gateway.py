@@ -71,6 +71,7 @@ class Gateway:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body would wait 40 ms for the receipt of its head
 
             def answer(self) -> None:
                 size = int(self.headers.get("Content-Length", 0))
