@@ -81,7 +81,9 @@ class FsspecBackend(Backend):
         known = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         named = root.partition("://")[0]
         scheme = named if named in known else known[0]
+        self._query = redact(dialect.query(fs))
         self._url = redact(f"{scheme}://{self._root}")
+        self._server = dialect.server(fs)
         self._patience = patience or patience_of_environment()
         # Until then there is less patience: a wrong address should be reported soon.
         self._answered = False
@@ -91,8 +93,13 @@ class FsspecBackend(Backend):
 
     @property
     def url(self) -> str:
-        """Scheme and path, without options."""
-        return self._url
+        """Scheme and path; of S3 also the server that options named."""
+        return self._url + self._query
+
+    @property
+    def server(self) -> str:
+        """The account of Azure."""
+        return self._server
 
     @property
     def read_only(self) -> str:
