@@ -89,6 +89,11 @@ class Backend(ABC):
     def url(self) -> str:
         """The URL of this backend, without secrets, for messages."""
 
+    @property
+    def server(self) -> str:
+        """The server or account that the URL leaves open; empty if there is none."""
+        return ""
+
     @abstractmethod
     def get(
         self,

@@ -66,6 +66,10 @@ class AzureDialect(Dialect):
         container, prefix, _ = fs.split_path(root)
         return container, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
+    def server(self, fs: Any) -> str:
+        """Return the address of the account: containers of two accounts may have one name."""
+        return str(fs.service_client.primary_hostname)
+
     def says_exists(self, error: Exception) -> bool:
         """Return whether the blob exists; adlfs says so of other conflicts, too."""
         said = error.__context__

@@ -108,6 +108,14 @@ class Dialect:
         """Return a root as a bucket and the prefix of all names in it."""
         return root.rstrip("/"), ""
 
+    def query(self, fs: Any) -> str:  # noqa: ARG002
+        """Return what the URL of a store needs besides its path, with the question mark."""
+        return ""
+
+    def server(self, fs: Any) -> str:  # noqa: ARG002
+        """Return what `Backend.server` returns."""
+        return ""
+
     def put_options(self) -> dict[str, Any]:
         """Return options of `pipe_file`."""
         return {}

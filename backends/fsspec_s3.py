@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlencode
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -70,6 +71,16 @@ class S3Dialect(Dialect):
         """Return bucket and prefix."""
         bucket, prefix, _ = fs.split_path(root)
         return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+    def query(self, fs: Any) -> str:
+        """Return the server and region that options name, as `S3Backend.url` does."""
+        client = fs.client_kwargs
+        named = {
+            "endpoint_url": fs.endpoint_url or client.get("endpoint_url"),
+            "region": client.get("region_name") or fs.config_kwargs.get("region_name"),
+        }
+        found = urlencode({k: v for k, v in named.items() if v is not None}, safe=":/")
+        return f"?{found}" if found else ""
 
     def put_options(self) -> dict[str, Any]:
         """Have one PUT for each object."""

@@ -14,12 +14,15 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet, finalize
 
 from fsspec.asyn import sync
+from fsspec.exceptions import FSTimeoutError
 
 from holdfast.backends.base import (
     Backend,
@@ -41,8 +44,9 @@ from holdfast.backends.errors import (
 from holdfast.backends.fsspec_dialect import Call, Dialect, Query, unanswered
 from holdfast.backends.limits import check_whole
 from holdfast.backends.location import redact
-from holdfast.backends.patience import Attempts, Patience, patience_of_environment
+from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
 from holdfast.backends.secrets import Secrets
+from holdfast.backends.waiting import Wait, waiting
 
 _T = TypeVar("_T")
 
@@ -50,6 +54,8 @@ _WRITES = ("put", "delete")
 _PAGE = 1000
 # Objects up to this length take one request to read whole.
 _FIRST_BYTES = 2**20
+# An attempt whose time is over still asks what became of its write.
+_LEAST_S = 0.1
 
 _open: WeakSet[FsspecBackend] = WeakSet()
 # Instances of the parent process. To finalize one in a child would wait for a dead event loop.
@@ -81,7 +87,9 @@ class FsspecBackend(Backend):
         known = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         named = root.partition("://")[0]
         scheme = named if named in known else known[0]
+        self._query = redact(dialect.query(fs))
         self._url = redact(f"{scheme}://{self._root}")
+        self._server = dialect.server(fs)
         self._patience = patience or patience_of_environment()
         # Until then there is less patience: a wrong address should be reported soon.
         self._answered = False
@@ -91,8 +99,13 @@ class FsspecBackend(Backend):
 
     @property
     def url(self) -> str:
-        """Scheme and path, without options."""
-        return self._url
+        """Scheme and path; of S3 also the server that options named."""
+        return self._url + self._query
+
+    @property
+    def server(self) -> str:
+        """The account of Azure."""
+        return self._server
 
     @property
     def read_only(self) -> str:
@@ -228,27 +241,22 @@ class FsspecBackend(Backend):
         self._made = None
         self._lock = threading.Lock()
 
-    def _fs(self, timeout_s: float) -> Any:
+    def _call(self, attempt: _Attempt) -> Call:
         made = self._made
         if made is None:
             with self._lock:
-                made = self._made = self._made or self._make(timeout_s)
-        return made
+                made = self._made = self._made or self._make(attempt)
+        return self._call_of(made, attempt)
 
-    def _make(self, timeout_s: float) -> Any:
+    def _make(self, attempt: _Attempt) -> Any:
         options = self._dialect.options(self._given, self._patience)
         own = {name: value for name, value in options.items() if name not in _NOT_TAKEN}
         fs = self._class(*self._args, **own, skip_instance_cache=True)
-        self._dialect.prepare(self._call(fs, timeout_s))
+        self._dialect.prepare(self._call_of(fs, attempt))
         return fs
 
-    def _call(self, fs: Any, timeout_s: float) -> Call:
-        def run(function: Callable[..., Any], *args: object, **options: object) -> Any:
-            if inspect.iscoroutinefunction(function):
-                return sync(fs.loop, function, *args, timeout=timeout_s, **options)
-            return function(*args, **options)
-
-        return Call(fs, run, twins=not self._dialect.reason)
+    def _call_of(self, fs: Any, attempt: _Attempt) -> Call:
+        return Call(fs, partial(attempt.run, fs), twins=not self._dialect.reason)
 
     def _ask(self, act: str, key: str, ask: Callable[[Call], _T], size: int = 0) -> _T:
         """Repeat a request until the store answers, or patience ends."""
@@ -256,21 +264,22 @@ class FsspecBackend(Backend):
         patience = self._patience if self._answered else self._patience.opening()
         attempts = Attempts(patience.allowing(size))
         timeout_s = patience.try_s + size / patience.least_bytes_per_s
-        while True:
-            try:
-                with (
-                    self._secrets.hidden(),
-                    self._dialect.translated(where, writes=act in _WRITES),
-                ):
-                    found = ask(self._call(self._fs(timeout_s), timeout_s))
-            except StoreUnavailable as error:
-                attempts.failed(error)
-            except ObjectNotFound:
-                self._answered = True
-                raise
-            else:
-                self._answered = True
-                return found
+        writes = act in _WRITES
+        # Only for the line about a slow request: what moves in between is not seen here.
+        with waiting(Wait(act, where, patience, limit=TIMEOUT, writes=writes, size_bytes=size)):
+            while True:
+                attempt = _Attempt(where, writes, min(timeout_s, attempts.left_s()))
+                try:
+                    with self._secrets.hidden(), self._dialect.translated(where, writes=writes):
+                        found = ask(self._call(attempt))
+                except StoreUnavailable as error:
+                    attempts.failed(error)
+                except ObjectNotFound:
+                    self._answered = True
+                    raise
+                else:
+                    self._answered = True
+                    return found
 
     def _create(self, call: Call, path: str, data: bytes) -> bool:
         try:
@@ -367,6 +376,33 @@ class FsspecBackend(Backend):
                 found=self._dialect.reason,
                 hint="Keep the registry in a folder, in S3 or in Azure, and sync it.",
             )
+
+
+class _Attempt:
+    """One attempt of a request: all its calls together take a bounded time.
+
+    Args:
+        where: The URL of the object.
+        writes: Whether the request changes the store.
+        timeout_s: How long it may take.
+    """
+
+    def __init__(self, where: str, writes: bool, timeout_s: float) -> None:
+        self._where = where
+        self._writes = writes
+        self._began_s = time.monotonic()
+        self._ends_s = self._began_s + timeout_s
+
+    def run(self, fs: Any, function: Callable[..., Any], *args: object, **options: object) -> Any:
+        """Call a function, or run a coroutine function on the loop of `fs` and stop it in time."""
+        if not inspect.iscoroutinefunction(function):
+            return function(*args, **options)
+        left_s = max(self._ends_s - time.monotonic(), _LEAST_S)
+        try:
+            return sync(fs.loop, function, *args, timeout=left_s, **options)
+        except FSTimeoutError as error:
+            said = f"no answer in {time.monotonic() - self._began_s:.3g} s"
+            raise unanswered(said, self._where, writes=self._writes) from error
 
 
 # What an instance of ours does not share with the user's.

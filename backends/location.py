@@ -47,6 +47,7 @@ class Location:
             that follows a scheme of fsspec.
         endpoint_url: The S3 server, if the URL names one.
         region: The S3 region, if the URL names one.
+        server: The server or account of a store behind fsspec, which its URL does not name.
     """
 
     scheme: str
@@ -54,6 +55,7 @@ class Location:
     path: str = ""
     endpoint_url: str | None = None
     region: str | None = None
+    server: str = ""
 
     @property
     def url(self) -> str:

@@ -101,6 +101,10 @@ class Attempts:
         self._began_s = clock()
         self._failures = 0
 
+    def left_s(self) -> float:
+        """Return the seconds until the deadline; 0 after it."""
+        return max(0.0, self._began_s + self._patience.deadline_s - self._clock())
+
     def failed(self, error: StoreUnavailable) -> None:
         """Wait before the next attempt, or raise the error if there is no more attempt."""
         self._failures += 1

@@ -26,6 +26,7 @@ _CONFIG = (
     *("max_pool_connections", "use_dualstack_endpoint", "use_fips_endpoint"),
     *("request_checksum_calculation", "response_checksum_validation"),
 )
+_NUMBERS = ("connect_timeout", "read_timeout", "max_pool_connections")
 _CONFIG_S3 = (
     *("addressing_style", "use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region"),
     "us_east_1_regional_endpoint",
@@ -111,6 +112,7 @@ def take_over(options: Mapping[str, Any], where: str) -> TakenOver:
     client |= inner.all(_CLIENT)
     configured = left.inner("config_kwargs")
     addressing = configured.inner("s3").all(_CONFIG_S3)
+    configured.check_numbers(_NUMBERS)
     config = configured.all(_CONFIG)
     puts = left.inner("s3_additional_kwargs").all(_PUT)
     left.all(())
@@ -165,6 +167,13 @@ class _Options:
             return words[found.lower() if isinstance(found, str) else found]
         except (KeyError, TypeError) as error:
             raise self._error("an option is neither true nor false", name, None) from error
+
+    def check_numbers(self, names: Iterable[str]) -> None:
+        for name in names:
+            found = self.held.get(name, 1)
+            is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+            if not is_number or not found > 0:
+                raise self._error("an option is no positive number", self._path + name, None)
 
     def inner(self, name: str) -> _Options:
         found = self.take(name)

@@ -20,6 +20,11 @@ _PART = re.compile(r"(\w+)=([^;&\s]+)")
 _LEAST = 6
 
 
+def may_be_secret(name: str) -> bool:
+    """Return whether the value of an option of this name may be a secret."""
+    return bool(_SECRET.search(name))
+
+
 class Secrets:
     """The secrets of some options.
 
@@ -59,10 +64,10 @@ class Secrets:
 def _secrets(value: object, *, secret: bool) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, held in value.items():
-            yield from _secrets(held, secret=secret or bool(_SECRET.search(str(name))))
+            yield from _secrets(held, secret=secret or may_be_secret(str(name)))
     elif isinstance(value, (list, tuple, set)):
         for held in value:
             yield from _secrets(held, secret=secret)
     elif isinstance(value, str) and secret:
-        parts = (held for name, held in _PART.findall(value) if _SECRET.search(name))
+        parts = (held for name, held in _PART.findall(value) if may_be_secret(name))
         yield from (part for part in (value, *parts) if len(part) >= _LEAST)

@@ -74,6 +74,11 @@ class Wait:
         self._connection: Cuttable | None = None
         self._expired_s: float | None = None
 
+    @property
+    def tells_s(self) -> float:
+        """When a line is logged if too few bytes move until then."""
+        return self._line.due_s
+
     def moved(self, size_bytes: int) -> None:
         """Count bytes that were sent or received."""
         self.moved_bytes += size_bytes
@@ -92,7 +97,7 @@ class Wait:
         with _watchdog.lock:
             self._expired_s = None
             self._attempt = _Span(self._patience.try_s, time.monotonic(), self.moved_bytes)
-        _watchdog.look_by(min(self._attempt.due_s, self._line.due_s, self._ends_s))
+        _watchdog.look_by(min(self._attempt.due_s, self._ends_s))
         try:
             yield
         except Exception as error:
@@ -240,6 +245,7 @@ def waiting(wait: Wait) -> Iterator[Wait]:
     """Watch the call that this thread makes in the block."""
     _here.wait = wait
     _watchdog.add(wait)
+    _watchdog.look_by(wait.tells_s)
     try:
         yield wait
     finally:

@@ -80,7 +80,8 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     """Open a registry.
 
     Args:
-        url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`.
+        url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`; then the options
+            in `HOLDFAST_STORAGE_OPTIONS`, a JSON object, count as well.
         read_only: Refuse every write in this process, whatever the credentials allow.
         expect_id: The registry's id as it was remembered; another one is refused.
         cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read.
@@ -105,6 +106,8 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         raise InvalidInput(
             "no registry is named", hint="Pass its URL or path, or set HOLDFAST_REGISTRY."
         )
+    if url is None and fs is None:
+        storage_options = Address.of_environment(place, storage_options).storage_options
     address = Address(place, storage_options, fs, transport)
     chunks = choose_cache(cache, is_remote=address.is_remote())
     return Registry(

@@ -9,9 +9,10 @@ docs/spec.md, section 15.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from holdfast.registry.errors import (
     Diverged,
@@ -77,14 +78,19 @@ def sync(
     dst: str | os.PathLike[str] | Registry,
     runs: Iterable[str] | None = None,
     *,
+    src_storage_options: Mapping[str, Any] | None = None,
+    dst_storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> SyncReport:
     """Bring the destination's runs up to the source's.
 
     Args:
-        src: Registry to read, or its URL.
+        src: Registry to read, or its URL. Open it by `holdfast.open` to choose a transport, or
+            for a file system object.
         dst: Registry to write, or its URL; it must exist.
         runs: Names of the runs. Default: all of the source.
+        src_storage_options: Options of the file system at the URL of the source, as for `open`.
+        dst_storage_options: Options of the file system at the URL of the destination.
         progress: Called after every pack with the number of bytes sent so far.
 
     Raises:
@@ -92,12 +98,13 @@ def sync(
             written. The message names the first commit that differs. The other runs are copied
             first, here as for `IntegrityError`.
         NotFound: The source has no such run, or one of the two is no registry.
-        InvalidInput: Both are the same place.
+        InvalidInput: Both are the same place, or options are given beside an open registry.
         IntegrityError: Something of the source is damaged or gone; it is not copied.
         RolledBack: The log of a run, in either registry, is older than when this machine saw it.
     """
     with ExitStack() as stack:
-        source, destination = _opened(src, stack), _opened(dst, stack)
+        source = _opened(src, src_storage_options, "src", stack)
+        destination = _opened(dst, dst_storage_options, "dst", stack)
         if source.url == destination.url:
             raise InvalidInput("a registry cannot be synced to itself", where=source.url)
         seen = source.store.heads.all() if source.store.heads is not None else {}
@@ -132,8 +139,22 @@ def _first_of(
     return error
 
 
-def _opened(place: str | os.PathLike[str] | Registry, stack: ExitStack) -> Registry:
-    return place if isinstance(place, Registry) else stack.enter_context(open(place))
+def _opened(
+    place: str | os.PathLike[str] | Registry,
+    options: Mapping[str, Any] | None,
+    side: str,
+    stack: ExitStack,
+) -> Registry:
+    if not isinstance(place, Registry):
+        return stack.enter_context(open(place, storage_options=options))
+    if options:
+        raise InvalidInput(
+            f"{side}_storage_options beside a registry that is open",
+            where=place.url,
+            found=", ".join(sorted(options)),
+            hint="Give them to `holdfast.open`.",
+        )
+    return place
 
 
 class _Counter:

@@ -29,6 +29,11 @@ class Wrapper(Backend):
         """The URL of the inner backend."""
         return self.inner.url
 
+    @property
+    def server(self) -> str:
+        """The server of the inner backend."""
+        return self.inner.server
+
     def get(
         self,
         key: str,

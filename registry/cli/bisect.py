@@ -27,6 +27,7 @@ from holdfast.registry.errors import InvalidInput, MissingObject, NotFound, Regi
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
+from holdfast.registry.storage.connecting import Address
 from holdfast.registry.values.suggest import near
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -54,7 +55,7 @@ _Answer = tuple[bool | None, str]
 def bisect(
     opened: Registry,
     *,
-    registry: options.Registry,
+    address: Address,
     json: bool,
     run: options.NamedRun,
     command: list[str] | None = argument(
@@ -74,7 +75,7 @@ def bisect(
     {phase} stand for the checkpoint. It is run without a shell. Exit status 0 is good, 1 to 124
     bad, 125 undecided, and any other one ends the search.
     """
-    test = _test(command, metric, registry, nonfinite=nonfinite, json=json)
+    test = _test(command, metric, address, nonfinite=nonfinite, json=json)
     searched = opened.run(run)
     line = _line(searched, opened.checkpoint(good), opened.checkpoint(bad))
     if nonfinite and not searched.spec.finite:
@@ -102,7 +103,12 @@ def bisect(
 
 
 def _test(
-    command: Sequence[str] | None, metric: str | None, registry: str, *, nonfinite: bool, json: bool
+    command: Sequence[str] | None,
+    metric: str | None,
+    address: Address,
+    *,
+    nonfinite: bool,
+    json: bool,
 ) -> Callable[[Checkpoint], _Answer]:
     """Return the test that tells good from bad.
 
@@ -118,13 +124,13 @@ def _test(
     assert command
     prepared = Command(command, where="--", as_shell="-- sh -c '...'")
     # With --json, standard output is for the document alone.
-    return lambda checkpoint: _by_command(prepared, checkpoint, registry, 2 if json else None)
+    return lambda checkpoint: _by_command(prepared, checkpoint, address, 2 if json else None)
 
 
 def _by_command(
-    command: Command, checkpoint: Checkpoint, registry: str, stdout: int | None
+    command: Command, checkpoint: Checkpoint, address: Address, stdout: int | None
 ) -> _Answer:
-    status = command.run(checkpoint, registry, stdout=stdout)
+    status = command.run(checkpoint, address, stdout=stdout)
     if status < 0 or status > _SKIP:
         raise RegistryError(
             "the command gave up, so the search ends",

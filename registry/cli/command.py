@@ -12,10 +12,11 @@ import typer
 
 from holdfast.registry.cli import failures, options, output, progress
 from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import RegistryError
 
-#: Opens the registry at a URL; `dry_run` says whether the command must not write.
+#: Opens the registry at an address; `dry_run` says whether the command must not write.
 Opener = Callable[..., AbstractContextManager[object]]
 
 
@@ -65,8 +66,9 @@ def command(
 ) -> Callable[[Callable[..., Answer | str]], Callable[..., None]]:
     """Make a command of a function that returns an answer, or a line of text.
 
-    The parameters of the function are those of the command line. Two are not: `opened` is the
-    registry that `--registry` names, and `advance` moves the bar. The command has `--json` if the
+    The parameters of the function are those of the command line. Three are not: `opened` is the
+    registry that `--registry` and `--storage-option` name, `address` is where that is, and
+    `advance` moves the bar. The command has `--json` if the
     function returns an `Answer`; the function has a parameter `json` only if it needs to know.
 
     Args:
@@ -79,10 +81,12 @@ def command(
         asked = asking.parameters
 
         def run(**given: Any) -> None:
-            json, url = given.setdefault("json", False), given.get("registry", "")
+            json = given.setdefault("json", False)
+            if _has_registry(asked):
+                given["address"] = address_of(given["registry"], given.get("storage_option"))
             with ExitStack() as stack:
                 if opens:
-                    opening = opens(url, dry_run=given.get("dry_run", False))
+                    opening = opens(given["address"], dry_run=given.get("dry_run", False))
                     given["opened"] = stack.enter_context(opening)
                 if bar:
                     given["advance"] = stack.enter_context(progress.bar(bar))
@@ -113,12 +117,20 @@ def _print(answer: Answer, made: Any, *, json: bool) -> None:
         raise typer.Exit(answer.status)
 
 
+def _has_registry(asked: Mapping[str, Parameter]) -> bool:
+    return "opened" in asked or "address" in asked
+
+
 def _parameters(asked: Mapping[str, Parameter], *, has_json: bool) -> Iterator[Parameter]:
     """Yield the parameters of the command line."""
-    if opens := "opened" in asked:
-        yield Parameter("registry", Parameter.KEYWORD_ONLY, annotation=options.Registry)
+    if _has_registry(asked):
+        for name, annotation, default in (
+            ("registry", options.Registry, Parameter.empty),
+            ("storage_option", options.StorageOptions, None),
+        ):
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     for name, parameter in asked.items():
-        if name not in ("opened", "advance", "json") and not (opens and name == "registry"):
+        if name not in ("opened", "address", "advance", "json"):
             yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
     if has_json:
         yield Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=options.Json)

@@ -29,11 +29,12 @@ from holdfast.backends.limits import VARIABLE as MAX_RECORD
 from holdfast.backends.mounts import ALLOW, file_system
 from holdfast.backends.patience import LEAST_RATE, TIMEOUT
 from holdfast.backends.probe import probe_put_if_absent
-from holdfast.registry.cli import options, output
+from holdfast.registry.cli import output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.errors import AccessDenied, InvalidInput, RegistryError, StoreUnsuitable
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.storage.chunk_cache import BYTES_VARIABLE, FOLDER_VARIABLE, ChunkCache
+from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.heads import MEMORY
 from holdfast.registry.storage.keys import FOLDERS, PROBES
 from holdfast.registry.storage.store import WRITER_VERSION, RegistryConfig, Store, read_config
@@ -41,7 +42,7 @@ from holdfast.registry.training.pending import EXIT_WAIT
 
 Status = Literal["ok", "warn", "fail"]
 
-_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3")
+_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "fsspec", "s3fs", "adlfs")
 _VARIABLES = (
     *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, MAX_RECORD, ALLOW, EXIT_WAIT, MEMORY),
     *(TIMEOUT, LEAST_RATE),
@@ -72,13 +73,13 @@ class Check:
 
 
 @command()
-def doctor(*, registry: options.Registry, json: bool) -> Answer:
+def doctor(*, address: Address, json: bool) -> Answer:
     """Check whether a registry can be used.
 
     Prints one line for each check. The exit status is 8 if one fails.
     """
     found: list[Check] = []
-    for check in checks(registry):
+    for check in checks(address):
         found.append(check)
         if not json:
             output.hanging(f"{check.status:4}  {check.name:12}  ", check.message)
@@ -90,15 +91,15 @@ def doctor(*, registry: options.Registry, json: bool) -> Answer:
     )
 
 
-def checks(url: str) -> Iterator[Check]:
+def checks(address: Address) -> Iterator[Check]:
     """Check a store and its surroundings; stop if nothing further can be checked.
 
     Raises:
         InvalidLocation: The URL is not that of a store.
     """
-    location = parse(url)
+    location = parse(address.url)
     yield from _surroundings()
-    yield from _cache(is_used=location.scheme == "s3")
+    yield from _cache(is_used=address.is_remote())
     if location.scheme == "file":
         yield from _folder(location)
         if not Path(location.path).is_dir():
@@ -110,7 +111,7 @@ def checks(url: str) -> Iterator[Check]:
             )
             return
     try:
-        backend = open_backend(url)
+        backend = address.open()
     except RegistryError as error:
         yield Check("reach", "fail", str(error))
         return

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.storage.connecting import Address
 from holdfast.registry.values.suggest import near
 
 # Seconds that a command has to end after SIGTERM, before it is killed.
@@ -43,12 +44,12 @@ class Command:
         if not _PLACE.search(words[0]) and shutil.which(words[0]) is None:
             raise self._not_startable(words[0], "no such command")
 
-    def run(self, checkpoint: Checkpoint, registry: str, *, stdout: int | None = None) -> int:
+    def run(self, checkpoint: Checkpoint, address: Address, *, stdout: int | None = None) -> int:
         """Run it for a checkpoint to its end; if this process ends first, so does the command.
 
         Args:
             checkpoint: The checkpoint that the placeholders stand for.
-            registry: URL of its registry.
+            address: Where its registry is.
             stdout: File descriptor that it prints to in place of this process's.
 
         Returns:
@@ -57,7 +58,7 @@ class Command:
         values = _values(checkpoint)
         arguments = [_filled(word, values) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
-        environment = {**os.environ, **named, "HOLDFAST_REGISTRY": registry}
+        environment = {**os.environ, **named, **address.environment()}
         sys.stdout.flush()  # our lines come before those of the command
         try:
             # A process group of its own, so that the children of the command end with it.

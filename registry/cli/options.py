@@ -29,10 +29,18 @@ _REGISTRY = typer.Option(
     "-r",
     envvar="HOLDFAST_REGISTRY",
     metavar="URL",
-    help="The registry: a path, file://, s3:// or memory:// URL.",
+    help="The registry: a path, or a URL such as s3://BUCKET/PREFIX.",
 )
 Registry = Annotated[str, _REGISTRY]
 OptionalRegistry = Annotated[str | None, _REGISTRY]
+#: The option that repeats for each option of a file system.
+STORAGE_OPTION = "--storage-option"
+_STORAGE_OPTIONS = typer.Option(
+    STORAGE_OPTION,
+    metavar="KEY=VALUE",
+    help="An option of the store, as fsspec names it; repeatable. No secrets here.",
+)
+StorageOptions = Annotated[list[str] | None, _STORAGE_OPTIONS]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 #: `HOLDFAST_RUN` may name the first; the second is followed by arguments, so it cannot be left out.
 Run = Annotated[str, typer.Argument(envvar="HOLDFAST_RUN", metavar="RUN", help="Name of a run.")]

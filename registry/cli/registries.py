@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
 
 from holdfast.backends import parse
@@ -9,11 +11,13 @@ from holdfast.registry.cli import options, output
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
+from holdfast.registry.cli.opening import address_of
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.progress import Progress
 from holdfast.registry.factory import init as make_registry
-from holdfast.registry.storage.heads import trust as trust_registry
+from holdfast.registry.storage.connecting import Address
+from holdfast.registry.storage.connecting import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
@@ -27,11 +31,11 @@ _SYNCED = (
 _URL = argument("URL", "The registry; by default that of -r.", default=None)
 
 
-def _place(url: str | None, registry: str | None) -> str:
+def _address(url: str | None, registry: str | None, given: Sequence[str] | None) -> Address:
     place = url or registry
     if place is None:
         raise typer.BadParameter("no URL: give one here, by -r or in HOLDFAST_REGISTRY")
-    return place
+    return address_of(place, given)
 
 
 @command(bar="racing the store")
@@ -39,6 +43,7 @@ def init(
     *,
     url: str | None = _URL,
     registry: options.OptionalRegistry = None,
+    storage_option: options.StorageOptions = None,
     compression: str | None = option(
         "--compression", None, "How chunks are stored: none (raw, the default), zstd, lz4."
     ),
@@ -55,8 +60,10 @@ def init(
 
     The store's exclusive create is raced first; a store that lets two writers win is refused.
     """
+    address = _address(url, registry, storage_option)
     with make_registry(
-        _place(url, registry),
+        address.url,
+        storage_options=address.storage_options,
         compression=compression,  # type: ignore[arg-type]  # checked there
         keyframe_every=keyframe_every,
         skip_race_probe=skip_race_probe,
@@ -83,13 +90,19 @@ def init(
 
 
 @command()
-def trust(*, url: str | None = _URL, registry: options.OptionalRegistry = None) -> Answer:
+def trust(
+    *,
+    url: str | None = _URL,
+    registry: options.OptionalRegistry = None,
+    storage_option: options.StorageOptions = None,
+) -> Answer:
     """Accept a registry that was set back or replaced.
 
     This machine forgets the heads of its runs.
     """
-    place = _place(url, registry)
-    shown, forgotten = parse(place).url, trust_registry(place)
+    address = _address(url, registry, storage_option)
+    shown = parse(address.url).url
+    forgotten = trust_registry(address.url, storage_options=address.storage_options)
     trusted = f"trusted: {shown}; this machine has forgotten its old heads"
     none = f"no heads were remembered for {shown}"
     return answer_of({"url": shown, "forgotten": forgotten}, trusted if forgotten else none)
@@ -102,12 +115,27 @@ def sync(
     source: str = argument("SRC", "Registry to read."),
     destination: str = argument("DST", "Registry to write."),
     run: list[str] | None = argument("RUN", "Only these runs.", default=None),
+    src_storage_option: list[str] | None = option(
+        "--src-storage-option", "KEY=VALUE", "An option of the store of SRC; repeatable."
+    ),
+    dst_storage_option: list[str] | None = option(
+        "--dst-storage-option", "KEY=VALUE", "An option of the store of DST; repeatable."
+    ),
 ) -> Answer:
     """Copy runs from one registry to another.
 
     Fast-forward only. Data that the destination has already is not sent again.
     """
-    report = sync_registries(source, destination, run or None, progress=advance)
+    src = address_of(source, src_storage_option, side="src")
+    dst = address_of(destination, dst_storage_option, side="dst")
+    report = sync_registries(
+        src.url,
+        dst.url,
+        run or None,
+        src_storage_options=src.storage_options,
+        dst_storage_options=dst.storage_options,
+        progress=advance,
+    )
     copied = sum(done.commits > 0 for done in report.runs)
     packless = [done for done in report.runs if not done.packs_copied + done.packs_present]
     small = any(done.checkpoints for done in packless) and not report.bytes_copied

@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.opening import reads, writes
+from holdfast.registry.cli.opening import address_of, opened_at, reads, writes
 from holdfast.registry.cli.options import flag, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.progress import Progress
@@ -128,6 +128,9 @@ def repair(
     *,
     advance: Progress,
     mirror: str = option("--from", "URL", "A registry that holds the same states.", default=...),
+    mirror_storage_option: list[str] | None = option(
+        "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
+    ),
     deep: bool = flag(
         "--deep/--no-deep",
         "Find damage by reading every byte, or by names and sizes.",
@@ -139,7 +142,10 @@ def repair(
 
     Nothing is invented. The exit status is 6 if something cannot be restored.
     """
-    report = opened.repair(mirror, deep=deep, dry_run=dry_run, progress=advance)
+    with opened_at(
+        address_of(mirror, mirror_storage_option, side="from"), read_only=True
+    ) as source:
+        report = opened.repair(source, deep=deep, dry_run=dry_run, progress=advance)
     return Answer(
         lambda: {
             **picked(report, "ok dry_run"),

@@ -20,6 +20,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
+from holdfast.registry.storage.connecting import Address
 from holdfast.registry.values.suggest import near
 
 
@@ -28,7 +29,7 @@ def watch(
     opened: Registry,
     *,
     run: options.Run,
-    registry: options.Registry,
+    address: Address,
     command: str = option("--exec", "CMD", "The command; {ref} is the checkpoint.", default=...),
     phase: str | None = option("--phase", "NAME", "Only checkpoints of this phase."),
     group: str = option("--group", "NAME", "Followers that share the work.", default="default"),
@@ -55,7 +56,7 @@ def watch(
         _check_phase(followed, check_phase(phase), follow=not once)
     done = 0
     for checkpoint in coming:
-        _attend(coming, checkpoint, prepared, registry, attempts)
+        _attend(coming, checkpoint, prepared, address, attempts)
         done += 1
     held = _held_elsewhere(followed.manifest, coming, phase) if once else ""
     return Note(f"{output.counted(done, 'checkpoint')} done; {held or 'no more will come'}")
@@ -112,7 +113,7 @@ def _split(command: str) -> Command:
 
 
 def _attend(
-    coming: Watch, checkpoint: Checkpoint, command: Command, registry: str, attempts: int
+    coming: Watch, checkpoint: Checkpoint, command: Command, address: Address, attempts: int
 ) -> None:
     """Run the command for a checkpoint until it succeeds.
 
@@ -122,7 +123,7 @@ def _attend(
     for attempt in range(1, attempts + 1):
         if attempt > 1:
             coming.renew()
-        status = command.run(checkpoint, registry)
+        status = command.run(checkpoint, address)
         if status == 0:
             output.line(f"done: {checkpoint.ref}")
             return

@@ -3,7 +3,8 @@
 - `keys`: the names of all objects; `framing`: how a file proves its own bytes.
 - `manifest`: what a state is. `chunking`: where its tensors are cut. `pack`: a file of chunks.
   `placement`: where the chunks of a state are. `codecs`: how a chunk is encoded.
-- `store`: `Store`, one open registry: backend, threads, caches. `connecting` creates and opens it.
+- `store`: `Store`, one open registry: backend, threads, caches. `connecting` creates and opens it,
+  with options that `option_texts` reads.
 - `reading`, `fetching`, `ranged_reads`: from a manifest to verified bytes in memory.
 - `lazy`: tensors that are read when they are indexed; `chunk_cache`: chunks on a local disk.
 - `heads`: the ends of logs that this machine has seen.

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from holdfast.backends import Backend, Location, open_backend, parse
 from holdfast.backends.opening import Transport
@@ -18,9 +20,12 @@ from holdfast.backends.wrappers import ReadOnly
 from holdfast.registry.errors import Conflict
 from holdfast.registry.storage.chunk_cache import ChunkCache
 from holdfast.registry.storage.codecs import Compression
-from holdfast.registry.storage.heads import Heads, open_heads
+from holdfast.registry.storage.heads import Heads, forget, open_heads
 from holdfast.registry.storage.keys import PROBES
+from holdfast.registry.storage.option_texts import VARIABLE, from_environment, merged
 from holdfast.registry.storage.store import Store, create_config, read_config
+
+_WITHOUT_OPTIONS = ("file", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,39 @@ class Address:
     fs: Any = field(default=None, repr=False)
     transport: Transport | None = None
 
+    @classmethod
+    def of_environment(
+        cls,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None = None,
+        variables: Sequence[str] = (VARIABLE,),
+    ) -> Self:
+        """Return an address whose options are completed by those in the environment.
+
+        Folders and memory have no options, so for them the environment is not read.
+
+        Args:
+            url: A URL or a path.
+            storage_options: Options that count more than those of the environment.
+            variables: Environment variables with options; the first that is set counts.
+
+        Raises:
+            InvalidInput: The variable is not one JSON object.
+            InvalidLocation: The URL names no place.
+        """
+        options = dict(storage_options or {})
+        if parse(url).scheme not in _WITHOUT_OPTIONS:
+            named = next((name for name in variables if os.environ.get(name)), VARIABLE)
+            options = merged(from_environment(named), options)
+        return cls(url, options or None)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead a child process to this registry."""
+        found = {"HOLDFAST_REGISTRY": os.fspath(self.url)}
+        if self.storage_options:
+            found[VARIABLE] = json.dumps(dict(self.storage_options))
+        return found
+
     def open(self) -> Backend:
         """Open the store; nothing is contacted yet."""
         return open_backend(self.url, self.storage_options, self.fs, self.transport)
@@ -49,14 +87,13 @@ class Address:
             protocols = (
                 {self.fs.protocol} if isinstance(self.fs.protocol, str) else self.fs.protocol
             )
-            return {"file", "local", "memory"}.isdisjoint(protocols)
-        return parse(self.url).scheme not in ("file", "memory")
+            return {"local", *_WITHOUT_OPTIONS}.isdisjoint(protocols)
+        return parse(self.url).scheme not in _WITHOUT_OPTIONS
 
     def location(self, backend: Backend) -> Location:
         """Return what the heads of the registry are remembered by."""
         # Options may name another server than the URL, and with `fs` there is only a path.
-        plain = self.fs is None and not self.storage_options
-        return parse(self.url if plain else backend.url)
+        return replace(parse(backend.url), server=backend.server)
 
 
 def create_store(
@@ -132,3 +169,29 @@ def open_store_on(
     if heads is not None:
         heads.check_registry(config.id, replace=expect_id is not None)
     return Store(backend, config, cache, heads)
+
+
+def trust(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: Any = None,
+) -> bool:
+    """Accept a registry as it is now: forget its heads on this machine.
+
+    Args:
+        url: Where it is.
+        storage_options: Options of the file system, as for `holdfast.open`: they may say which
+            server it is on.
+        fs: A file system object of fsspec; `url` is then a path in it.
+
+    Returns:
+        Whether anything was remembered.
+
+    Raises:
+        InvalidLocation: The URL names no place.
+        InvalidInput: The file of heads cannot be removed.
+    """
+    address = Address(url, storage_options, fs)
+    with closing(address.open()) as backend:
+        return forget(address.location(backend))

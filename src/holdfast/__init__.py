@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
     from holdfast.registry.spec.monitors import Monitor
-    from holdfast.registry.storage.heads import trust
+    from holdfast.registry.storage.connecting import trust
     from holdfast.registry.sync import sync
     from holdfast.registry.values.digest import Digest
 else:
@@ -44,7 +44,7 @@ else:
             "register_adapter": "pytree",
             "register_migration": "spec.migrations",
             "sync": "sync",
-            "trust": "storage.heads",
+            "trust": "storage.connecting",
         },
     )
 

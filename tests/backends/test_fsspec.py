@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import socket
 import subprocess
@@ -16,11 +17,13 @@ import pytest
 from holdfast.backends import (
     AccessDenied,
     Backend,
+    ByteRange,
     InvalidLocation,
     ObjectNotFound,
     StorageError,
     StoreUnavailable,
     open_backend,
+    waiting,
 )
 from holdfast.backends.fsspec_door import dialect_of
 from holdfast.backends.fsspec_store import FsspecBackend
@@ -281,18 +284,71 @@ def test_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.get("a")
 
 
-def test_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        fs = s3fs.S3FileSystem(
-            endpoint_url=address, key="k", secret="s", config_kwargs={"read_timeout": 60}
-        )
-        patience = Patience(attempts=2, deadline_s=6, first_s=0.001)
-        backend = FsspecBackend(fs, "bucket/x", dialect_of(fs), patience)
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def at_silent(store: str, silent: str) -> Backend:
+    """Return a store there, whose driver itself would wait for a minute and more."""
+    if store == "http":
+        return open_backend(f"http://{silent}/x")
+    if store in ("s3fs", "boto3"):
+        client = {"config_kwargs": {"read_timeout": 60}, "key": "k", "secret": "secret"}
+        options = {"endpoint_url": f"http://{silent}", **client}
+        return open_backend("s3://bucket/x", options, transport=store)  # type: ignore[arg-type]
+    pytest.importorskip("adlfs")
+    said = f"AccountName=a;AccountKey={KEY};BlobEndpoint=http://{silent}/a;"
+    return open_backend("az://container/x", {"connection_string": said, "read_timeout": 60})
+
+
+WRITES = ("put", "put_if_absent", "delete")
+
+
+@pytest.mark.parametrize("store", ["boto3", "s3fs", "azure", "http"])
+def test_server_that_says_nothing_is_given_up(
+    store: str, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Until the first answer a sixth of it counts.
+    monkeypatch.setenv("HOLDFAST_S3_TIMEOUT", "1.5")
+    backend = at_silent(store, silent)
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: backend.get("a"),
+        "range": lambda: backend.get("a", ByteRange(0, 10)),
+        "list": lambda: list(backend.list()),
+        "stat": lambda: backend.stat("a"),
+        "put": lambda: backend.put("a", b"x"),
+        "put_if_absent": lambda: backend.put_if_absent("a", b"x"),
+        "delete": lambda: backend.delete("a"),
+    }
+    for name, call in calls.items():
+        if store == "http" and name in WRITES:
+            continue
         began_s = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="no usable answer"):
-            backend.get("a")
-        assert time.monotonic() - began_s < 10
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert time.monotonic() - began_s < 15, "a driver's own time limit counted"
+        assert backend.url.partition("?")[0] in str(caught.value)
+        assert (name in WRITES) == ("the write was done" in str(caught.value))
+    backend.close()
+
+
+@pytest.mark.parametrize("store", ["s3fs", "azure"])
+def test_line_says_what_is_waited_for(
+    store: str, silent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOLDFAST_S3_TIMEOUT", "1.5")
+    monkeypatch.setattr(waiting, "TELL_AFTER_S", 0.01)
+    monkeypatch.setattr(waiting, "_watchdog", waiting._Watchdog())
+    backend = at_silent(store, silent)
+    with caplog.at_level(logging.WARNING, "holdfast"), pytest.raises(StoreUnavailable):
+        backend.get("registry.json")
+    told = [one.getMessage() for one in caplog.records if one.name == "holdfast"]
+    assert len(told) == 1
+    assert "/x/registry.json: waiting for the store (get)" in told[0]
+    assert "HOLDFAST_S3_TIMEOUT" in told[0]
 
 
 def everything_said(error: BaseException) -> str:

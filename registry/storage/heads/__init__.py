@@ -8,7 +8,7 @@ heads of an open registry. Specified in docs/spec.md, section 35.
 
 from __future__ import annotations
 
-from holdfast.registry.storage.heads.memory import MEMORY, Heads, open_heads, trust
+from holdfast.registry.storage.heads.memory import MEMORY, Heads, forget, open_heads
 from holdfast.registry.storage.heads.record import MAX_FILE_BYTES, Head, HeadLines, HeadsFile
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "HeadLines",
     "Heads",
     "HeadsFile",
+    "forget",
     "open_heads",
-    "trust",
 ]

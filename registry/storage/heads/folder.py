@@ -43,11 +43,13 @@ def file_name(location: Location) -> str:
     """Return the name of a registry's file.
 
     The name depends on the machine for a folder: another machine with the same home folder may have
-    another registry at the same path. It depends on the endpoint for a bucket: another S3 server
-    may have a bucket of the same name.
+    another registry at the same path. It depends on the endpoint for a bucket of S3, and on the
+    server or account of other stores: another one may have a bucket of the same name.
     """
     if location.scheme == "file":
         of = host_name()
+    elif location.scheme != "s3":
+        of = location.server
     else:
         of = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     place = f"{of} {location.url}"

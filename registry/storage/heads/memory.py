@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from threading import RLock
 
-from holdfast.backends import Location, parse
+from holdfast.backends import Location
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
 from holdfast.registry.storage.heads import folder
 from holdfast.registry.storage.heads.record import Head, HeadLines, HeadsFile, advice
@@ -217,20 +217,13 @@ def open_heads(location: Location, *, wanted: bool = True) -> Heads | None:
     return Heads(location, path)
 
 
-def trust(url: str | os.PathLike[str]) -> bool:
-    """Accept a registry as it is now: forget its heads on this machine.
-
-    Args:
-        url: Where it is.
-
-    Returns:
-        Whether anything was remembered.
+def forget(location: Location) -> bool:
+    """Forget the heads of the registry at a location; return whether there were any.
 
     Raises:
-        InvalidLocation: The URL names no place.
         InvalidInput: The file of heads cannot be removed.
     """
-    name, path = folder.file_name(parse(url)), folder.state_folder()
+    name, path = folder.file_name(location), folder.state_folder()
     return path is not None and _forget(path, name)
 
 

@@ -35,7 +35,7 @@ def test_a_dry_run_opens_the_registry_for_reading(
 ) -> None:
     found = []
 
-    def opened(url: str, *, read_only: bool) -> object:
+    def opened(url: str, *, read_only: bool, **options: object) -> object:
         found.append(read_only)
         return open_registry(url, read_only=read_only)
 

@@ -6,6 +6,8 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.backends import parse
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.storage.connecting import Address
 from holdfast.registry.storage.heads import MEMORY, Heads, HeadsFile, folder, memory, open_heads
 from holdfast.registry.values.digest import Digest
 from tests.support.states import small_state
@@ -237,3 +240,42 @@ def test_trust_says_whether_anything_was_remembered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert holdfast.trust("reg")
     assert not holdfast.trust("reg")
+
+
+def test_each_server_of_a_store_has_a_file_of_its_own(monkeypatch):
+    at = parse("az://container/prefix")
+    names = {folder.file_name(replace(at, server=server)) for server in ("", "a.net", "b.net")}
+    assert len(names) == 3
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://elsewhere")
+    assert folder.file_name(replace(at, server="a.net")) in names
+
+
+def test_accounts_and_endpoints_have_heads_of_their_own():
+    pytest.importorskip("adlfs")
+    pytest.importorskip("s3fs")
+
+    def name(url, transport=None, **options):
+        address = Address(url, options or None, transport=transport)
+        with closing(address.open()) as store:
+            return folder.file_name(address.location(store))
+
+    key = "bm8gc2VjcmV0"
+    accounts = {name("az://container/x", account_name=one, account_key=key) for one in ("a", "b")}
+    assert len(accounts) == 2
+    assert name("az://container/x", account_name="a", account_key="b3RoZXI=") in accounts
+    place = "s3://bucket/x"
+    names = set()
+    for server in ("http://a:1", "http://b:1"):
+        ways = {
+            name(place, endpoint_url=server),
+            name(place, "s3fs", endpoint_url=server),
+            name(place, "s3fs", client_kwargs={"endpoint_url": server}),
+            name(f"{place}?endpoint_url={server}", "s3fs"),
+            name(f"{place}?endpoint_url={server}"),
+            folder.file_name(parse(f"{place}?endpoint_url={server}")),
+        }
+        assert len(ways) == 1
+        names |= ways
+    assert len(names) == 2
+    # The names of earlier files are found.
+    assert name(place) == folder.file_name(parse(place))
