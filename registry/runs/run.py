@@ -25,7 +25,7 @@ from holdfast.registry.runs import rooms
 from holdfast.registry.runs.curation import CuratedRun
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
-from holdfast.registry.training.pending import PendingSave
+from holdfast.registry.training.pending import Busy, PendingSave
 from holdfast.registry.training.restoring import Restored, check_source, restore_newest
 from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.training.trainer import Trainer
@@ -276,15 +276,39 @@ class Run(CuratedRun):
         precision: PrecisionPolicy | None = None,
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
+        busy: Busy = "wait",
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
-        The copy is in host memory that later saves reuse. One save runs at a time:
-        the next one waits for it, and raises its error. The end of the program waits for it too,
-        for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged as an
-        error on the logger `holdfast`, and the exit status is 120.
+        The copy is in host memory that later saves reuse. One save runs at a time; `busy` says what
+        the next one does, and the next call raises the error of an earlier one. The end of the
+        program waits for a running save, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save
+        that is lost then is logged as an error on the logger `holdfast`, and the exit status is
+        120.
 
-        Arguments and errors are those of `save`. `wait` on the returned save gives the checkpoint.
+        Other arguments and errors are those of `save`.
+
+        Args:
+            state: As for `save`.
+            step: As for `save`, like all below but the last.
+            phase: Phase of the run.
+            metrics: Numbers that describe the state.
+            meta: Plain values to store with the checkpoint.
+            tier: Retention class.
+            companions: States by name.
+            streams: Entries for streams, by name.
+            compression: How new chunks are stored.
+            keyframe_every: How often a chunk is stored whole.
+            precision: Which tensors are stored in fewer bits.
+            allow_lossy_optimizer: Apply `precision` to optimizer state too.
+            allow_nonfinite: Let NaN and infinity become latest.
+            busy: If an earlier save is running: `wait` for it; `skip` this save; or `supersede`:
+                copy the state to a second memory, where it waits until a newer save takes its
+                place. Entries for streams go to the newer save.
+
+        Returns:
+            The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
+            for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
         request = SaveRequest(
             step,
@@ -301,7 +325,7 @@ class Run(CuratedRun):
             allow_lossy_optimizer=allow_lossy_optimizer,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._trainer.save_async(state, request)
+        return self._trainer.save_async(state, request, busy)
 
     # Coming back
 
