@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, NoReturn
 
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.training import ending as ending  # its callbacks run after those below
 
 #: Environment variable: seconds that the end of a program waits for its running saves.
 EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
@@ -35,7 +36,6 @@ _SILENT_S = 1.0
 _REMINDER_S = 60.0
 
 _LOGGER = logging.getLogger("holdfast")
-
 
 #: Whether a save, if an earlier one is running, waits for it, is not made, or waits in a second
 #: copy until a newer save takes its place.
@@ -181,7 +181,7 @@ def _finish() -> None:
             pending.exit_wait_s,
         )
     if late:
-        _end_at_once(status)
+        end_at_once(status)
 
 
 def _wait_for(under_way: Sequence[PendingSave]) -> list[PendingSave]:
@@ -238,7 +238,7 @@ def _fail_at_the_end() -> None:
         sys.stderr = _FailsAtTheEnd(sys.stderr)
 
 
-def _end_at_once(status: int) -> NoReturn:
+def end_at_once(status: int) -> NoReturn:
     """End the process at once: Python would wait for its threads, which may never end."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

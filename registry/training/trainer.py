@@ -23,6 +23,7 @@ from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.pytree import FlatState
+from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
 from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
@@ -37,16 +38,35 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Trainer:
-    """The saving side of a run's handle. It owns the run from its first save on."""
+    """The saving side of a run's handle. It owns the run from its first save on.
+
+    Attributes:
+        name: The run.
+        is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
+            `failed` by what the signal caused.
+    """
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
+        self.name = committer.log.run_id
+        self.is_stopped = False
         self._writer_token = WriterToken(committer.log.run_id)
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
         self._background = Background(self._store_and_commit, self._copy)
+
+    @property
+    def run(self) -> RunManifest:
+        """The run, as far as this handle has read its log."""
+        return self._log.run
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step of the checkpoint that training resumed from, before the first save."""
+        resumed = self._log.run.by_n.get(-1 if (n := self._writer_token.resumed_at) is None else n)
+        return None if resumed is None else resumed.step
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
@@ -80,7 +100,7 @@ class Trainer:
             claimed = _Claimed(self._writer_token, change)
             run = self._committer.commit(claimed)
             if claimed.has_actions:
-                self._writer_token.committed()
+                self._committed()
             return run
 
     def settle(self) -> None:
@@ -95,14 +115,31 @@ class Trainer:
         finally:
             self._background.close()
 
-    def leave(self, status: RunStatus) -> None:
-        """Set the run's status, unless another trainer owns the run."""
+    def leave(self, status: RunStatus, *, if_running: bool = False) -> None:
+        """Set the run's status, unless another trainer owns the run.
+
+        Args:
+            status: The status; after a signal always `interrupted`.
+            if_running: Only set it if it is `running`.
+        """
+        said: RunStatus = "interrupted" if self.is_stopped else status
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
-            return None if is_fenced or run.dropped is not None else [SetStatus(status=status)]
+            is_over = run.dropped is not None or run.status == said
+            is_said = if_running and run.status != "running"
+            return None if is_fenced or is_over or is_said else [SetStatus(status=said)]
 
         self._committer.commit(Composed(actions, on_dropped=True))
+
+    def end(self, status: RunStatus) -> None:
+        """Set the status at the end of the process, if nothing else has set it."""
+        if self._log.run.status == "running":
+            self.leave(status, if_running=True)
+
+    def looks_for_a_state(self) -> None:
+        """Note that the handle asked for a state to continue from, whether there is one or not."""
+        self._writer_token.has_asked = True
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes all later ones."""
@@ -126,6 +163,11 @@ class Trainer:
             self._background.reset()
             self._lock, self._handing_over = RLock(), RLock()
 
+    def _committed(self) -> None:
+        self.is_stopped = False
+        self._writer_token.committed()
+        ending.owns(self)
+
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
             takes_over = save.request.takes_over
@@ -140,7 +182,7 @@ class Trainer:
                     printable(", ".join(commit.nonfinite)),
                 )
             if takes_over:
-                self._writer_token.committed()
+                self._committed()
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
 
