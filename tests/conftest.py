@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def nothing_is_remembered(
     """Let a test remember no head of another: some make registries at the same place."""
     name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_STATE_HOME", str(states_are_kept_apart / name))
+
+
+@pytest.fixture(autouse=True)
+def runs_end_with_their_test() -> Iterator[None]:
+    """Leave no run to the end of the process, where its store is gone."""
+    yield
+    if ending := sys.modules.get("holdfast.registry.training.ending"):
+        ending.forget_all()
 
 
 @pytest.fixture(scope="session", autouse=True)

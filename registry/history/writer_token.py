@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterator
 
+from holdfast.backends.escape import printable
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.history.actions import Action, Rewind, SetStatus, TakeOver
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.process import host_name
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 class WriterToken:
@@ -19,11 +23,14 @@ class WriterToken:
     Attributes:
         resumed_at: Commit number of the checkpoint that training resumed from; `None` if the next
             save simply continues.
+        has_asked: Whether the handle looked for a state to resume from, or has warned that it did
+            not.
     """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self.resumed_at: int | None = None
+        self.has_asked = False
         self.reset()
 
     def reset(self) -> None:
@@ -74,6 +81,22 @@ class WriterToken:
         ):
             actions.append(Rewind(to=self.resumed_at))
         return actions
+
+    def warn_of_owner(self, run: RunManifest) -> None:
+        """Warn once if a handle that restored nothing is about to take a run from its trainer."""
+        owner = run.writer
+        is_taken = owner is not None and owner.token != self._token and run.status == "running"
+        if self.has_asked or self._taken or not is_taken:
+            return
+        assert owner is not None
+        self.has_asked = True
+        _LOGGER.warning(
+            "%s: another trainer owns this run (%s since %s), and this handle never called "
+            "run.restore(): it takes the run over, and the other one's next save is refused",
+            self._run_id,
+            printable(owner.host),
+            format_time(owner.time_ms),
+        )
 
     def is_behind(self, record: CheckpointRecord | PhaseRecord) -> bool:
         """Return whether the next save supersedes a checkpoint, or a phase that was entered."""

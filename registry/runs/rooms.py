@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
+    from holdfast.registry.loop.checkpointer import Checkpointer
+    from holdfast.registry.loop.notice import NoticeSource
+    from holdfast.registry.loop.options import LoopOptions
+    from holdfast.registry.loop.ranks import Ranks
     from holdfast.registry.maintenance.findings import VerifyReport
     from holdfast.registry.maintenance.gc import collect
     from holdfast.registry.maintenance.gc_report import GcReport
@@ -39,11 +43,15 @@ else:
     __getattr__ = at_first_use(
         __name__,
         {
+            "Checkpointer": "loop.checkpointer",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
             "Initialise": "transitions",
+            "LoopOptions": "loop.options",
+            "NoticeSource": "loop.notice",
             "OpponentPool": "pool.league",
             "Progress": "maintenance.verify",
+            "Ranks": "loop.ranks",
             "Releases": "names.releases",
             "RepackReport": "maintenance.repacking.repack",
             "RepairReport": "maintenance.repair",
@@ -67,11 +75,15 @@ else:
     )
 
 __all__ = [
+    "Checkpointer",
     "Following",
     "GcReport",
     "Initialise",
+    "LoopOptions",
+    "NoticeSource",
     "OpponentPool",
     "Progress",
+    "Ranks",
     "Releases",
     "RepackReport",
     "RepairReport",

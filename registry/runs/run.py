@@ -23,16 +23,24 @@ from holdfast.registry.names import pins, pruning
 from holdfast.registry.precision.policy import PrecisionPolicy
 from holdfast.registry.runs import rooms
 from holdfast.registry.runs.curation import CuratedRun
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.signals import WhenAsked
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
-from holdfast.registry.training.pending import PendingSave
+from holdfast.registry.training.pending import Busy, PendingSave
 from holdfast.registry.training.restoring import Restored, check_source, restore_newest
 from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
-    from holdfast.registry.runs.rooms import Initialise, Transitioned
+    from holdfast.registry.runs.rooms import (
+        Checkpointer,
+        Initialise,
+        NoticeSource,
+        Ranks,
+        Transitioned,
+    )
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -276,15 +284,39 @@ class Run(CuratedRun):
         precision: PrecisionPolicy | None = None,
         allow_lossy_optimizer: bool = False,
         allow_nonfinite: bool = False,
+        busy: Busy = "wait",
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
-        The copy is in host memory that later saves reuse. One save runs at a time:
-        the next one waits for it, and raises its error. The end of the program waits for it too,
-        for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged as an
-        error on the logger `holdfast`, and the exit status is 120.
+        The copy is in host memory that later saves reuse. One save runs at a time; `busy` says what
+        the next one does, and the next call raises the error of an earlier one. The end of the
+        program waits for a running save, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save
+        that is lost then is logged as an error on the logger `holdfast`, and the exit status is
+        120.
 
-        Arguments and errors are those of `save`. `wait` on the returned save gives the checkpoint.
+        Other arguments and errors are those of `save`.
+
+        Args:
+            state: As for `save`.
+            step: As for `save`, like all below but the last.
+            phase: Phase of the run.
+            metrics: Numbers that describe the state.
+            meta: Plain values to store with the checkpoint.
+            tier: Retention class.
+            companions: States by name.
+            streams: Entries for streams, by name.
+            compression: How new chunks are stored.
+            keyframe_every: How often a chunk is stored whole.
+            precision: Which tensors are stored in fewer bits.
+            allow_lossy_optimizer: Apply `precision` to optimizer state too.
+            allow_nonfinite: Let NaN and infinity become latest.
+            busy: If an earlier save is running: `wait` for it; `skip` this save; or `supersede`:
+                copy the state to a second memory, where it waits until a newer save takes its
+                place. Entries for streams go to the newer save.
+
+        Returns:
+            The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
+            for an earlier save, and `outcome` says whether it was skipped or superseded.
         """
         request = SaveRequest(
             step,
@@ -301,7 +333,97 @@ class Run(CuratedRun):
             allow_lossy_optimizer=allow_lossy_optimizer,
             allow_nonfinite=allow_nonfinite,
         )
-        return self._trainer.save_async(state, request)
+        return self._trainer.save_async(state, request, busy)
+
+    def checkpointer(
+        self,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        on_best: bool | Monitor = False,
+        background: bool = True,
+        busy: Busy = "wait",
+        save_at_end: bool = True,
+        notice: NoticeSource | None = None,
+        exits: bool = True,
+        exit_code: int | None = None,
+        sigint_exit_code: int | None = None,
+        sigusr1: WhenAsked | None = None,
+        deadline_s: float | None = None,
+        ranks: Ranks | None = None,
+        barrier_s: float = 1800.0,
+        phase: int | str | None = None,
+        compression: Compression | None = None,
+        keyframe_every: int | None = None,
+        precision: PrecisionPolicy | None = None,
+        allow_lossy_optimizer: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> Checkpointer:
+        """Return what saves a training loop: `with run.checkpointer(every_steps=100) as it: ...`.
+
+        At the end of each step the loop calls `it.step(step, state, metrics)`, which saves if it is
+        time. SIGTERM and SIGINT wait for that call: it saves the state, sets the run to
+        `interrupted`, and raises SystemExit ([docs](docs/training.md)).
+
+        Args:
+            every_steps: Save at each multiple of this step.
+            every_s: Save when the last save began this many seconds ago. Default of both: the
+                cadence of the preset's phase; without one only the other reasons save.
+            on_best: Save also if the metric of the run's first monitor, or of this monitor, is
+                the best so far.
+            background: Save in the background: training waits only while the state is copied to
+                host memory. `False`: training waits until the checkpoint is durable.
+            busy: As for `save_async`.
+            save_at_end: Save the last step at the end of the block.
+            notice: A notice of preemption: the path of a file that will exist, or a function that
+                returns something true. It is asked at most once a second, and counts as SIGTERM.
+            exits: Raise SystemExit after a request to stop. `False`: only set `.stopped`.
+            exit_code: Exit status after SIGTERM. Default: the preset's, or 143.
+            sigint_exit_code: Exit status after SIGINT. Default: the preset's, or 130.
+            sigusr1: Whether SIGUSR1 saves after the current step (`now`) or at the next multiple of
+                `every_steps` (`at_cadence`). Default: the preset's, or `now`.
+            deadline_s: Seconds after a request to stop after which the process ends with what is
+                durable. Default: the preset's, or 25.
+            ranks: The processes of the training: an object with `rank` and `highest(value)`.
+                Default: those of torch.distributed if it is initialized.
+            barrier_s: Seconds after which waiting for the other ranks of torch.distributed is an
+                error.
+            phase: As for `save`, like all below.
+            compression: How new chunks are stored.
+            keyframe_every: How often a chunk is stored whole.
+            precision: Which tensors are stored in fewer bits.
+            allow_lossy_optimizer: Apply `precision` to optimizer state too.
+            allow_nonfinite: Let NaN and infinity become latest.
+
+        Raises:
+            InvalidInput: An argument is wrong.
+        """
+        save = {
+            "phase": phase,
+            "compression": compression,
+            "keyframe_every": keyframe_every,
+            "precision": precision,
+            "allow_lossy_optimizer": allow_lossy_optimizer,
+            "allow_nonfinite": allow_nonfinite,
+        }
+        options = rooms.LoopOptions(
+            every_steps=every_steps,
+            every_s=every_s,
+            on_best=on_best,
+            background=background,
+            busy=busy,
+            save_at_end=save_at_end,
+            notice=notice,
+            exits=exits,
+            exit_code=exit_code,
+            sigint_exit_code=sigint_exit_code,
+            sigusr1=sigusr1,
+            deadline_s=deadline_s,
+            ranks=ranks,
+            barrier_s=barrier_s,
+            save=save,
+        )
+        return rooms.Checkpointer(self._trainer, options)
 
     # Coming back
 
@@ -329,6 +451,7 @@ class Run(CuratedRun):
         """
         self._trainer.settle()
         check_not_dropped(self._log.refresh())
+        self._trainer.looks_for_a_state()
         if at is None:
             return restore_newest(self._trainer, self._newest_first, map_location)
         if isinstance(at, Checkpoint) and at.run_id == self.id:

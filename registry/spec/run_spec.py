@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.policies import Retention, Tier
+from holdfast.registry.spec.signals import Signals
 from holdfast.registry.spec.transition_table import Transition
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.records import Name, PhaseName, Record
@@ -170,6 +171,9 @@ class RunSpec(Record):
         card_fields: Fields that a release's model card must have.
         transitions: The transitions between phases.
         layout: File names in a folder, by their purpose; for `checkout`.
+        signals: How a training reacts to signals; the defaults of `Signals` without it.
+        must_change: Patterns of the components that no later step may repeat; without it they are
+            found by what they hold, and only warned about.
     """
 
     format: Literal["holdfast.preset/1"] = "holdfast.preset/1"
@@ -191,6 +195,8 @@ class RunSpec(Record):
     card_fields: tuple[str, ...] = ()
     transitions: tuple[Transition, ...] = ()
     layout: dict[str, str] = Field(default={})
+    signals: Signals | None = None
+    must_change: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

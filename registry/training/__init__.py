@@ -7,7 +7,8 @@ A save reads in this order:
   `holdfast.registry.writing.committer`; in the background if it was asked to.
 - `save_commit`: `SaveCommit` answers the committer: `check` whether the run allows the save,
   `write_states` to put objects on the store, `actions` for the lines of the log.
-- `pending`: `PendingSave`, a save in the background, and the end of the program.
+- `background`: what a save does if another one is running; `pending`: `PendingSave`, and the end of
+  the program.
 - `restoring`: the newest checkpoint that can be loaded whole.
 
 `holdfast.registry.history.writer_token` decides who may save. `run` and `transitions` depend on

@@ -1,5 +1,7 @@
 """Wait for saves in the background, and finish them when the program ends.
 
+`holdfast.registry.training.ending` sets the status of the runs afterwards.
+
 At its end Python closes every thread pool, joins its threads, and then runs `atexit` callbacks. A
 save that still needs a pool would fail silently. So this module runs before the pools are closed:
 it waits for the running saves, and reports each save that was lost.
@@ -17,10 +19,11 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.training import ending as ending  # its callbacks run after those below
 
 #: Environment variable: seconds that the end of a program waits for its running saves.
 EXIT_WAIT = "HOLDFAST_EXIT_WAIT_S"
@@ -34,26 +37,50 @@ _REMINDER_S = 60.0
 
 _LOGGER = logging.getLogger("holdfast")
 
+#: Whether a save, if an earlier one is running, waits for it, is not made, or waits in a second
+#: copy until a newer save takes its place.
+Busy = Literal["wait", "skip", "supersede"]
+Outcome = Literal["running", "saved", "failed", "skipped", "superseded"]
+
 
 class PendingSave:
     """A running save. The program may change its state meanwhile.
 
+    Attributes:
+        name: Run and step, for messages.
+        waited_s: Seconds for which the call waited for an earlier save.
+        exit_wait_s: Seconds that the end of the program waits for this save.
+
     Args:
         future: The save.
-        name: Run and step, for messages.
+        name: Run and step.
         exit_wait_s: Seconds that the end of the program waits for it.
+        waited_s: Seconds for which the call waited for an earlier save.
     """
 
     def __init__(
-        self, future: Future[Checkpoint], name: str, exit_wait_s: float = DEFAULT_EXIT_WAIT_S
+        self,
+        future: Future[Checkpoint],
+        name: str,
+        exit_wait_s: float = DEFAULT_EXIT_WAIT_S,
+        waited_s: float = 0.0,
     ) -> None:
         self._future = future
         self._is_reported = False
+        self._given_up: Literal["skipped", "superseded"] | None = None
         self._pid = os.getpid()
         self.name = name
+        self.waited_s = waited_s
         self.exit_wait_s = exit_wait_s
         _unreported.add(self)
         future.add_done_callback(self._forget_if_saved)
+
+    @property
+    def outcome(self) -> Outcome:
+        """`running`, `saved` or `failed`; `skipped` or `superseded` if it was never made."""
+        if self._given_up is not None or not self._future.done():
+            return self._given_up or "running"
+        return "saved" if self._future.exception() is None else "failed"
 
     def done(self) -> bool:
         """Return whether it has finished or failed."""
@@ -65,6 +92,7 @@ class PendingSave:
         Raises:
             RegistryError: The save failed. Nothing of it is visible; only after StoreUnavailable
                 that is unknown.
+            Conflict: It was skipped or superseded, because an earlier save was running.
             TimeoutError: It is not finished in time.
         """
         try:
@@ -79,6 +107,19 @@ class PendingSave:
         """Wait; raise the error of the save, unless `wait` has raised it already."""
         if self._future.exception() is not None and not self._is_reported:
             self.wait()
+
+    def give_up(self, outcome: Literal["skipped", "superseded"]) -> None:
+        """End a save that was not begun: it is skipped, or a newer one took its place."""
+        self._given_up = outcome
+        self._mark_reported()
+        _LOGGER.info("%s: %s, because an earlier save was running", self.name, outcome)
+        self._future.set_exception(
+            Conflict(
+                f"this save was {outcome}, because an earlier one was running",
+                where=self.name,
+                hint="With busy='wait' the call waits for the earlier save instead.",
+            )
+        )
 
     def _mark_reported(self) -> None:
         self._is_reported = True
@@ -140,7 +181,7 @@ def _finish() -> None:
             pending.exit_wait_s,
         )
     if late:
-        _end_at_once(status)
+        end_at_once(status)
 
 
 def _wait_for(under_way: Sequence[PendingSave]) -> list[PendingSave]:
@@ -197,7 +238,7 @@ def _fail_at_the_end() -> None:
         sys.stderr = _FailsAtTheEnd(sys.stderr)
 
 
-def _end_at_once(status: int) -> NoReturn:
+def end_at_once(status: int) -> NoReturn:
     """End the process at once: Python would wait for its threads, which may never end."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import load_to_train
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.values.digest import Digest
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,14 @@ def _first_intact(
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
         trainer.resume_at(checkpoint)
+        for passed in skipped:
+            _LOGGER.warning(
+                "restored %s and passed over the newer %s (%s): %s",
+                checkpoint.ref,
+                passed.ref,
+                passed.digest.short,
+                passed.reason,
+            )
         return Restored(state, checkpoint, tuple(skipped))
     if not skipped:
         return None

@@ -69,6 +69,8 @@ class SaveCommit(NewCommit):
         """Refuse a save into a completed run, or one that another trainer has taken over."""
         self._writer_token.recognize(run)
         self._writer_token.check_allowed(run, takes_over=self._request.takes_over)
+        if self._request.takes_over:
+            self._writer_token.warn_of_owner(run)
 
     def write_states(self) -> Sequence[Written]:
         """Write all states that the commit names."""

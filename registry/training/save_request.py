@@ -95,6 +95,14 @@ class SaveRequest:
         self.keyframe_every = check_keyframe_every(keyframe_every, compresses=compression != "none")
         self.precision = Precision.check(precision, allow_optimizer=bool(allow_lossy_optimizer))
 
+    def follow(self, superseded: SaveRequest) -> None:
+        """Take over the entries for streams of a save that is not made."""
+        earlier = superseded.streams
+        self.streams = {
+            name: [*earlier.get(name, ()), *self.streams.get(name, ())]
+            for name in {**earlier, **self.streams}
+        }
+
 
 @dataclass(frozen=True)
 class PreparedSave:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import RLock
 
@@ -21,8 +23,9 @@ from holdfast.registry.history.writer_token import WriterToken
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.pytree import FlatState
-from holdfast.registry.storage.threads import Threads
-from holdfast.registry.training.pending import PendingSave, exit_wait_s
+from holdfast.registry.training import ending
+from holdfast.registry.training.background import Background, check_busy
+from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
 from holdfast.registry.writing.change import Composed, NewCommit, after_commit
@@ -35,36 +38,60 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 class Trainer:
-    """The saving side of a run's handle. It owns the run from its first save on."""
+    """The saving side of a run's handle. It owns the run from its first save on.
+
+    Attributes:
+        name: The run.
+        is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
+            `failed` by what the signal caused.
+    """
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
+        self.name = committer.log.run_id
+        self.is_stopped = False
         self._writer_token = WriterToken(committer.log.run_id)
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
-        self._stagings: dict[str, Staging] = {}
-        self._background: Threads | None = None
-        self._pending: PendingSave | None = None
+        self._background = Background(self._store_and_commit, self._copy)
+
+    @property
+    def run(self) -> RunManifest:
+        """The run, as far as this handle has read its log."""
+        return self._log.run
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step of the checkpoint that training resumed from, before the first save."""
+        resumed = self._log.run.by_n.get(-1 if (n := self._writer_token.resumed_at) is None else n)
+        return None if resumed is None else resumed.step
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         self.settle()
         return self._store_and_commit(prepare_save(state, request, self._log.run))
 
-    def save_async(self, state: object, request: SaveRequest) -> PendingSave:
+    def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
         """Copy a state, then store and commit it in the background."""
+        check_busy(busy)
         limit_s = exit_wait_s()
+        name = f"{self._log.run_id}: step {request.step}"
         with self._handing_over:  # or another thread would overwrite the copy that is being saved
-            self.settle()
-            prepared = prepare_save(state, request, self._log.run).copied(self._stage)
-            if self._background is None:
-                self._background = Threads(1, "holdfast-save")
-            saving = self._background.submit(self._store_and_commit, prepared)
-            name = f"{self._log.run_id}: step {request.step}"
-            self._pending = PendingSave(saving, name, limit_s)
-            return self._pending
+            self._reset_after_fork()
+            began = time.monotonic()
+            if busy == "wait":
+                self._background.settle()
+            else:
+                self._background.raise_failure()
+            waited_s = time.monotonic() - began
+            if busy == "skip" and self._background.is_busy:
+                skipped = PendingSave(Future(), name, limit_s)
+                skipped.give_up("skipped")
+                return skipped
+            prepared = prepare_save(state, request, self._log.run)
+            return self._background.submit(prepared, name, limit_s, waited_s)
 
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the trainer of a run may make; it takes the run over."""
@@ -73,39 +100,46 @@ class Trainer:
             claimed = _Claimed(self._writer_token, change)
             run = self._committer.commit(claimed)
             if claimed.has_actions:
-                self._writer_token.committed()
+                self._committed()
             return run
 
     def settle(self) -> None:
-        """Wait for the running save; raise its error unless that was raised already."""
+        """Wait for the running saves; raise the first error that was not raised already."""
         self._reset_after_fork()
-        pending = self._pending
-        if pending is None:
-            return
-        try:
-            pending.settle()
-        finally:
-            # After an interrupted wait it still runs, and its copy may not be overwritten yet.
-            if pending.done():
-                self._pending = None
+        self._background.settle()
 
     def close(self) -> None:
-        """Finish the running save and stop the thread."""
+        """Finish the running saves and stop the thread."""
         try:
             self.settle()
         finally:
-            if self._background is not None:
-                self._background.shutdown()
-                self._background = None
+            self._background.close()
 
-    def leave(self, status: RunStatus) -> None:
-        """Set the run's status, unless another trainer owns the run."""
+    def leave(self, status: RunStatus, *, if_running: bool = False) -> None:
+        """Set the run's status, unless another trainer owns the run.
+
+        Args:
+            status: The status; after a signal always `interrupted`.
+            if_running: Only set it if it is `running`.
+        """
+        said: RunStatus = "interrupted" if self.is_stopped else status
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
-            return None if is_fenced or run.dropped is not None else [SetStatus(status=status)]
+            is_over = run.dropped is not None or run.status == said
+            is_said = if_running and run.status != "running"
+            return None if is_fenced or is_over or is_said else [SetStatus(status=said)]
 
         self._committer.commit(Composed(actions, on_dropped=True))
+
+    def end(self, status: RunStatus) -> None:
+        """Set the status at the end of the process, if nothing else has set it."""
+        if self._log.run.status == "running":
+            self.leave(status, if_running=True)
+
+    def looks_for_a_state(self) -> None:
+        """Note that the handle asked for a state to continue from, whether there is one or not."""
+        self._writer_token.has_asked = True
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes all later ones."""
@@ -118,8 +152,7 @@ class Trainer:
             keys = placed_keys(reader.place, reader.placement)
             self._committer.writer.suspect |= keys
 
-    def _stage(self, name: str, state: FlatState) -> FlatState:
-        staging = self._stagings.setdefault(name, Staging())
+    def _copy(self, staging: Staging, state: FlatState) -> FlatState:
         return staging.copy(state, self._committer.store.pools.hashing)
 
     def _reset_after_fork(self) -> None:
@@ -127,8 +160,13 @@ class Trainer:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._writer_token.reset()
-            self._background, self._pending, self._stagings = None, None, {}
+            self._background.reset()
             self._lock, self._handing_over = RLock(), RLock()
+
+    def _committed(self) -> None:
+        self.is_stopped = False
+        self._writer_token.committed()
+        ending.owns(self)
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
@@ -144,7 +182,7 @@ class Trainer:
                     printable(", ".join(commit.nonfinite)),
                 )
             if takes_over:
-                self._writer_token.committed()
+                self._committed()
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
 

@@ -95,7 +95,7 @@ def steps(place: Path) -> list[int]:
             "run = begin(Late)\n"
             "def train(): run.save_async(STATE, step=1); time.sleep(1e6)\n"
             "threading.Thread(target=train, daemon=True).start()\n"
-            "while not run._trainer._pending: time.sleep(0.01)",
+            "while not run._trainer._background.is_busy: time.sleep(0.01)",
             0,
         ),
     ],

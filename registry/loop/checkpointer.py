@@ -1,0 +1,377 @@
+"""`Checkpointer`: saves a training loop at its step boundaries, and leaves it when asked to."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
+from holdfast.registry.history.log_values import check_metrics, check_phase, check_step
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loop.cadence import BestSoFar, Cadence
+from holdfast.registry.loop.deadline import Deadline
+from holdfast.registry.loop.notice import Notice
+from holdfast.registry.loop.options import LoopOptions
+from holdfast.registry.loop.overhead import META_KEY, Overhead
+from holdfast.registry.loop.ranks import ranks_here
+from holdfast.registry.loop.signals import SignalHandlers
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.training.pending import PendingSave, end_at_once
+from holdfast.registry.training.save_request import SaveRequest
+from holdfast.registry.training.trainer import Trainer
+
+_LOGGER = logging.getLogger("holdfast")
+#: What ranks agree on; the highest request counts.
+_NOTHING, _SAVE, _STOP, _INTERRUPT = range(4)
+_REQUESTS: dict[int | None, int] = {
+    None: _NOTHING,
+    signal.SIGTERM: _STOP,
+    signal.SIGINT: _INTERRUPT,
+}
+#: Seconds for which the status is tried when the deadline has passed.
+_STATUS_S = 2.0
+
+Why = Literal["cadence", "best", "converged", "signal", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    """A state at the end of a step, with the arguments of its save but `streams`."""
+
+    step: int
+    state: object
+    metrics: dict[str, float]
+    arguments: dict[str, Any]
+
+
+class Checkpointer:
+    """Saves a training loop: `with run.checkpointer(every_steps=100) as checkpointer: ...`.
+
+    Attributes:
+        stopped: Whether a signal or a notice has ended the training at a step boundary.
+    """
+
+    def __init__(self, trainer: Trainer, options: LoopOptions) -> None:
+        self._trainer, self._options = trainer, options
+        self.stopped = False
+        self._last: _Boundary | None = None
+        self._saved_step: int | None = None
+        self._streams: dict[str, list[Mapping[str, Any]]] = {}
+
+    def __enter__(self) -> Self:
+        run, options = self._trainer.run, self._options
+        phase = options.save["phase"]
+        spec = run.spec.phase((run.phase or "") if phase is None else check_phase(phase))
+        self._reaction = options.reaction(run.spec.signals)
+        self._ranks = ranks_here(options.ranks, options.barrier_s)
+        has_own = options.every_steps is not None or options.every_s is not None
+        self._cadence = Cadence(
+            options.every_steps if has_own else spec.save_every,
+            options.every_s,
+            self._trainer.resumed_step,
+        )
+        self._best = _best_so_far(run, options.on_best)
+        self._notice = Notice(options.notice)
+        self._overhead = Overhead()
+        self._deadline = Deadline(self._reaction.deadline_s, self._announce, self._leave_late)
+        self._signals = SignalHandlers(self._deadline.begin)
+        self._signals.install(self._deadline.fd)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and not self.stopped:
+                self._end()
+            elif kind is not None:
+                self._break_off()
+        finally:
+            self._signals.remove()
+            self._deadline.close()
+            getattr(self._ranks, "close", _nothing)()
+            _LOGGER.info(
+                "%s: training waited for saves for %.1f %% of %.0f s",
+                self._trainer.run.run_id,
+                100 * self.waited_share,
+                self._overhead.ran_s,
+            )
+
+    @property
+    def waited_share(self) -> float:
+        """The part of the time since the block began for which training waited, 0 to 1."""
+        return self._overhead.share
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal or a notice has asked this process to stop."""
+        return self._signals.stop is not None
+
+    def step(
+        self,
+        step: int,
+        state: object | Callable[[], object],
+        metrics: Mapping[str, object] | None = None,
+        *,
+        meta: Mapping[str, object] | None = None,
+        tier: str | None = None,
+        companions: Mapping[str, object] | None = None,
+        streams: Mapping[str, Iterable[Mapping[str, Any]]] | None = None,
+        converged: bool = False,
+    ) -> PendingSave | None:
+        """End a step: save its state if it is time, and leave if the process was asked to.
+
+        Args:
+            step: The step that is complete; larger at each call.
+            state: As for `Run.save`, or a function that returns it, which is called when it is
+                needed (then by every rank). Until the next call, or the end of the block, it has
+                to stay the state of this step.
+            metrics: As for `Run.save`.
+            meta: As for `Run.save`, but a mapping without the key `checkpointer`.
+            tier: As for `Run.save`.
+            companions: As for `Run.save`.
+            streams: As for `Run.save`. Entries of steps that are not saved are kept for the next
+                save.
+            converged: Save now, and wait until the checkpoint is durable.
+
+        Returns:
+            The save that was begun; `None` if none was, and on other ranks than 0. Its `outcome`
+            tells whether it was skipped.
+
+        Raises:
+            InvalidInput: An argument is wrong.
+            SystemExit: The process was asked to stop, and the state is durable.
+            Conflict: Rank 0 could not save; on the other ranks.
+            RegistryError: As for `Run.save`; also the error of an earlier save in the background.
+        """
+        self._last = self._boundary(step, state, metrics, meta, tier, companions)
+        for name, entries in (streams or {}).items():
+            self._streams.setdefault(name, []).extend(entries)
+        why, forced = self._why(self._last, converged=converged)
+        agreed = self._ranks.highest(self._request(why))
+        if agreed >= _STOP:
+            self._stop(agreed)
+            return None
+        if agreed == _NOTHING:
+            return None
+        now = converged or not self._options.background
+        return self._save(why or "signal", now=now, forced=forced or why is None)
+
+    # Deciding
+
+    def _boundary(
+        self,
+        step: int,
+        state: object,
+        metrics: Mapping[str, object] | None,
+        meta: Mapping[str, object] | None,
+        tier: str | None,
+        companions: Mapping[str, object] | None,
+    ) -> _Boundary:
+        checked = check_step(step)
+        if self._last is not None and checked <= self._last.step:
+            raise InvalidInput(
+                "the steps of a loop do not grow",
+                where="step",
+                expected=f"a step after {self._last.step}",
+                found=checked,
+            )
+        if meta is not None and (not isinstance(meta, Mapping) or META_KEY in meta):
+            raise InvalidInput(
+                "not the meta of a step", where="meta", expected=f"a mapping without {META_KEY!r}"
+            )
+        arguments = {"meta": dict(meta or {}), "tier": tier, "companions": companions}
+        return _Boundary(checked, state, check_metrics(metrics), arguments)
+
+    def _why(self, last: _Boundary, *, converged: bool) -> tuple[Why | None, bool]:
+        """Return why this process wants to save, and whether it insists although one is running."""
+        is_best = self._best is not None and self._best.improves(last.metrics)
+        reaches, is_time = self._cadence.reaches(last.step), self._cadence.is_time()
+        waits = self._reaction.sigusr1 == "at_cadence" and self._cadence.every_steps is not None
+        if self._signals.save and (reaches or not waits):
+            self._signals.save = False
+            return "signal", True
+        if self._ranks.rank != 0:
+            return None, False  # rank 0 decides
+        if converged:
+            return "converged", True
+        if reaches or is_time:
+            return "cadence", False
+        return ("best", False) if is_best else (None, False)
+
+    def _request(self, why: Why | None) -> int:
+        if self._signals.stop is None and self._notice.has_come():
+            self._signals.stop = signal.SIGTERM
+            self._deadline.begin(signal.SIGTERM)
+        return max(_REQUESTS[self._signals.stop], _SAVE if why else _NOTHING)
+
+    # Saving
+
+    def _save(self, why: Why, *, now: bool, forced: bool = False) -> PendingSave | None:
+        """Save the last state; in the foreground the other ranks wait."""
+        assert self._last is not None
+        self._cadence.saves()
+        with self._overhead.waiting():
+            state = self._last.state() if callable(self._last.state) else self._last.state
+            if not now:
+                return self._save_here(why, state, now=False, forced=forced)
+            try:
+                saved = self._save_here(why, state, now=True, forced=forced)
+            except BaseException:
+                self._agree_on(failed=True)
+                raise
+        self._agree_on(failed=False)
+        return saved
+
+    def _save_here(self, why: Why, state: object, *, now: bool, forced: bool) -> PendingSave | None:
+        if self._ranks.rank != 0:
+            return None
+        assert self._last is not None
+        last, options = self._last, self._options
+        told = self._overhead.meta(
+            why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
+        )
+        meta = {**last.arguments["meta"], META_KEY: told}
+        arguments = {**options.save, **last.arguments, "metrics": last.metrics, "meta": meta}
+        request = SaveRequest(last.step, takes_over=True, streams=self._streams, **arguments)
+        if now:
+            saved = _done(self._trainer.save(state, request), last.step)
+        else:
+            busy = "wait" if forced else options.busy
+            saved = self._trainer.save_async(state, request, busy)
+        if saved.outcome != "skipped":
+            self._saved_step, self._streams = last.step, {}
+        return saved
+
+    def _agree_on(self, *, failed: bool) -> None:
+        """Tell the other ranks whether the save failed; they wait here for rank 0.
+
+        Raises:
+            Conflict: Another rank failed.
+        """
+        if self._ranks.highest(int(failed)) and not failed:
+            raise Conflict(
+                "rank 0 could not save, so this rank stops too",
+                where=self._trainer.run.run_id,
+                hint="The error is in the output of rank 0.",
+            )
+
+    # Ending
+
+    def _end(self) -> None:
+        """Save the last step, if it is not saved, and finish; a request to stop still counts."""
+        agreed = self._ranks.highest(self._request(None))
+        if agreed >= _STOP:
+            self._stop(agreed)
+            return
+        with self._overhead.waiting():
+            self._trainer.settle()
+        if self._options.save_at_end and self._ranks.highest(self._is_unsaved):
+            self._save("end", now=True)
+
+    def _stop(self, agreed: int) -> None:
+        """Save the last step and leave: by SystemExit, or by `stopped` if `exits` is false."""
+        try:
+            self._trainer.settle()
+        except RegistryError as error:
+            _LOGGER.error("%s: an earlier save failed: %s", self._trainer.run.run_id, error)
+            self._saved_step = None  # that save may have been this step's
+        if self._ranks.highest(self._is_unsaved):
+            self._save("signal", now=True)
+        self.stopped = self._trainer.is_stopped = True
+        if self._ranks.rank == 0:
+            self._trainer.leave("interrupted")
+            step = None if self._last is None else self._last.step
+            _LOGGER.info("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
+        self._agree_on(failed=False)
+        self._deadline.cancel()
+        if self._options.exits:
+            raise SystemExit(self._exit_code(agreed == _INTERRUPT))
+
+    @property
+    def _is_unsaved(self) -> bool:
+        """Whether rank 0 has a step that no save has."""
+        is_saved = self._last is None or self._last.step == self._saved_step
+        return self._ranks.rank == 0 and not is_saved
+
+    def _break_off(self) -> None:
+        """Finish the running saves after an exception; after a signal it counts as its doing."""
+        try:
+            self._trainer.settle()
+        except RegistryError as error:
+            _LOGGER.error("%s: the running save failed: %s", self._trainer.run.run_id, error)
+        if self.stop_requested:
+            self._trainer.is_stopped = True
+
+    def _exit_code(self, is_interrupt: bool) -> int:
+        return self._reaction.sigint_exit_code if is_interrupt else self._reaction.exit_code
+
+    # In the thread of the deadline
+
+    def _announce(self, signum: int) -> None:
+        _LOGGER.warning(
+            "%s: asked to stop (%s); saving after this step, at most %g s from now",
+            self._trainer.run.run_id,
+            signal.Signals(signum).name,
+            self._reaction.deadline_s,
+        )
+
+    def _leave_late(self, signum: int) -> None:
+        """End the process with what is durable, before it is killed."""
+        latest = self._trainer.run.latest()
+        _LOGGER.error(
+            "%s: the deadline of %g s passed during a step or a save; leaving with %s",
+            self._trainer.run.run_id,
+            self._reaction.deadline_s,
+            f"step {latest.step}, the newest durable one" if latest else "no checkpoint",
+        )
+        if self._ranks.rank == 0:
+            trying = threading.Thread(target=self._say_interrupted, daemon=True)
+            trying.start()
+            trying.join(_STATUS_S)
+        end_at_once(self._exit_code(signum == signal.SIGINT))
+
+    def _say_interrupted(self) -> None:
+        try:
+            self._trainer.leave("interrupted")
+        except RegistryError as error:
+            _LOGGER.warning("%s: the status was not set: %s", self._trainer.run.run_id, error)
+
+
+def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
+    """Return the best value of a run so far.
+
+    Raises:
+        InvalidInput: The run has no monitor, and none is given.
+    """
+    if on_best is False:
+        return None
+    monitor = on_best if isinstance(on_best, Monitor) else next(iter(run.monitors), None)
+    if monitor is None:
+        raise InvalidInput(
+            "nothing says which checkpoint is best",
+            where=run.run_id,
+            hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
+        )
+    best = run.best(monitor)
+    return BestSoFar(monitor, best.metrics if best else {})
+
+
+def _done(checkpoint: Checkpoint, step: int) -> PendingSave:
+    future: Future[Checkpoint] = Future()
+    future.set_result(checkpoint)
+    return PendingSave(future, f"{checkpoint.run_id}: step {step}")
+
+
+def _nothing() -> None:
+    """Close ranks that need no closing."""

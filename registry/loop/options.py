@@ -1,0 +1,98 @@
+"""The arguments of `Run.checkpointer`, checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.loop.notice import Notice, NoticeSource
+from holdfast.registry.loop.ranks import Ranks
+from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.spec.signals import Signals, WhenAsked
+from holdfast.registry.training.background import check_busy
+from holdfast.registry.training.pending import Busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """The arguments of `Run.checkpointer`, which explains them.
+
+    Attributes:
+        save: The arguments of every save, by name.
+    """
+
+    every_steps: int | None
+    every_s: float | None
+    on_best: bool | Monitor
+    background: bool
+    busy: Busy
+    save_at_end: bool
+    notice: NoticeSource | None
+    exits: bool
+    exit_code: int | None
+    sigint_exit_code: int | None
+    sigusr1: WhenAsked | None
+    deadline_s: float | None
+    ranks: Ranks | None
+    barrier_s: float
+    save: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check them.
+
+        Raises:
+            InvalidInput: One of them is wrong.
+        """
+        _check_count("every_steps", self.every_steps, 1, 2**53)
+        _check_seconds("every_s", self.every_s)
+        _check_seconds("deadline_s", self.deadline_s)
+        _check_seconds("barrier_s", self.barrier_s)
+        _check_count("exit_code", self.exit_code, 0, 255)
+        _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
+        check_busy(self.busy)
+        Notice(self.notice)
+        if not isinstance(self.on_best, bool | Monitor):
+            raise _wrong("on_best", "True, or Monitor(metric=..., mode=...)", self.on_best)
+        if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
+            raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
+
+    def reaction(self, preset: Signals | None) -> Reaction:
+        """Return how the training reacts to signals: as asked here, or as the preset says."""
+        known = preset or Signals()
+        return Reaction(
+            known.exit_code if self.exit_code is None else self.exit_code,
+            known.sigint_exit_code if self.sigint_exit_code is None else self.sigint_exit_code,
+            self.sigusr1 or known.sigusr1,
+            float(known.deadline_s if self.deadline_s is None else self.deadline_s),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """How a training reacts to signals; the fields of `Signals`, with a time of any length."""
+
+    exit_code: int
+    sigint_exit_code: int
+    sigusr1: Literal["now", "at_cadence"]
+    deadline_s: float
+
+
+def _check_count(name: str, value: object, least: int, most: int) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    if value is not None and not is_count:
+        raise _wrong(name, f"a whole number from {least} to {most}", value)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < float(value) < math.inf):  # type: ignore[arg-type]
+        raise _wrong(name, "a number of seconds above 0", value)
+
+
+def _wrong(name: str, expected: str, found: object) -> InvalidInput:
+    return InvalidInput(
+        "not a setting of a checkpointer", where=name, expected=expected, found=quoted(found)
+    )

@@ -1,0 +1,103 @@
+"""Handlers for SIGTERM, SIGINT and SIGUSR1 that only set flags, and are put back at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_LOGGER = logging.getLogger("holdfast")
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+#: Handlers that Python or the system installed; a handler of ours replaces them and calls none.
+_DEFAULTS = (signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler)
+
+
+class SignalHandlers:
+    """What signals have asked for since `install`.
+
+    Args:
+        wake: Called with SIGTERM or SIGINT.
+
+    Attributes:
+        stop: The first SIGTERM or SIGINT.
+        save: Whether a SIGUSR1 was not acted upon yet.
+    """
+
+    def __init__(self, wake: Callable[[int], None]) -> None:
+        self._wake = wake
+        self._previous: dict[signal.Signals, Any] = {}
+        self._takes_wakeup = False
+        self._interrupts = 0
+        self._is_removed = False
+        self.stop: int | None = None
+        self.save = False
+
+    def install(self, wakeup_fd: int) -> None:
+        """Install the handlers, if this is the main thread: Python allows it nowhere else.
+
+        Args:
+            wakeup_fd: Gets the number of each signal from the C handler, unless an event loop has
+                such a file already.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            _LOGGER.info("signals are not handled: this is not the main thread")
+            return
+        for signum in _HANDLED:
+            before = signal.getsignal(signum)
+            if before is None:
+                _LOGGER.warning("%s has a handler that is not Python's; it is kept", signum.name)
+            elif signum != signal.SIGINT or before != signal.SIG_IGN:  # ignored in the background
+                self._previous[signum] = signal.signal(signum, self._handle)
+        taken = signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+        if taken != -1:
+            signal.set_wakeup_fd(taken)
+        self._takes_wakeup = taken == -1
+        _installed.append(self)
+
+    def remove(self) -> None:
+        """Put the handlers from before back, unless somebody has replaced ours meanwhile."""
+        if self not in _installed:
+            return
+        _installed.remove(self)
+        for signum, before in self._previous.items():
+            if signal.getsignal(signum) == self._handle:
+                signal.signal(signum, before)
+        if self._takes_wakeup:
+            signal.set_wakeup_fd(-1)
+        self._is_removed = True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self._is_removed:  # or who has replaced this handler calls it
+            self._note(signum)
+        before = self._previous.get(signal.Signals(signum))
+        if callable(before) and before not in _DEFAULTS:
+            before(signum, frame)
+
+    def _note(self, signum: int) -> None:
+        # No logging here: the handler may run in the middle of a write to the same stream.
+        if signum == signal.SIGUSR1:
+            self.save = True
+            return
+        self._interrupts += signum == signal.SIGINT
+        if self._interrupts > 1 and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.stop is None:
+            self.stop = signum
+        self._wake(signum)
+
+
+#: The handlers of this process; normally those of one block.
+_installed: list[SignalHandlers] = []
+
+
+def _in_child() -> None:
+    """Give a forked child, such as a worker that loads data, the handlers from before."""
+    for handlers in reversed(list(_installed)):
+        handlers.remove()
+
+
+os.register_at_fork(after_in_child=_in_child)
