@@ -30,6 +30,7 @@ _COMMANDS = {
     "watch": "watch.watch: Run a command for each checkpoint of a run as it appears.",
     "bisect": "bisect.bisect: Find the first bad checkpoint between two of a run.",
     "prune": "retention.prune: Evict the checkpoints that retention does not keep.",
+    "evict": "retention.evict: Evict one checkpoint.",
     "undo": "retention.undo: Bring evicted checkpoints back.",
     "du": "usage.du: Show how many bytes runs and checkpoints use and would free.",
     "gc": "collection.gc: Delete the objects that no run needs any more.",

@@ -1,4 +1,4 @@
-"""`prune` and `undo`: checkpoints evicted, and brought back."""
+"""`prune`, `evict` and `undo`: checkpoints evicted, and brought back."""
 
 from __future__ import annotations
 
@@ -89,6 +89,26 @@ def _row(fated: tuple[str, Verdict]) -> tuple[object, ...]:
     one = verdict.checkpoint
     why = ", ".join(verdict.reasons)
     return one.phase, one.step, one.manifest.short, one.tier or "-", fate, why
+
+
+@command(writes)
+def evict(
+    opened: Registry,
+    *,
+    ref: options.Ref,
+    reason: str = option("--reason", "TEXT", "The reason, for the log.", default=...),
+) -> Answer:
+    """Evict one checkpoint.
+
+    The newest and the best one, gates, tags and checkpoints that a follower holds are refused.
+    `undo` brings it back.
+    """
+    found = opened.checkpoint(ref)
+    opened.run(found.run_id).evict(found, reason)
+    return answer_of(
+        describe.record_json(found.run_id, found.record, []),
+        f"evicted: {found.ref}  {found.digest.short}",
+    )
 
 
 @command(writes)

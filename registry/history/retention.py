@@ -96,6 +96,19 @@ def plan_retention(
     return RetentionPlan(_Group(run, now_ms, override, *group) for group in _groups(run, override))
 
 
+def protections(run: RunManifest, record: CheckpointRecord, now_ms: int) -> list[str]:
+    """Return why no policy evicts a checkpoint; nothing if a policy may.
+
+    Args:
+        run: The run.
+        record: A checkpoint of it that is not evicted.
+        now_ms: Milliseconds since the epoch, for the claims of followers.
+    """
+    everything = Retention(all=True)
+    group = _Group(run, now_ms, everything, record.phase, record.tier, everything)
+    return group.protected.get(record.n, [])
+
+
 def has_policies(spec: RunSpec) -> bool:
     """Return whether a run has any retention policy."""
     return spec.retention is not None or any(

@@ -6,9 +6,23 @@ import time
 from collections.abc import Sequence
 
 from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, NotFound, ObjectNotFound
-from holdfast.registry.history.actions import Action, DropRun, Evict, Place, Recover
+from holdfast.registry.history.actions import (
+    Action,
+    DropRun,
+    Evict,
+    Eviction,
+    Place,
+    Recover,
+)
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
-from holdfast.registry.history.retention import RetentionPlan, has_policies, plan_retention
+from holdfast.registry.history.retention import (
+    RetentionPlan,
+    has_policies,
+    plan_retention,
+    protections,
+)
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.names.pins import kept, own
 from holdfast.registry.spec import Retention
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
@@ -44,6 +58,25 @@ def prune(
 
     committer.store.with_reserve(lambda: committer.commit(compose))
     return plan
+
+
+def evict(committer: Committer, checkpoint: Checkpoint, reason: str) -> None:
+    """Evict one checkpoint; see `Run.evict`. A full store's reserve may be used."""
+    n = own(committer, checkpoint, "run.evict")
+    _check_reason(committer, reason, "evicting a checkpoint")
+
+    def compose(run: RunManifest) -> Sequence[Action]:
+        record = kept(run, n, checkpoint.ref)
+        protected = protections(run, record, _now_ms())
+        if protected:
+            raise Conflict(
+                "this checkpoint is protected: no eviction may take it",
+                where=checkpoint.ref,
+                found=", ".join(protected),
+            )
+        return [Evict(evictions=(Eviction(checkpoint=n, reason=reason),))]
+
+    committer.store.with_reserve(lambda: committer.commit(compose))
 
 
 def undo(committer: Committer, checkpoints: Sequence[int]) -> list[CheckpointRecord]:
@@ -149,8 +182,13 @@ def last_evicted(run: RunManifest, commits: Sequence[Evict]) -> list[int]:
 
 def drop(committer: Committer, reason: str) -> None:
     """Give up everything that a run holds, pins included; see `Run.drop`."""
+    _check_reason(committer, reason, "dropping a run")
+    committer.store.with_reserve(lambda: committer.commit(lambda _: [DropRun(reason=reason)]))
+
+
+def _check_reason(committer: Committer, reason: str, act: str) -> None:
     if not isinstance(reason, str) or not reason.strip():
-        raise InvalidInput("dropping a run needs a reason", where=committer.log.run_id)
+        raise InvalidInput(f"{act} needs a reason", where=committer.log.run_id)
     try:
         reason.encode()
     except UnicodeEncodeError as error:  # a lone surrogate
@@ -159,8 +197,6 @@ def drop(committer: Committer, reason: str) -> None:
             where=committer.log.run_id,
             found=ascii(reason),
         ) from error
-
-    committer.store.with_reserve(lambda: committer.commit(lambda _: [DropRun(reason=reason)]))
 
 
 def _evicted(run: RunManifest, n: int) -> CheckpointRecord:

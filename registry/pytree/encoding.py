@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from holdfast.registry.errors import UnsupportedValue
+from holdfast.registry.errors import RegistryError, UnsupportedValue
 from holdfast.registry.pytree import refusals
 from holdfast.registry.pytree.adapter_table import ADAPTERS
 from holdfast.registry.pytree.leaves import ArrayLeaf
@@ -139,7 +139,7 @@ class Encoder:
                 return handler(self, value, link, depth)
         if has_state_dict(value):
             with self.inside(value, link, depth):
-                return self.node(value.state_dict(), link, depth + 1)
+                return self.node(state_dict_of(value, shown(link)), link, depth + 1)
         what, hint = refusals.explain(value)
         return self.refuse(link, what, hint)
 
@@ -150,8 +150,33 @@ FAMILIES: dict[type, Handler] = {}
 
 def has_state_dict(value: object) -> bool:
     """Return whether `state_dict()` is stored in place of a value."""
-    return (
-        not isinstance(value, type)
-        and not refusals.is_tensor_like(value)
-        and callable(getattr(value, "state_dict", None))
-    )
+    if isinstance(value, type) or refusals.is_tensor_like(value):
+        return False
+    try:
+        return callable(getattr(value, "state_dict", None))
+    except Exception:  # from a foreign property
+        return False
+
+
+def state_dict_of(value: Any, where: str) -> Any:
+    """Return the result of a foreign `state_dict()`.
+
+    Args:
+        value: An object for which `has_state_dict` is true.
+        where: Its path, for the message.
+
+    Raises:
+        UnsupportedValue: It raised an exception.
+    """
+    try:
+        return value.state_dict()
+    except RegistryError:
+        raise
+    except Exception as error:
+        _, hint = refusals.explain(value)
+        raise UnsupportedValue(
+            f"{refusals.full_name(type(value))}.state_dict() failed",
+            where=where,
+            found=clip(error),
+            hint=hint,
+        ) from error

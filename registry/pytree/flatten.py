@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.pytree import libraries
-from holdfast.registry.pytree.encoding import Encoder, has_state_dict
+from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.leaves import ArrayLeaf
 from holdfast.registry.pytree.paths import clip, shown
 from holdfast.registry.values.canonical import Json
@@ -60,7 +60,7 @@ def flatten(state: object) -> FlatState:
     """
     libraries.load_seen()
     if has_state_dict(state):
-        state = state.state_dict()  # type: ignore[attr-defined]
+        state = state_dict_of(state, "state")
     if type(state) is dict:
         kind = "dict"
     elif type(state) is OrderedDict:

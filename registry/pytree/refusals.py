@@ -96,6 +96,9 @@ _LIBRARY_TYPES = {
     "numpy.clongdouble": "Its bits differ between machines: convert to numpy.complex128.",
     "random.Random": "Store its .getstate() instead.",
     "argparse.Namespace": "Store vars(x).",
+    "accelerate.data_loader.DataLoaderAdapter": (
+        "Leave it out, or prepare it with DataLoaderConfiguration(use_stateful_dataloader=True)."
+    ),
     "types.SimpleNamespace": "Store vars(x).",
     "array.array": "Store numpy.asarray(x), or a list.",
 }

@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.pytree import libraries, refusals
 from holdfast.registry.pytree.arrays import describe
-from holdfast.registry.pytree.encoding import Encoder, has_state_dict
+from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.paths import OddKey, component, segment
 from holdfast.registry.values.dtypes import FLOATING
 
@@ -92,7 +92,7 @@ def _is_numpy(leaf: Any) -> bool:
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if has_state_dict(value):
-        value = value.state_dict()
+        value = state_dict_of(value, path)
     children = _children(value)
     if not children:
         yield path, value

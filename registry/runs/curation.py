@@ -76,6 +76,20 @@ class CuratedRun(RunView):
         """
         return pruning.prune(self._committer, retention, dry_run=dry_run)
 
+    def evict(self, checkpoint: Checkpoint, reason: str) -> None:
+        """Evict one checkpoint; `undo` brings it back until it is collected.
+
+        Args:
+            checkpoint: Of this run. It may be superseded, or one that was brought back before.
+            reason: Why, for readers of the log.
+
+        Raises:
+            Conflict: It is protected (the newest of its phase, the best by a monitor, named by a
+                gate or a tag, held by a follower), or it is evicted already.
+            InvalidInput: It is another run's, or the reason is empty or cannot be stored.
+        """
+        pruning.evict(self._committer, checkpoint, reason)
+
     def undo(self, *checkpoints: Checkpoint) -> list[Checkpoint]:
         """Bring evicted checkpoints back: the given ones, or those of the last eviction.
 

@@ -90,7 +90,7 @@ class Eviction(Record):
 
     Attributes:
         checkpoint: Commit number of the checkpoint.
-        reason: Why retention does not keep it.
+        reason: Why it is not kept.
     """
 
     checkpoint: int

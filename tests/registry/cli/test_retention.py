@@ -1,4 +1,4 @@
-"""`prune` and `undo`."""
+"""`prune`, `evict` and `undo`."""
 
 from __future__ import annotations
 
@@ -182,3 +182,19 @@ def test_undo_of_a_step_that_went_twice_asks_for_the_id(
     assert "by its id" in call("undo", "back", "main/step2", status=4).stderr
     (back,) = call_json("undo", "back", first.digest.hex()[:8])
     assert back["id"] == f"sha256:{first.digest.hex()}"
+
+
+def test_evict_takes_one_and_undo_brings_it_back(call: Call, call_json, long: str) -> None:
+    said = call("evict", f"{long}/main/step30", "--reason", "wrong labels").stdout
+    assert said.startswith("evicted: long/main/step00000030  ")
+    assert steps(call_json, long) == [10, 20, 40, 50, 60]
+    assert "wrong labels" in call("log", long).stdout
+    call("undo", long)
+    assert steps(call_json, long) == [10, 20, 30, 40, 50, 60]
+
+
+def test_evict_refuses_what_is_protected(call: Call, call_json, long: str) -> None:
+    for ref, reason in (("best", "best/loss"), ("latest", "latest")):
+        refused = call("evict", f"{long}/{ref}", "--reason", "try", status=5)
+        assert reason in refused.stderr
+    assert steps(call_json, long) == [10, 20, 30, 40, 50, 60]

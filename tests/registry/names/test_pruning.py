@@ -55,6 +55,70 @@ def test_without_a_policy_nothing_is_guessed(reg):
         several(reg).prune()
 
 
+# Evicting one
+
+
+def test_one_checkpoint_is_evicted_and_brought_back(reg):
+    run = several(reg, monitor=LOSS)
+    run.evict(run.checkpoints()[1], "not wanted")
+    assert steps(run) == [1, 3, 4]
+    (gone,) = run.evicted()
+    assert gone.step == 2
+    assert gone.eviction().endswith(": not wanted")
+    run.undo()
+    assert steps(run) == [1, 2, 3, 4]
+    run.evict(run.checkpoints()[1], "still not wanted")  # by hand, though it was brought back
+    assert steps(run) == [1, 3, 4]
+
+
+def test_protected_checkpoints_are_not_evicted(reg, backend):
+    run = several(reg, 6, monitor=LOSS)
+    found = {one.step: one for one in run.checkpoints()}
+    run.set_gate("kept", found[2])
+    run.tag("shown", found[3])
+    next(iter(run.watch(group="eval", follow=False)))  # holds the first
+    for held in run.watch(group="other", follow=False):
+        if held.step == 4:
+            break
+    before = contents(backend)
+    reasons = {1: "best/loss", 2: "gates/kept", 3: "tags/shown", 4: "held by other", 6: "latest"}
+    for step, reason in reasons.items():
+        with pytest.raises(Conflict, match=reason):
+            run.evict(found[step], "try")
+    assert contents(backend) == before
+    run.evict(found[5], "free")
+    with pytest.raises(Conflict, match="this checkpoint was evicted"):
+        run.evict(found[5], "again")
+
+
+def test_an_eviction_by_hand_is_checked_at_the_head(reg, backend):
+    """Another handle tags the checkpoint between the look and the commit."""
+    run = several(reg)
+    wanted = run.checkpoints()[0]
+    reg.run("run").tag("shown", wanted)
+    with pytest.raises(Conflict, match="tags/shown"):
+        run.evict(wanted, "try")
+
+
+def test_what_evict_refuses(reg):
+    run, other = several(reg), several(reg, run_id="other")
+    with pytest.raises(InvalidInput, match="takes checkpoints of its own run"):
+        run.evict(other.checkpoints()[0], "theirs")
+    for reason in ("", " ", None, "\udc80"):
+        with pytest.raises(InvalidInput, match="reason"):
+            run.evict(run.checkpoints()[0], reason)
+    assert steps(run) == [1, 2, 3, 4]
+
+
+def test_what_is_superseded_can_be_evicted(reg):
+    run = several(reg)
+    old = run.checkpoints()[3]
+    run.restore(at=run.checkpoints()[1])
+    run.save(small_state(9), step=9)
+    run.evict(run.find(old.n), "a dead end")
+    assert [one.step for one in run.evicted()] == [4]
+
+
 def test_the_runs_own_policy_counts_what_was_brought_back(reg):
     run = several(reg, retention=Retention(last=2))
     run.undo()

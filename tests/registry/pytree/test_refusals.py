@@ -24,6 +24,7 @@ import torch
 
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.pytree import flatten
+from holdfast.registry.pytree.traversal import walk
 
 
 class Point(NamedTuple):
@@ -220,3 +221,46 @@ def test_state_dict_metadata_that_cannot_be_stored():
     value.note = 1
     with pytest.raises(UnsupportedValue, match="attribute"):
         flatten({"x": value})
+
+
+class _Foreign:
+    """An object whose `state_dict()` or attribute raises what it is given."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def state_dict(self):
+        raise self.error
+
+
+class _OddAttribute:
+    @property
+    def state_dict(self):
+        raise RuntimeError("not prepared")
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("no dl_state_dict"), RuntimeError("x"), KeyError(1)]
+)
+def test_whatever_a_foreign_state_dict_raises_has_a_path(error):
+    with pytest.raises(
+        UnsupportedValue, match=r"^state\['x'\]\['y'\]: .*_Foreign.state_dict\(\) fa"
+    ) as caught:
+        flatten({"x": {"y": _Foreign(error)}})
+    assert caught.value.__cause__ is error
+    assert str(error) in str(caught.value.found)
+    with pytest.raises(UnsupportedValue, match=r"^state: "):
+        flatten(_Foreign(error))
+    with pytest.raises(UnsupportedValue, match=r"^x/y: "):
+        list(walk("x", {"y": _Foreign(error)}))
+
+
+def test_an_error_of_ours_passes_through_state_dict():
+    said = UnsupportedValue("known", where="inside")
+    with pytest.raises(UnsupportedValue, match="^inside: known"):
+        flatten({"x": _Foreign(said)})
+
+
+def test_an_attribute_that_raises_is_no_state_dict():
+    with pytest.raises(UnsupportedValue, match=r"state\['x'\]: .*_OddAttribute cannot be stored"):
+        flatten({"x": _OddAttribute()})
