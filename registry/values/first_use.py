@@ -17,13 +17,17 @@ def at_first_use(module: str, homes: Mapping[str, str]) -> Callable[[str], objec
 
     Args:
         module: The module's own name.
-        homes: For each name the module that defines it, below `holdfast.registry`.
+        homes: For each name the module that defines it, below `holdfast.registry`; empty for a
+            module of this name below `module` itself.
     """
 
     def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{_PACKAGE}.{homes[name]}"), name)
+        home = homes[name]
+        if not home:
+            return import_module(f"{module}.{name}")
+        value = getattr(import_module(f"{_PACKAGE}.{home}"), name)
         setattr(sys.modules[module], name, value)
         return value
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast import rng as rng
     from holdfast.registry.errors import RegistryError
     from holdfast.registry.factory import init, open  # noqa: A004
     from holdfast.registry.loading.checkpoint import Checkpoint
@@ -43,6 +44,7 @@ else:
             "open": "factory",
             "register_adapter": "pytree",
             "register_migration": "spec.migrations",
+            "rng": "",
             "sync": "sync",
             "trust": "storage.heads",
         },

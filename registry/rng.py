@@ -1,0 +1,212 @@
+"""Capture and restore the random number generators of a process, as one plain state.
+
+`capture` returns it, `restore` sets it. A state of Holdfast stores it exactly. A library that this
+process has not imported has no generator in use, so it is neither captured nor imported; `restore`
+imports a library only if the state has a generator of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+
+__all__ = ["capture", "restore"]
+
+_FORMAT = "holdfast.rng/1"
+_PARTS = {"format", "python", "numpy", "torch", "generators"}
+_Setter = Callable[[], object]
+_Set = Callable[[Any], object]
+
+
+def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Return the states of all generators, to be a part of a saved state.
+
+    These are Python's `random`; NumPy's legacy global generator (`numpy.random.seed`); torch's, of
+    the CPU and, if the process has used CUDA, of every CUDA device; and the given ones. NumPy has
+    no list of the `Generator`s that a program made, nor has torch: name each in `generators`.
+
+    Args:
+        generators: Generators by name: `numpy.random.Generator`, `numpy.random.RandomState`,
+            `random.Random` or `torch.Generator`.
+
+    Returns:
+        A dict of plain values, NumPy arrays and torch tensors (uint8, on the CPU).
+
+    Raises:
+        InvalidInput: A value of `generators` is none of these.
+    """
+    state: dict[str, Any] = {"format": _FORMAT, "python": random.getstate()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = numpy.random.get_state(legacy=False)
+    if (torch := sys.modules.get("torch")) is not None:
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        state["torch"] = {"cpu": torch.get_rng_state(), "cuda": devices}
+    if generators:
+        state["generators"] = {
+            name: _state_of(name, generator) for name, generator in generators.items()
+        }
+    return state
+
+
+def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = None) -> None:
+    """Set all generators to the states that `capture` returned. All are set, or none.
+
+    Args:
+        state: What `capture` returned, also after it was saved and loaded, to any device.
+        generators: The generators that were given to `capture`, by the same names.
+
+    Raises:
+        IncompatibleState: It is no such state; it has generators of more CUDA devices than this
+            machine, of other names than `generators`, or of other kinds; or a library that it
+            needs is not installed.
+    """
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or state.keys() - _PARTS:
+        raise IncompatibleState(
+            "not a state of random number generators",
+            expected="what holdfast.rng.capture() returned",
+            found=quoted(state.get("format", list(state)) if isinstance(state, Mapping) else state),
+        )
+    setters = [_checked("python", random.Random().setstate, random.setstate, state.get("python"))]
+    if "numpy" in state:
+        legacy = _library("numpy").random
+        trial = legacy.RandomState().set_state
+        setters.append(_checked("numpy", trial, legacy.set_state, state["numpy"]))
+    if "torch" in state:
+        setters += _torch_setters(state["torch"])
+    setters += _given_setters(state.get("generators", {}), generators or {})
+    for setter in setters:
+        setter()
+
+
+def _torch_setters(state: Any) -> list[_Setter]:
+    torch = _library("torch")
+    cpu, cuda = _parts_of_torch(state)
+    trial = torch.Generator().set_state
+    setters = [_checked("torch/cpu", trial, torch.set_rng_state, cpu)]
+    found = torch.cuda.device_count() if cuda else 0
+    if len(cuda) > found:
+        raise IncompatibleState(
+            "the state has generators of more CUDA devices than this machine has",
+            where="torch/cuda",
+            expected=f"{len(cuda)} devices",
+            found=f"{found}",
+            hint="An exact resume needs as many devices. To go on without it, empty "
+            "state['torch']['cuda'] and seed them yourself.",
+        )
+    for index, one in enumerate(cuda):
+        trial = torch.Generator(f"cuda:{index}").set_state
+        really = partial(torch.cuda.set_rng_state, device=index)
+        setters.append(_checked(f"torch/cuda/{index}", trial, really, one))
+    return setters
+
+
+def _parts_of_torch(state: Any) -> tuple[Any, list[Any]]:
+    try:
+        # Loading with `map_location` may have moved them to a device.
+        return state["cpu"].cpu(), [one.cpu() for one in state["cuda"]]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _malformed("torch", error) from error
+
+
+def _given_setters(state: Any, generators: Mapping[str, object]) -> list[_Setter]:
+    if not isinstance(state, Mapping):
+        raise _malformed("generators", quoted(state))
+    if set(state) != set(generators):
+        raise IncompatibleState(
+            "other generators are given than were captured",
+            where="generators",
+            expected=", ".join(map(str, state)) or "none",
+            found=", ".join(map(str, generators)) or "none",
+        )
+    setters: list[_Setter] = []
+    for name, generator in generators.items():
+        before = _state_of(name, generator)
+        if _kind(before) != _kind(state[name]):
+            raise IncompatibleState(
+                "the generator is of another kind than the captured one",
+                where=f"generators/{name}",
+                expected=_kind(state[name]),
+                found=_kind(before),
+            )
+        set_state = _setter_of(generator)
+        setters.append(_checked(f"generators/{name}", set_state, set_state, state[name]))
+        set_state(before)  # the check above has set it; nothing may change before all are checked
+    return setters
+
+
+def _checked(where: str, trial: _Set, really: _Set, value: Any) -> _Setter:
+    """Return a call that sets a state, after it was tried on another generator.
+
+    Raises:
+        IncompatibleState: The generator refuses the state.
+    """
+    try:
+        trial(value)
+    except (TypeError, ValueError, KeyError, RuntimeError, IndexError) as error:
+        raise _malformed(where, error) from error
+    return lambda: really(value)
+
+
+def _state_of(name: str, generator: object) -> Any:
+    """Return the state of a generator that was given."""
+    match generator:
+        case random.Random():
+            return generator.getstate()
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    if numpy is not None and isinstance(generator, numpy.random.RandomState):
+        return generator.get_state(legacy=False)
+    if torch is not None and isinstance(generator, torch.Generator):
+        return generator.get_state()
+    raise InvalidInput(
+        "not a random number generator",
+        where=f"generators[{name!r}]",
+        expected="numpy.random.Generator or RandomState, random.Random, or torch.Generator",
+        found=quoted(type(generator).__name__),
+    )
+
+
+def _setter_of(generator: Any) -> _Set:
+    if isinstance(generator, random.Random):
+        return generator.setstate
+    if hasattr(generator, "bit_generator"):
+        return lambda value: setattr(generator.bit_generator, "state", value)
+    if type(generator).__module__.partition(".")[0] == "torch":
+        return lambda value: generator.set_state(value.cpu())
+    return generator.set_state  # type: ignore[no-any-return]  # numpy.random.RandomState
+
+
+def _kind(state: Any) -> str:
+    """Return the kind of a generator by its state."""
+    if isinstance(state, Mapping):
+        return str(state.get("bit_generator"))
+    return "random.Random" if isinstance(state, tuple) else "torch.Generator"
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise IncompatibleState(
+            f"the state has a generator of {name}, which cannot be imported",
+            where=name,
+            found=error,
+            hint=f"Install it: pip install {name}.",
+        ) from error
+
+
+def _malformed(where: str, found: object) -> IncompatibleState:
+    return IncompatibleState(
+        "not the state of a generator",
+        where=where,
+        expected="what holdfast.rng.capture() returned",
+        found=found,
+    )

@@ -1,0 +1,183 @@
+"""Random number generators of a process as a part of a state."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast
+from holdfast import rng
+from holdfast.errors import IncompatibleState, InvalidInput
+
+
+@pytest.fixture(autouse=True)
+def left_as_found() -> Iterator[None]:
+    before = rng.capture()
+    yield
+    rng.restore(before)
+
+
+def draws(given: dict[str, Any]) -> list[float]:
+    """Return the next numbers of every generator; the odd ones leave half of a pair behind."""
+    return [
+        random.random(),
+        random.gauss(),
+        float(np.random.standard_normal()),
+        float(torch.rand(1)),
+        float(torch.randn(3)[2]),
+        float(given["data"].standard_normal()),
+        float(given["old"].standard_normal()),
+        given["own"].gauss(0, 1),
+        float(torch.rand(1, generator=given["loader"])),
+    ]
+
+
+def given() -> dict[str, Any]:
+    return {
+        "data": np.random.default_rng(5),
+        "old": np.random.RandomState(6),
+        "own": random.Random(7),
+        "loader": torch.Generator().manual_seed(8),
+    }
+
+
+def test_a_saved_and_loaded_state_draws_the_same_numbers(tmp_path: Path) -> None:
+    own = given()
+    draws(own)
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        saved = reg.create_run("run").save({"rng": rng.capture(own)}, step=1)
+        wanted = [draws(own) for _ in range(3)]
+        state = saved.load()["rng"]
+        again = given()
+        rng.restore(state, again)
+        assert [draws(again) for _ in range(3)] == wanted
+        rng.restore(state, again)
+        assert reg.run("run").save({"rng": rng.capture(again)}, step=2).digest == saved.digest
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.Philox, np.random.SFC64])
+def test_every_kind_of_numpy_generator_comes_back(bits: Any) -> None:
+    one = {"g": np.random.Generator(bits(3))}
+    state = rng.capture(one)
+    wanted = one["g"].random(4).tolist()
+    rng.restore(state, one)
+    assert one["g"].random(4).tolist() == wanted
+
+
+def test_nothing_is_imported_that_the_program_does_not_use() -> None:
+    program = """
+import sys
+import holdfast
+state = holdfast.rng.capture()
+assert set(state) == {"format", "python"}, state
+holdfast.rng.restore(state)
+assert not {"torch", "numpy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+class Cuda:
+    """A machine with a number of CUDA devices, whose generators are on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
+        self.generators = [torch.Generator().manual_seed(n) for n in range(devices)]
+        make = torch.Generator
+        monkeypatch.setattr(torch, "Generator", lambda device="cpu": make())
+        for name, value in {
+            "is_initialized": lambda: True,
+            "device_count": lambda: devices,
+            "get_rng_state_all": lambda: [one.get_state() for one in self.generators],
+            "set_rng_state": lambda state, device: self.generators[device].set_state(state),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def draws(self) -> list[float]:
+        return [float(torch.rand(1, generator=one)) for one in self.generators]
+
+
+def test_every_cuda_device_is_captured_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, 3)
+    state = rng.capture()
+    wanted = cuda.draws()
+    cuda.draws()
+    rng.restore(state)
+    assert cuda.draws() == wanted
+
+
+def test_fewer_cuda_devices_are_an_error_and_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Cuda(monkeypatch, 3)
+    state = rng.capture()
+    Cuda(monkeypatch, 2)
+    random.seed(1)
+    before = random.getstate()
+    with pytest.raises(IncompatibleState, match=r"3 devices.*found 2"):
+        rng.restore(state)
+    assert random.getstate() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_the_generators_of_real_cuda_devices_come_back() -> None:
+    for index in range(torch.cuda.device_count()):
+        torch.rand(5, device=f"cuda:{index}")
+    state = rng.capture()
+    assert len(state["torch"]["cuda"]) == torch.cuda.device_count()
+    wanted = [torch.randn(7, device=f"cuda:{n}").tolist() for n in range(torch.cuda.device_count())]
+    rng.restore(state)
+    assert wanted == [
+        torch.randn(7, device=f"cuda:{n}").tolist() for n in range(torch.cuda.device_count())
+    ]
+
+
+def broken(**parts: Any) -> dict[str, Any]:
+    return {**rng.capture(), **parts}
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        (3, "not a state"),
+        ({"format": "holdfast.rng/2"}, "holdfast.rng/2"),
+        (broken(more=1), "not a state"),
+        (broken(python=(3, (1, 2), None)), "python"),
+        (broken(numpy={"bit_generator": "PCG64"}), "numpy"),
+        (broken(torch={"cpu": torch.zeros(4, dtype=torch.uint8), "cuda": []}), "torch/cpu"),
+        (broken(torch={"cpu": None, "cuda": []}), "torch"),
+        (broken(torch={"cuda": []}), "torch"),
+        (broken(generators=[1]), "generators"),
+        (broken(generators={"data": (1, 2)}), "expected data.*found none"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused_and_nothing_changes(state: Any, where: str) -> None:
+    before = rng.capture()
+    with pytest.raises(IncompatibleState, match=where):
+        rng.restore(state)
+    after = rng.capture()
+    assert before["python"] == after["python"]
+    assert torch.equal(before["torch"]["cpu"], after["torch"]["cpu"])
+
+
+def test_generators_must_be_those_that_were_captured() -> None:
+    one, other = np.random.default_rng(1), np.random.default_rng(2)
+    state = rng.capture({"data": one})
+    with pytest.raises(IncompatibleState, match=r"expected data.*found none"):
+        rng.restore(state)
+    with pytest.raises(IncompatibleState, match=r"generators/data.*PCG64.*Philox"):
+        rng.restore(state, {"data": np.random.Generator(np.random.Philox(1))})
+    with pytest.raises(InvalidInput, match=r"generators\['data'\].*dict"):
+        rng.capture({"data": {}})
+    # A state that fails a later check changes no generator of the caller's.
+    broken = {**state, "generators": {"a": other.bit_generator.state, "b": {"bit_generator": "x"}}}
+    before = one.bit_generator.state
+    with pytest.raises(IncompatibleState):
+        rng.restore(broken, {"a": one, "b": other})
+    assert one.bit_generator.state == before
