@@ -257,7 +257,7 @@ def test_whatever_a_foreign_state_dict_raises_has_a_path(error):
 
 def test_an_error_of_ours_passes_through_state_dict():
     said = UnsupportedValue("known", where="inside")
-    with pytest.raises(UnsupportedValue, match="^inside: known"):
+    with pytest.raises(UnsupportedValue, match=r"^inside: known"):
         flatten({"x": _Foreign(said)})
 
 
