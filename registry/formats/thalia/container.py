@@ -1,0 +1,80 @@
+"""Read a whole file: header, metadata, regions and pathways."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+)
+from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.formats.thalia.header import (
+    Entry,
+    Header,
+    check_header,
+    path_of,
+    read_header,
+    read_index,
+)
+from holdfast.registry.formats.thalia.regions import (
+    filled,
+    head_of,
+    read_json,
+    references,
+)
+from holdfast.registry.formats.thalia.tensors import check_expansion, read_tensor
+
+FORMAT: Final = "thalia"
+#: Parts of a state that a file keeps in its metadata.
+ASIDE: Final = ("config", "theta", "scheduler", "trial_state", "training_steps")
+
+
+def read(body: Body) -> FileState:
+    """Read a file as a state."""
+    header, metadata, parts = parse(body)
+    heads = [
+        head_of(body, reference, name)
+        for entry, value in parts
+        for name, reference in references(value, path_of(entry))
+    ]
+    check_expansion(heads, body)
+
+    def tensor(reference: dict[str, Any], where: str) -> Any:
+        return read_tensor(body, head_of(body, reference, where), where)
+
+    state: dict[str, Any] = {"regions": {}, "pathways": {}}
+    for entry, value in parts:
+        kind = "pathways" if entry.is_pathway else "regions"
+        state[kind][entry.name] = filled(value, path_of(entry), tensor)
+    for key in ASIDE:
+        if key in metadata:
+            state[key] = metadata[key]
+    state.setdefault("training_steps", header.training_steps)
+    state["metadata"] = {key: item for key, item in metadata.items() if key not in ASIDE}
+    return FileState(state, FORMAT, body.file_bytes, metadata)
+
+
+def inspect(body: Body) -> FileReport:
+    """Describe a file."""
+    _, metadata, parts = parse(body)
+    tensors = {}
+    for entry, value in parts:
+        for name, reference in references(value, path_of(entry)):
+            head = head_of(body, reference, name)
+            tensors[name] = TensorHeader(head.dtype, head.shape)
+    return FileReport(FORMAT, body.file_bytes, dict(sorted(tensors.items())), metadata)
+
+
+def parse(body: Body) -> tuple[Header, dict[str, Any], list[tuple[Entry, dict[str, Any]]]]:
+    """Return the header, the metadata, and the JSON of each region."""
+    header = read_header(body)
+    check_header(header, body.where)
+    metadata = read_json(body, header.metadata_offset, header.metadata_length, "the metadata")
+    entries = {(entry.name, entry.is_pathway): entry for entry in read_index(body, header)}
+    parts = [
+        (entry, read_json(body, entry.offset, entry.length, path_of(entry)))
+        for entry in entries.values()
+    ]
+    return header, metadata, parts

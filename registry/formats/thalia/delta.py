@@ -1,0 +1,359 @@
+"""A delta: what changed in a state since a base file, which may be a delta itself.
+
+Its content is a pickle; it is read by `holdfast.registry.formats.pickles`, with five names. Deltas
+are lossy by design: a difference below a threshold, and what is in a region without changed
+weights, was not written. The state that comes out is what Thalia's own program makes of the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.pickles import Known, read_pickle
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
+from holdfast.registry.formats.thalia import container, framing
+from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
+from holdfast.registry.formats.thalia.tensors import as_array
+from holdfast.registry.values.parse_limits import check_bytes, check_json
+
+_FORM: Final = struct.Struct("<5sI32sQQ7s")
+#: The longest chain of deltas.
+_MAX_CHAIN: Final = 1000
+_STORAGES: Final = {
+    "torch.FloatStorage": "<f4",
+    "torch.DoubleStorage": "<f8",
+    "torch.HalfStorage": "<f2",
+    "torch.IntStorage": "<i4",
+    "torch.LongStorage": "<i8",
+    "torch.BoolStorage": "?",
+}
+_STORAGE_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_STORAGE_VERSION: Final = 1001
+#: Parts of a region that a delta replaces as a whole.
+_REGION_STATES: Final = (
+    "neuron_state",
+    "learning_state",
+    "oscillator_state",
+    "neuromodulator_state",
+)
+_PATHWAY_STATES: Final = ("neuron_state", "learning_state")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The content of a file.
+
+    Attributes:
+        base_digest: SHA-256 of the base file, all its bytes.
+        base_step: Step of the base, 0 if that is a full file.
+        step: Step of the state.
+        changes: The changed regions and pathways.
+        metadata: The file's metadata.
+    """
+
+    base_digest: bytes
+    base_step: int
+    step: int
+    changes: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def read(body: Body, path: Path) -> FileState:
+    """Read a delta and the files that it builds upon.
+
+    Raises:
+        InvalidInput: It breaks a rule, or its base is missing or another file.
+        UnsupportedValue: It names a class or function that none of these files needs.
+    """
+    size, chain = body.file_bytes, [_parse(body)]
+    at = path
+    while True:
+        at = _base_path(chain[-1], at)
+        _check_base(chain[-1], at)
+        with framing.opened(at) as base:
+            if not base.is_delta:
+                found = container.read(base)
+                break
+            chain.append(_parse(base))
+        if len(chain) > _MAX_CHAIN:
+            raise InvalidInput(
+                "the chain of deltas is too long", where=path, expected=f"at most {_MAX_CHAIN}"
+            )
+    state: Any = found.state
+    for delta in reversed(chain):
+        _apply(state, delta, path)
+    state["metadata"] = chain[0].metadata
+    return FileState(state, container.FORMAT, size, chain[0].metadata)
+
+
+def inspect(body: Body) -> FileReport:
+    """Describe a delta alone: the tensors that it holds."""
+    delta = _parse(body)
+    tensors = {
+        name: TensorHeader(value.dtype, value.shape)
+        for name, value in _leaves(delta.changes, "")
+        if isinstance(value, pytree.TensorBytes)
+    }
+    return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata)
+
+
+def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
+    else:
+        return [(path, value)]
+    return [
+        leaf for key, item in parts for leaf in _leaves(item, f"{path}/{key}" if path else str(key))
+    ]
+
+
+# The file
+
+
+def _parse(body: Body) -> Delta:
+    data = body.read(0, body.length, "the delta")
+    check_bytes(body.length, "reading the delta", where=body.where, kind=InvalidInput)
+    if len(data) < _FORM.size:
+        raise InvalidInput("the delta breaks off", where=body.where, found=f"{len(data)} bytes")
+    magic, version, digest, base_step, step, _ = _FORM.unpack_from(data)
+    if magic != DELTA_MAGIC or version != 1:
+        raise InvalidInput(
+            "not a delta of a known version", where=body.where, expected=1, found=version
+        )
+    view = memoryview(data)
+    changes, length = read_pickle(view[64:], _names(body.where), where=body.where)
+    at = 64 + length
+    if len(data) - at < 4:
+        raise InvalidInput("the delta has no metadata", where=body.where)
+    (size,) = struct.unpack_from("<I", data, at)
+    if at + 4 + size != len(data):
+        raise InvalidInput(
+            "the metadata of the delta has another length",
+            where=body.where,
+            expected=f"{size} bytes",
+            found=f"{len(data) - at - 4} bytes",
+        )
+    return Delta(
+        digest, base_step, step, _checked(changes, body.where), _json(view[at + 4 :], body)
+    )
+
+
+def _json(data: memoryview, body: Body) -> dict[str, Any]:
+    text = bytes(data)
+    check_json(text, where=body.where, kind=InvalidInput)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("its metadata is not JSON", where=body.where, found=error) from error
+    if not isinstance(found, dict):
+        raise InvalidInput("its metadata is not a JSON object", where=body.where)
+    return found
+
+
+def _checked(changes: Any, where: Path) -> dict[str, Any]:
+    if not isinstance(changes, dict):
+        raise InvalidInput("the delta holds no dict", where=where, found=type(changes).__name__)
+    for kind in ("regions", "pathways"):
+        parts = changes.get(kind, {})
+        if not isinstance(parts, dict) or not all(
+            isinstance(part, dict) for part in parts.values()
+        ):
+            raise InvalidInput(f"the {kind} of the delta are not dicts by name", where=where)
+    return changes
+
+
+# Its base
+
+
+def _base_path(delta: Delta, path: Path) -> Path:
+    info = delta.metadata.get("delta_info")
+    name = info.get("base_checkpoint") if isinstance(info, dict) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidInput("the delta names no base", where=path)
+    return path.parent / name  # an absolute name stays absolute
+
+
+def _check_base(delta: Delta, path: Path) -> None:
+    if not path.exists():
+        raise InvalidInput(
+            "the base of the delta is missing",
+            where=path,
+            hint="Put the file of this name beside the delta.",
+        )
+    info: Any = delta.metadata["delta_info"]
+    wanted = info.get("base_hash")
+    hashed = hashlib.sha256()
+    with stable(path) as file:
+        while piece := file.read(2**20):
+            hashed.update(piece)
+    if hashed.hexdigest() != wanted:
+        raise InvalidInput(
+            "the base is another file than the delta was made from",
+            where=path,
+            expected=f"SHA-256 {str(wanted)[:64]}",
+            found=hashed.hexdigest(),
+        )
+
+
+# Applying
+
+
+def _apply(state: dict[str, Any], delta: Delta, path: Path) -> None:
+    for kind, states in (("regions", _REGION_STATES), ("pathways", _PATHWAY_STATES)):
+        for name, change in delta.changes.get(kind, {}).items():
+            if change.get("type") == "new":
+                state[kind][name] = copy.copy(change.get("state"))
+                continue
+            part = state[kind].get(name)
+            if not isinstance(part, dict):
+                raise InvalidInput(
+                    "the delta changes what its base has not", where=f"{path}: {kind}/{name}"
+                )
+            _apply_weights(part, change.get("weights"), f"{path}: {kind}/{name}")
+            part |= {key: change.get(key) for key in states}
+    if "training_steps" in delta.changes:
+        state["training_steps"] = delta.changes["training_steps"]
+
+
+def _apply_weights(part: dict[str, Any], changes: Any, where: str) -> None:
+    if not isinstance(changes, dict | None):
+        raise InvalidInput("the weights are not a dict", where=where)
+    weights = part.setdefault("weights", {})
+    for name, change in (changes or {}).items():
+        place = f"{where}/weights/{name}"
+        match change:
+            case {"type": "full", "tensor": pytree.TensorBytes() as tensor}:
+                weights[name] = tensor
+            case {
+                "type": "sparse",
+                "indices": pytree.TensorBytes(dtype="int64") as indices,
+                "values": pytree.TensorBytes() as values,
+            }:
+                weights[name] = _added(weights.get(name), as_array(indices), values, place)
+            case _:
+                raise InvalidInput("not a change of a weight", where=place)
+
+
+def _added(
+    base: Any, indices: NDArray[Any], values: pytree.TensorBytes, place: str
+) -> pytree.TensorBytes:
+    """Return a tensor with differences added at some coordinates."""
+    if (
+        not isinstance(base, pytree.TensorBytes)
+        or indices.shape != (math.prod(values.shape), len(base.shape))
+        or np.any(indices < 0)
+        or np.any(indices >= np.array(base.shape, np.int64))
+        or base.dtype == "bool"
+    ):
+        raise InvalidInput("the differences do not fit the tensor of the base", where=place)
+    made, data = pytree.allocate(base.dtype, base.shape, "tensor")
+    data[:] = base.data
+    array = as_array(made)
+    where = tuple(indices.T)
+    array[where] = array[where] + as_array(values).reshape(-1).astype(array.dtype)
+    return made
+
+
+# The names of the pickle
+
+
+def _names(where: Path) -> dict[str, Known]:
+    return {
+        "collections.OrderedDict": Known(call=OrderedDict),
+        "torch._utils._rebuild_tensor_v2": Known(call=_tensor),
+        "torch.storage._load_from_bytes": Known(call=lambda data: _storage(data, where)),
+    }
+
+
+def _tensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, requires_grad: Any, hooks: Any
+) -> pytree.TensorBytes:
+    """Make a tensor from its storage."""
+    del requires_grad, hooks
+    if not isinstance(storage, np.ndarray) or not _are_sizes((offset, *shape, *stride)):
+        raise TypeError("not a tensor")
+    if len(shape) != len(stride):
+        raise ValueError("shape and strides differ in length")
+    elements = math.prod(shape)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if elements and last >= len(storage):
+        raise ValueError("a tensor is not within its storage")
+    nbytes = elements * storage.itemsize
+    check_bytes(nbytes - storage.nbytes, "a tensor of the delta", where="delta", kind=InvalidInput)
+    dtype = _DTYPES[storage.dtype.str]
+    made, data = pytree.allocate(dtype, tuple(shape), "tensor")
+    if elements:
+        steps = tuple(step * storage.itemsize for step in stride)
+        view = np.lib.stride_tricks.as_strided(storage[offset:], tuple(shape), steps)
+        data[:] = memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8))
+    return made  # type: ignore[no-any-return]
+
+
+_DTYPES: Final = {
+    np.dtype(form).str: name
+    for form, name in (
+        ("<f4", "float32"),
+        ("<f8", "float64"),
+        ("<f2", "float16"),
+        ("<i4", "int32"),
+        ("<i8", "int64"),
+        ("?", "bool"),
+    )
+}
+
+
+def _are_sizes(numbers: tuple[Any, ...]) -> bool:
+    return all(type(number) is int and 0 <= number < 2**62 for number in numbers)
+
+
+def _storage(data: Any, where: Path) -> NDArray[Any]:
+    """Read a storage: five pickles, then the number of its elements, and the elements.
+
+    It is torch's file format before its version 1.6.
+    """
+    if type(data) is not bytes:
+        raise TypeError("not the bytes of a storage")
+    names = {name: Known(value=form) for name, form in _STORAGES.items()}
+    rest, found = memoryview(data), []
+    for _ in range(5):
+        value, length = read_pickle(rest, names, where=where, persistent=_persistent)
+        found.append(value)
+        rest = rest[length:]
+    magic, version, system, storage, keys = found
+    if magic != _STORAGE_MAGIC or version != _STORAGE_VERSION or len(keys) != 1:
+        raise ValueError("not a storage of torch")
+    if not isinstance(system, Mapping) or system.get("little_endian") is not True:
+        raise ValueError("a storage of a big-endian machine")
+    form, count = storage
+    (written,) = struct.unpack_from("<q", rest)
+    kind = np.dtype(form)
+    if written != count or len(rest) - 8 != count * kind.itemsize:
+        raise ValueError("a storage of another length")
+    return np.frombuffer(rest[8:], kind)
+
+
+def _persistent(key: Any) -> tuple[str, int]:
+    """Return type and number of elements of a storage."""
+    tag, form, _, device, count, view = key
+    if tag != "storage" or device != "cpu" or view is not None or not _are_sizes((count,)):
+        raise ValueError("not the id of a storage")
+    if form not in _STORAGES.values():
+        raise ValueError("an unknown type of storage")
+    return form, count

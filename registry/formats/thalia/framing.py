@@ -1,0 +1,274 @@
+"""Open a file of Thalia: undo its compression and check its checksum.
+
+A plain file ends with the SHA-256 of all bytes before it. Compressed files are of two kinds: first
+the programs compressed the body with its checksum, later the body alone, and put the checksum of
+the compressed bytes behind the frame. Bytes that follow the frame tell them apart. A delta has no
+checksum in any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.source import read_exactly, stable
+
+MAGIC = b"THAL"
+DELTA_MAGIC = b"\xce\x94THL"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+
+#: The largest file, and the largest body of a compressed one, unless the environment says another.
+DEFAULT_MAX_BYTES = 10 * 2**30
+MAX_BYTES = "HOLDFAST_MAX_THALIA_BYTES"
+CHECKSUM_BYTES = 32
+_PIECE = 2**20
+_SMALL_PIECE = 2**12
+
+Kind = Literal["full", "delta"]
+
+
+@dataclass(slots=True)
+class Body:
+    """The uncompressed bytes of a file.
+
+    Attributes:
+        file: Holds them, from position 0.
+        where: The file, for messages.
+        length: Their number, without a checksum.
+        file_bytes: Size of the file on disk.
+        compression: `zstd`, `lz4`, or nothing.
+        is_delta: Whether they are those of a delta.
+        problem: Why the checksum does not fit, if it does not.
+    """
+
+    file: BinaryIO
+    where: Path
+    length: int
+    file_bytes: int
+    compression: str
+    is_delta: bool
+    problem: str | None = None
+
+    def read(self, offset: int, length: int, what: str) -> bytes:
+        """Return bytes of the body.
+
+        Raises:
+            InvalidInput: They are not all within it.
+        """
+        self.check_range(offset, length, what)
+        data = bytearray(length)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_unchecked(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file behind the body."""
+        data = bytearray(length)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill memory with bytes of the body, which the caller knows to be within it."""
+        self.file.seek(offset)
+        read_exactly(self.file, into, self.where)
+
+    def check_range(self, offset: int, length: int, what: str) -> None:
+        """Refuse a range that is not within the body."""
+        if offset > self.length or length > self.length - offset:
+            raise InvalidInput(
+                f"{what} is not within the file",
+                where=self.where,
+                expected=f"at most {self.length} bytes",
+                found=f"{length} bytes from {offset}",
+            )
+
+
+def max_bytes() -> int:
+    """Return the largest allowed size, in bytes.
+
+    Raises:
+        InvalidInput: The environment does not say a number.
+    """
+    given = os.environ.get(MAX_BYTES, "")
+    if not given:
+        return DEFAULT_MAX_BYTES
+    if not given.isascii() or not given.isdigit():
+        raise InvalidInput(
+            "not a size of files", where=MAX_BYTES, expected="a number of bytes", found=repr(given)
+        )
+    return int(given)
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Return what a file begins with, once it is decompressed; `None` if it is none of Thalia's."""
+    with stable(path) as file:
+        head = file.read(64)
+        try:
+            if head.startswith(_ZSTD_MAGIC):
+                file.seek(0)
+                with _zstd().ZstdDecompressor().stream_reader(file, closefd=False) as plain:
+                    head = plain.read(8)
+            elif head.startswith(_LZ4_MAGIC):
+                file.seek(0)
+                head = lz4_frame().LZ4FrameFile(file).read(8)
+        except Exception:  # not even a frame: whatever the decoder says, it is no file of Thalia
+            return None
+    if head.startswith(MAGIC):
+        return "full"
+    return "delta" if head.startswith(DELTA_MAGIC) else None
+
+
+@contextmanager
+def opened(path: Path, *, tolerant: bool = False) -> Iterator[Body]:
+    """Open a file; a temporary file holds the body of a compressed one.
+
+    Args:
+        path: The file.
+        tolerant: Whether a wrong checksum is only noted in `Body.problem`.
+
+    Raises:
+        InvalidInput: It is no file of Thalia, it is too large, or its checksum is wrong.
+        IncompatibleState: The library for its compression is not installed.
+    """
+    with stable(path) as file:
+        size = file.seek(0, 2)
+        _check_size(size, path)
+        file.seek(0)
+        head = file.read(8)
+        if head.startswith((_ZSTD_MAGIC, _LZ4_MAGIC)):
+            with tempfile.TemporaryFile() as plain:
+                body = _decompressed(file, plain, size, head, path)
+                _finish(body, tolerant=tolerant)
+                yield body
+            return
+        body = Body(file, path, size, size, "", head.startswith(DELTA_MAGIC))
+        if not body.is_delta:
+            if not head.startswith(MAGIC):
+                raise InvalidInput(
+                    "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(head[:4])
+                )
+            _take_checksum(body)
+        _finish(body, tolerant=tolerant)
+        yield body
+
+
+def _finish(body: Body, *, tolerant: bool) -> None:
+    if body.problem is not None and not tolerant:
+        raise InvalidInput(
+            body.problem, where=body.where, hint="The file is damaged; nothing was read."
+        )
+
+
+def _check_size(size: int, path: Path) -> None:
+    most = max_bytes()
+    if size > most:
+        raise InvalidInput(
+            "the file is too large",
+            where=path,
+            expected=f"at most {most} bytes",
+            found=f"{size} bytes",
+            hint=f"Set {MAX_BYTES} to more, if you trust who wrote it.",
+        )
+
+
+def _take_checksum(body: Body) -> None:
+    """Split the checksum from the end of a body, and compare it."""
+    if body.length < CHECKSUM_BYTES:
+        body.problem = "the file is too short for its checksum"
+        return
+    body.length -= CHECKSUM_BYTES
+    found = _digest(body.file, body.length, body.where)
+    if found != body.read_unchecked(body.length, CHECKSUM_BYTES):
+        body.problem = "the checksum is wrong"
+
+
+def _digest(file: BinaryIO, length: int, path: Path) -> bytes:
+    """Return the SHA-256 of the first bytes of a file."""
+    hashed, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    file.seek(0)
+    while length:
+        part = piece[: min(length, _PIECE)]
+        read_exactly(file, part, path)
+        hashed.update(part)
+        length -= len(part)
+    return hashed.digest()
+
+
+def _decompressed(file: BinaryIO, plain: BinaryIO, size: int, head: bytes, path: Path) -> Body:
+    """Decompress the one frame of a file; what follows it is the checksum of the later kind."""
+    is_zstd = head.startswith(_ZSTD_MAGIC)
+    file.seek(0)
+    try:
+        rest = (_unpack_zstd if is_zstd else _unpack_lz4)(file, plain, path)
+    except (InvalidInput, IncompatibleState, OSError):
+        raise
+    except (RuntimeError, ValueError, MemoryError, EOFError, _zstd().ZstdError) as error:
+        raise InvalidInput("the compressed file is damaged", where=path, found=error) from error
+    rest += file.read(CHECKSUM_BYTES + 1)
+    body = Body(plain, path, plain.tell(), size, "zstd" if is_zstd else "lz4", is_delta=False)
+    start = body.read_unchecked(0, min(8, body.length))
+    body.is_delta = start.startswith(DELTA_MAGIC)
+    if not body.is_delta and not start.startswith(MAGIC):
+        raise InvalidInput(
+            "not a file of Thalia", where=path, expected=repr(MAGIC), found=repr(start[:4])
+        )
+    if body.is_delta and rest:
+        body.problem = "bytes follow the compressed delta"
+    elif not body.is_delta and not rest:
+        _take_checksum(body)
+    elif not body.is_delta and rest != _digest(file, max(0, size - CHECKSUM_BYTES), path):
+        body.problem = "the checksum is wrong"
+    return body
+
+
+def _unpack_zstd(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
+    """Decompress a frame of zstd; return bytes that were read behind it."""
+    decoder = _zstd().ZstdDecompressor().decompressobj()
+    while not decoder.eof:
+        # Nothing bounds the output of a call, so the input is small: a byte makes at most 32 KiB.
+        piece = file.read(_SMALL_PIECE)
+        if not piece:
+            raise EOFError("it breaks off")
+        plain.write(decoder.decompress(piece))
+        _check_size(plain.tell(), path)
+    return bytes(decoder.unused_data)
+
+
+def _unpack_lz4(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
+    """Decompress a frame of LZ4; return bytes that were read behind it."""
+    decoder = lz4_frame().LZ4FrameDecompressor()
+    while not decoder.eof:
+        piece = file.read(_PIECE) if decoder.needs_input else b""
+        if decoder.needs_input and not piece:
+            raise EOFError("it breaks off")
+        plain.write(decoder.decompress(piece, max_length=_PIECE))
+        _check_size(plain.tell(), path)
+    return bytes(decoder.unused_data or b"")
+
+
+def _zstd() -> Any:
+    import zstandard
+
+    return zstandard
+
+
+def lz4_frame() -> Any:
+    """Return the library for LZ4.
+
+    Raises:
+        IncompatibleState: It is not installed.
+    """
+    try:
+        import lz4.frame
+    except ModuleNotFoundError as error:
+        raise IncompatibleState(
+            "lz4 is not installed", hint="Install it: pip install 'holdfast[formats]'."
+        ) from error
+    return lz4.frame

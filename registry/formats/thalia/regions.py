@@ -1,0 +1,179 @@
+"""The JSON of a region or pathway: plain values, in which a tensor is a reference into the file.
+
+Lists and tuples are one, and keys that are not strings become strings: the format is made so.
+Dataclasses and other objects are kept as the dicts that stand for them; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.formats.thalia.tensors import DTYPES, TensorHead, encode, read_head
+from holdfast.registry.values.parse_limits import check_json
+
+_TENSOR: Final = "tensor"
+_MAX_DEPTH: Final = 200
+
+
+def read_json(body: Body, offset: int, length: int, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        InvalidInput: It is not within the file, not JSON, no object, or nested too deeply.
+    """
+    data = body.read(offset, length, what)
+    check_json(data, where=f"{body.where}: {what}", kind=InvalidInput)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("not JSON", where=f"{body.where}: {what}", found=error) from error
+    if not isinstance(found, dict):
+        raise InvalidInput(
+            "not a JSON object", where=f"{body.where}: {what}", found=type(found).__name__
+        )
+    return found
+
+
+def references(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path and the reference of each tensor in the JSON of a region.
+
+    Raises:
+        InvalidInput: It is nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise InvalidInput("nested too deeply", where=path[:200])
+    if _is_reference(value):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from references(item, f"{path}/{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from references(item, f"{path}/{index}", depth + 1)
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("_type") == _TENSOR and "_offset" in value
+
+
+def head_of(body: Body, reference: dict[str, Any], where: str) -> TensorHead:
+    """Return the header of a referenced tensor.
+
+    Raises:
+        InvalidInput: The reference or the tensor breaks a rule.
+    """
+    offset, length = reference["_offset"], reference.get("_bytes")
+    if type(offset) is not int or offset < 0:
+        raise InvalidInput("not the offset of a tensor", where=f"{body.where}: {where}")
+    head = read_head(body, offset, where)
+    if length is not None and length != head.end - offset:
+        raise InvalidInput(
+            "a tensor has another length than its reference says",
+            where=f"{body.where}: {where}",
+            expected=length,
+            found=head.end - offset,
+        )
+    return head
+
+
+def filled(value: Any, path: str, tensor: Callable[[dict[str, Any], str], Any]) -> Any:
+    """Return the JSON of a region with each reference replaced by its tensor."""
+    if _is_reference(value):
+        return tensor(value, path)
+    if isinstance(value, dict):
+        return {key: filled(item, f"{path}/{key}", tensor) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, f"{path}/{index}", tensor) for index, item in enumerate(value)]
+    return value
+
+
+def dump(value: Any) -> bytes:
+    """Return JSON as the programs of Thalia write it."""
+    return json.dumps(value, indent=2).encode()
+
+
+class RegionWriter:
+    """Writes the tensors of regions, and returns their JSON.
+
+    Args:
+        put: Writes bytes to the file.
+        at: Position in the file at which the first byte is put.
+
+    Attributes:
+        at: Position behind all that was put.
+    """
+
+    def __init__(self, put: Callable[[Any], Any], at: int) -> None:
+        self._put = put
+        self.at = at
+
+    def put(self, data: Any) -> None:
+        """Write bytes."""
+        self._put(data)
+        self.at += memoryview(data).nbytes
+
+    def region(self, value: Any, path: str) -> tuple[int, int]:
+        """Write a region; return position and length of its JSON.
+
+        Raises:
+            IncompatibleState: The format cannot keep a value of it.
+        """
+        data = dump(self.plain(value, path))
+        start = self.at
+        self.put(data)
+        return start, len(data)
+
+    def plain(self, value: Any, path: str) -> Any:
+        """Return a value as JSON, whose tensors are written."""
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if isinstance(value, dict):
+            return self._dict(value, path)
+        if isinstance(value, list | tuple):
+            return [self.plain(item, f"{path}/{index}") for index, item in enumerate(value)]
+        if isinstance(value, pytree.TensorBytes):
+            return self._tensor(value.dtype, value.shape, value.data, path)
+        if isinstance(value, np.ndarray):
+            whole = np.ascontiguousarray(value)
+            data = memoryview(whole.reshape(-1).view(np.uint8))
+            return self._tensor(whole.dtype.name, value.shape, data, path)
+        if type(value).__name__ == "device":
+            return {"_type": "torch.device", "_value": str(value)}
+        raise IncompatibleState(
+            "a .thalia file has no form for this value",
+            where=path,
+            found=type(value).__name__,
+            hint="Pull to a .pt file, or choose components with `--only`.",
+        )
+
+    def _dict(self, value: dict[Any, Any], path: str) -> dict[str, Any]:
+        if value.get("_type") == _TENSOR and "_offset" in value:
+            raise IncompatibleState("a dict looks like a reference to a tensor", where=path)
+        found = {str(key): self.plain(item, f"{path}/{key}") for key, item in value.items()}
+        if len(found) != len(value):
+            raise IncompatibleState(
+                "two keys of a dict are equal as strings, and a .thalia file has no others",
+                where=path,
+            )
+        return found
+
+    def _tensor(
+        self, dtype: str, shape: tuple[int, ...], data: memoryview, path: str
+    ) -> dict[str, Any]:
+        if dtype not in DTYPES:
+            raise IncompatibleState(
+                "a .thalia file has no such element type",
+                where=path,
+                expected=", ".join(DTYPES),
+                found=dtype,
+            )
+        start = self.at
+        length = encode(dtype, shape, data, self.put)
+        return {"_type": _TENSOR, "_offset": start, "_bytes": length}

@@ -1,0 +1,190 @@
+"""One tensor of a file: dense, or the coordinates and values of its elements that are not zero."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.values.parse_limits import check_bytes
+
+#: Codes of element types.
+DTYPES: Final = ("float32", "float64", "int32", "int64", "bool", "float16")
+_DENSE, _SPARSE = 0, 1
+_MAX_AXES = 64
+#: A tensor with more elements than this, of which more than this share is zero, is stored sparse.
+_SPARSE_ELEMENTS, _SPARSE_SHARE = 100, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHead:
+    """The header of a tensor.
+
+    Attributes:
+        dtype: Element type.
+        shape: Lengths of the axes.
+        is_sparse: Whether it is stored sparse.
+        nnz: Number of stored elements, if it is.
+        data: Position of the elements, or of the coordinates.
+        end: Position behind it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    is_sparse: bool
+    nnz: int
+    data: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in memory."""
+        return math.prod(self.shape) * item_size(self.dtype)
+
+
+def read_head(body: Body, offset: int, where: str) -> TensorHead:
+    """Read the header of a tensor; all of the tensor is within the file.
+
+    Raises:
+        InvalidInput: It breaks a rule.
+    """
+    encoding, code, axes = struct.unpack("<III", body.read(offset, 12, where))
+    if encoding not in (_DENSE, _SPARSE) or code >= len(DTYPES) or axes > _MAX_AXES:
+        raise InvalidInput(
+            "not the header of a tensor",
+            where=f"{body.where}: {where}",
+            expected=f"encoding 0 or 1, dtype 0 to {len(DTYPES) - 1}, at most {_MAX_AXES} axes",
+            found=f"{encoding}, {code}, {axes}",
+        )
+    shape = struct.unpack(f"<{axes}I", body.read(offset + 12, 4 * axes, where))
+    dtype, data = DTYPES[code], offset + 12 + 4 * axes
+    if encoding == _DENSE:
+        nbytes = math.prod(shape) * item_size(dtype)
+        body.check_range(data, nbytes, where)
+        return TensorHead(dtype, shape, is_sparse=False, nnz=0, data=data, end=data + nbytes)
+    (nnz,) = struct.unpack("<Q", body.read(data, 8, where))
+    if nnz > math.prod(shape):
+        raise InvalidInput(
+            "a sparse tensor has more elements than its shape",
+            where=f"{body.where}: {where}",
+            expected=f"at most {math.prod(shape)}",
+            found=nnz,
+        )
+    nbytes = nnz * (8 * axes + item_size(dtype))
+    body.check_range(data + 8, nbytes, where)
+    return TensorHead(dtype, shape, is_sparse=True, nnz=nnz, data=data + 8, end=data + 8 + nbytes)
+
+
+def read_tensor(body: Body, head: TensorHead, where: str) -> pytree.TensorBytes:
+    """Read a tensor; a sparse one becomes dense.
+
+    Raises:
+        InvalidInput: Coordinates are outside of its shape or repeated, or a truth value is neither
+            0 nor 1.
+    """
+    tensor, data = pytree.allocate(head.dtype, head.shape, "tensor")
+    place = f"{body.where}: {where}"
+    if not head.is_sparse:
+        body.read_into(head.data, data)
+    else:
+        _scatter(body, head, data, place)
+    if head.dtype == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        raise InvalidInput("a truth value is neither 0 nor 1", where=place)
+    return tensor
+
+
+def check_expansion(heads: Sequence[TensorHead], body: Body) -> None:
+    """Refuse tensors that would need far more memory than the file has bytes.
+
+    Sparse ones can be of any size, and one stored tensor can be referenced often.
+
+    Raises:
+        InvalidInput: They are beyond the bound of records.
+    """
+    wanted = sum(head.nbytes for head in heads) - body.length
+    check_bytes(wanted, "filling its tensors", where=body.where, kind=InvalidInput)
+
+
+def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None:
+    data[:] = bytes(len(data))
+    if not head.nnz:
+        return
+    axes, count = len(head.shape), 8 * len(head.shape) * head.nnz
+    raw = bytearray(count)
+    body.read_into(head.data, memoryview(raw))
+    indices = np.frombuffer(raw, "<i8").reshape(axes, head.nnz)
+    bounds = np.array(head.shape, np.int64).reshape(axes, 1)
+    if axes and (np.any(indices < 0) or np.any(indices >= bounds)):
+        raise InvalidInput("a coordinate is outside of the tensor", where=place, found=head.shape)
+    flat = np.zeros(head.nnz, np.int64)
+    for axis, length in enumerate(head.shape):
+        flat = flat * length + indices[axis]
+    if len(np.unique(flat)) != head.nnz:
+        raise InvalidInput("a coordinate of a sparse tensor is repeated", where=place)
+    size = item_size(head.dtype)
+    values = bytearray(size * head.nnz)
+    body.read_into(head.data + count, memoryview(values))
+    elements = np.frombuffer(data, np.dtype(f"V{size}"))
+    elements[flat] = np.frombuffer(values, np.dtype(f"V{size}"))
+
+
+def encode(dtype: str, shape: tuple[int, ...], data: memoryview, put: Callable[[Any], Any]) -> int:
+    """Write a tensor, sparse where the programs of Thalia would; return its length in bytes.
+
+    A tensor with a negative zero is written dense, since the sparse form has no sign for it; one
+    of float16 too, since the programs cannot read that sparse.
+
+    Args:
+        dtype: Element type, one of `DTYPES`.
+        shape: Lengths of the axes.
+        data: Its bytes, C order, little-endian.
+        put: Writes bytes to the file.
+    """
+    values = np.frombuffer(data, _NUMPY[dtype])
+    is_sparse = _is_sparse(values, dtype)
+    head = struct.pack(
+        f"<III{len(shape)}I", int(is_sparse), DTYPES.index(dtype), len(shape), *shape
+    )
+    put(head)
+    if not is_sparse:
+        put(data)
+        return len(head) + data.nbytes
+    (where,) = np.nonzero(values)
+    indices = np.stack(np.unravel_index(where, shape)).astype("<i8")
+    put(struct.pack("<Q", len(where)))
+    put(indices.tobytes())
+    put(values[where].tobytes())
+    return len(head) + 8 + indices.nbytes + values[where].nbytes
+
+
+_NUMPY: Final = {
+    "float32": "<f4",
+    "float64": "<f8",
+    "int32": "<i4",
+    "int64": "<i8",
+    "bool": "?",
+    "float16": "<f2",
+}
+
+
+def as_array(tensor: pytree.TensorBytes) -> NDArray[Any]:
+    """Return a tensor as an array on the same memory."""
+    return np.frombuffer(tensor.data, _NUMPY[tensor.dtype]).reshape(tensor.shape)
+
+
+def _is_sparse(values: NDArray[Any], dtype: str) -> bool:
+    if len(values) <= _SPARSE_ELEMENTS or dtype == "float16":
+        return False
+    is_zero = values == 0
+    if np.float32(np.count_nonzero(is_zero)) / np.float32(len(values)) <= _SPARSE_SHARE:
+        return False
+    return not (values.dtype.kind == "f" and np.any(np.signbit(values[is_zero])))

@@ -1,0 +1,266 @@
+"""Write a state as a file, byte for byte as the programs of Thalia would."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import zstandard
+from holdfast.registry.formats.content import Content
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.state_file import WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
+from holdfast.registry.formats.thalia.framing import lz4_frame
+from holdfast.registry.formats.thalia.header import HEADER_BYTES, Entry, Header, path_of
+from holdfast.registry.formats.thalia.regions import RegionWriter, dump
+
+#: The keys that the programs of Thalia write behind those of the caller, in their order.
+_ORDER: Final = (
+    "timestamp",
+    "thalia_version",
+    "checkpoint_format_version",
+    "pytorch_version",
+    "device",
+    "training_steps",
+    "config",
+    "theta",
+    "scheduler",
+    "trial_state",
+    "growth_history",
+    "precision_policy",
+    "precision_stats",
+)
+_LZ4_LEVEL, _ZSTD_LEVEL = 0, 3
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "timestamp": "1970-01-01T00:00:00",
+    "thalia_version": "0.2.0",
+    "checkpoint_format_version": "0.1.0",
+    "pytorch_version": "",
+    "device": "cpu",
+    "training_steps": 0,
+    "config": {},
+    "theta": {},
+    "scheduler": {},
+    "trial_state": {},
+    "growth_history": [],
+    "precision_policy": "fp32",
+}
+_STATISTICS: Final = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "float64": "fp64",
+    "int32": "int",
+    "int64": "int",
+    "bool": "other",
+}
+_ZSTD_LEVEL: Final = 3
+_PIECE: Final = 2**20
+
+
+def write(
+    path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
+) -> WrittenFile:
+    """Write a file; equal states with equal metadata give equal files.
+
+    Raises:
+        IncompatibleState: The state has no regions, or a value that the format cannot keep.
+    """
+    state = _plain(content)
+    _check_components(state)
+    merged = {**state.get("metadata", {}), **(metadata or {})}
+    merged |= {key: state[key] for key in ASIDE if key in state}
+    with new_file(path, content.size_bytes, force=force) as file:
+        compress = _COMPRESSORS.get(path.suffix.lower())
+        if compress is None:
+            _write_body(file, state, merged)
+        else:
+            with tempfile.TemporaryFile() as plain:
+                _write_body(plain, state, merged)
+                plain.seek(0)
+                compress(plain, file)
+        _append_checksum(file)
+        size = file.tell()
+    return WrittenFile(path, FORMAT, size)
+
+
+def _plain(content: Content) -> dict[str, Any]:
+    """Return the state as plain values with tensors as bytes."""
+    flat = content.flat(content.parts)
+    parts = []
+    for part in flat.components:
+        kinds, arrays = pytree.portable_kinds(part.skeleton), []
+        for leaf, kind in zip(part.leaves, kinds, strict=True):
+            if kind == "tensor":
+                arrays.append(pytree.TensorBytes(str(leaf.dtype), leaf.shape, leaf.buffer()))
+                continue
+            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kind)
+            view[:] = leaf.buffer()
+            arrays.append(array)
+        parts.append((part.name, part.skeleton, arrays))
+    state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
+    kept = dict(content.skeletons)
+    for name in kept:
+        if name not in state:
+            state[name] = pytree.unflatten_component(kept[name], ())
+    return state
+
+
+def _check_components(state: Mapping[str, Any]) -> None:
+    known = ("regions", "pathways", "metadata", *ASIDE)
+    for name in state:
+        if name not in known:
+            raise IncompatibleState(
+                "a .thalia file has no place for a component",
+                where=name,
+                expected=", ".join(known),
+                hint="Choose others with `--only`, or pull to a .pt file.",
+            )
+    for name in ("regions", "pathways", "metadata"):
+        if not isinstance(state.get(name, {}), dict):
+            raise IncompatibleState("not a dict", where=name, found=type(state[name]).__name__)
+    if not state.get("regions") and not state.get("pathways"):
+        raise IncompatibleState("a .thalia file needs at least one region", where="regions")
+
+
+def _write_body(file: BinaryIO, state: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Write everything but the checksum; the header last, since it has sums over all regions."""
+    text = dump(_ordered(metadata, state))
+    file.write(bytes(HEADER_BYTES))
+    file.write(text)
+    writer = RegionWriter(file.write, HEADER_BYTES + len(text))
+    entries = []
+    for kind in ("regions", "pathways"):
+        for name, value in state.get(kind, {}).items():
+            entry = Entry(str(name), kind == "pathways", 0, 0)
+            offset, length = writer.region(value, path_of(entry))
+            entries.append(Entry(entry.name, entry.is_pathway, offset, length))
+    index = b"".join(entry.pack() for entry in entries)
+    header = Header(
+        timestamp=_seconds(metadata.get("timestamp")),
+        metadata_length=len(text),
+        index_offset=writer.at,
+        index_length=len(index),
+        total_neurons=sum(_membrane(region) for region in state.get("regions", {}).values()),
+        total_synapses=sum(_weights(region) for region in state.get("regions", {}).values()),
+        training_steps=_count(metadata.get("training_steps")),
+        num_regions=len(entries),
+    )
+    file.write(index)
+    file.seek(0)
+    file.write(header.pack())
+    file.seek(0, 2)
+
+
+def _ordered(metadata: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a file: keys of the caller, then those that every file has."""
+    found = {key: value for key, value in metadata.items() if key not in _ORDER}
+    for key in _ORDER[:-1]:
+        found[key] = metadata.get(key, _DEFAULTS[key])
+    found[_ORDER[-1]] = _statistics(state)
+    writer = RegionWriter(_refuse, 0)
+    return {str(key): writer.plain(value, f"metadata/{key}") for key, value in found.items()}
+
+
+def _refuse(data: Any) -> None:
+    raise IncompatibleState(
+        "the metadata of a .thalia file holds no tensors", where="metadata", found=len(data)
+    )
+
+
+def _statistics(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return count and bytes of the tensors by kind of number."""
+    counts = {name: [0.0, 0.0] for name in ("fp32", "fp16", "fp64", "int", "other")}
+    for kind in ("regions", "pathways"):
+        for dtype, nbytes in _tensors(state.get(kind, {})):
+            counted = counts[_STATISTICS.get(dtype, "other")]
+            counted[0] += 1
+            counted[1] += nbytes
+    total = sum(nbytes for _, nbytes in counts.values())
+    found: dict[str, Any] = {
+        name: {
+            "count": count,
+            "bytes": nbytes,
+            "mb": nbytes / 2**20,
+            "percent": nbytes / total * 100 if total else 0.0,
+        }
+        for name, (count, nbytes) in counts.items()
+    }
+    found["total_mb"] = total / 2**20
+    return found
+
+
+def _tensors(value: Any) -> list[tuple[str, int]]:
+    if isinstance(value, pytree.TensorBytes):
+        return [(value.dtype, value.data.nbytes)]
+    if isinstance(value, np.ndarray):
+        return [(value.dtype.name, value.nbytes)]
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        return [found for item in items for found in _tensors(item)]
+    return []
+
+
+def _membrane(region: Any) -> int:
+    state = region.get("neuron_state") if isinstance(region, dict) else None
+    return _elements(state.get("membrane")) if isinstance(state, dict) else 0
+
+
+def _weights(region: Any) -> int:
+    weights = region.get("weights") if isinstance(region, dict) else None
+    return sum(map(_elements, weights.values())) if isinstance(weights, dict) else 0
+
+
+def _elements(value: Any) -> int:
+    if isinstance(value, pytree.TensorBytes | np.ndarray):
+        return int(np.prod(value.shape, dtype=object))
+    return 0
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**64 else 0
+
+
+def _seconds(timestamp: Any) -> int:
+    """Return the time of the metadata in seconds; it is UTC and names no zone."""
+    try:
+        moment = datetime.datetime.fromisoformat(timestamp)
+    except (TypeError, ValueError):
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return max(0, int(moment.timestamp()))
+
+
+def _append_checksum(file: BinaryIO) -> None:
+    hashed = hashlib.sha256()
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        hashed.update(piece)
+    file.write(hashed.digest())
+
+
+def _to_zstd(plain: BinaryIO, file: BinaryIO) -> None:
+    size = plain.seek(0, 2)
+    plain.seek(0)
+    zstandard.ZstdCompressor(level=_ZSTD_LEVEL).copy_stream(plain, file, size=size)
+
+
+def _to_lz4(plain: BinaryIO, file: BinaryIO) -> None:
+    compressor = lz4_frame().LZ4FrameCompressor()
+    file.write(compressor.begin())
+    while piece := plain.read(_PIECE):
+        file.write(compressor.compress(piece))
+    file.write(compressor.flush())
+
+
+_COMPRESSORS: Final = {".zst": _to_zstd, ".lz4": _to_lz4}
