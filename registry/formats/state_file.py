@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.pytree import FlatState
 
 
@@ -79,5 +79,10 @@ def problems(read: Callable[[Path], FileState], path: Path) -> list[str]:
     try:
         read(path)
     except InvalidInput as error:
-        return [" ".join(str(error).split())]
+        return [problem(error)]
     return []
+
+
+def problem(error: RegistryError) -> str:
+    """Return an error as a line of text."""
+    return " ".join(str(error).split())

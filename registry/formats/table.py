@@ -72,6 +72,7 @@ FORMATS: tuple[Format, ...] = (
     Format("safetensors", (".safetensors",), keeps_metadata=True),
     Format("zarr", (".zarr",), is_folder=True),
     Format("npz", (".npz",)),
+    Format("thalia", (".thalia", ".thalia.zst", ".thalia.lz4"), keeps_metadata=True),
     OPAQUE,
 )
 #: All extensions, and the first one of each format: for messages and help texts.
@@ -96,8 +97,8 @@ def named(name: str) -> Format:
 
 def by_extension(path: Path) -> Format | None:
     """Return the format that the name of a file promises."""
-    suffix = path.suffix.lower()
-    return next((one for one in FORMATS if suffix in one.extensions), None)
+    name = path.name.lower()
+    return next((one for one in FORMATS if name.endswith(one.extensions or "/")), None)
 
 
 def by_content(path: Path) -> Format | None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry.formats.content import Content
-
 from holdfast.registry.formats.state_file import FileReport, FileState, WrittenFile
 from holdfast.registry.formats.thalia import checking, container, delta, framing, writing
 

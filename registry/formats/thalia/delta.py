@@ -21,7 +21,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.pickles import Known, read_pickle
 from holdfast.registry.formats.source import stable
@@ -29,6 +28,8 @@ from holdfast.registry.formats.state_file import FileReport, FileState, TensorHe
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
 from holdfast.registry.formats.thalia.tensors import as_array
+from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.parse_limits import check_bytes, check_json
 
 _FORM: Final = struct.Struct("<5sI32sQQ7s")
@@ -107,7 +108,7 @@ def inspect(body: Body) -> FileReport:
     tensors = {
         name: TensorHeader(value.dtype, value.shape)
         for name, value in _leaves(delta.changes, "")
-        if isinstance(value, pytree.TensorBytes)
+        if isinstance(value, TensorBytes)
     }
     return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata)
 
@@ -239,31 +240,29 @@ def _apply_weights(part: dict[str, Any], changes: Any, where: str) -> None:
     for name, change in (changes or {}).items():
         place = f"{where}/weights/{name}"
         match change:
-            case {"type": "full", "tensor": pytree.TensorBytes() as tensor}:
+            case {"type": "full", "tensor": TensorBytes() as tensor}:
                 weights[name] = tensor
             case {
                 "type": "sparse",
-                "indices": pytree.TensorBytes(dtype="int64") as indices,
-                "values": pytree.TensorBytes() as values,
+                "indices": TensorBytes(dtype="int64") as indices,
+                "values": TensorBytes() as values,
             }:
                 weights[name] = _added(weights.get(name), as_array(indices), values, place)
             case _:
                 raise InvalidInput("not a change of a weight", where=place)
 
 
-def _added(
-    base: Any, indices: NDArray[Any], values: pytree.TensorBytes, place: str
-) -> pytree.TensorBytes:
+def _added(base: Any, indices: NDArray[Any], values: TensorBytes, place: str) -> TensorBytes:
     """Return a tensor with differences added at some coordinates."""
     if (
-        not isinstance(base, pytree.TensorBytes)
+        not isinstance(base, TensorBytes)
         or indices.shape != (math.prod(values.shape), len(base.shape))
         or np.any(indices < 0)
         or np.any(indices >= np.array(base.shape, np.int64))
         or base.dtype == "bool"
     ):
         raise InvalidInput("the differences do not fit the tensor of the base", where=place)
-    made, data = pytree.allocate(base.dtype, base.shape, "tensor")
+    made, data = allocate(base.dtype, base.shape)
     data[:] = base.data
     array = as_array(made)
     where = tuple(indices.T)
@@ -284,7 +283,7 @@ def _names(where: Path) -> dict[str, Known]:
 
 def _tensor(
     storage: Any, offset: Any, shape: Any, stride: Any, requires_grad: Any, hooks: Any
-) -> pytree.TensorBytes:
+) -> TensorBytes:
     """Make a tensor from its storage."""
     del requires_grad, hooks
     if not isinstance(storage, np.ndarray) or not _are_sizes((offset, *shape, *stride)):
@@ -298,12 +297,12 @@ def _tensor(
     nbytes = elements * storage.itemsize
     check_bytes(nbytes - storage.nbytes, "a tensor of the delta", where="delta", kind=InvalidInput)
     dtype = _DTYPES[storage.dtype.str]
-    made, data = pytree.allocate(dtype, tuple(shape), "tensor")
+    made, data = allocate(dtype, tuple(shape))
     if elements:
         steps = tuple(step * storage.itemsize for step in stride)
         view = np.lib.stride_tricks.as_strided(storage[offset:], tuple(shape), steps)
-        data[:] = memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8))
-    return made  # type: ignore[no-any-return]
+        data[:] = memoryview(np.ascontiguousarray(view).tobytes())
+    return made
 
 
 _DTYPES: Final = {

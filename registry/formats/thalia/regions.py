@@ -142,7 +142,7 @@ class RegionWriter:
             return self._tensor(value.dtype, value.shape, value.data, path)
         if isinstance(value, np.ndarray):
             whole = np.ascontiguousarray(value)
-            data = memoryview(whole.reshape(-1).view(np.uint8))
+            data = memoryview(whole.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
             return self._tensor(whole.dtype.name, value.shape, data, path)
         if type(value).__name__ == "device":
             return {"_type": "torch.device", "_value": str(value)}

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.dtypes import item_size
 from holdfast.registry.values.parse_limits import check_bytes
 
@@ -84,14 +85,14 @@ def read_head(body: Body, offset: int, where: str) -> TensorHead:
     return TensorHead(dtype, shape, is_sparse=True, nnz=nnz, data=data + 8, end=data + 8 + nbytes)
 
 
-def read_tensor(body: Body, head: TensorHead, where: str) -> pytree.TensorBytes:
+def read_tensor(body: Body, head: TensorHead, where: str) -> TensorBytes:
     """Read a tensor; a sparse one becomes dense.
 
     Raises:
         InvalidInput: Coordinates are outside of its shape or repeated, or a truth value is neither
             0 nor 1.
     """
-    tensor, data = pytree.allocate(head.dtype, head.shape, "tensor")
+    tensor, data = allocate(head.dtype, head.shape)
     place = f"{body.where}: {where}"
     if not head.is_sparse:
         body.read_into(head.data, data)
@@ -176,7 +177,7 @@ _NUMPY: Final = {
 }
 
 
-def as_array(tensor: pytree.TensorBytes) -> NDArray[Any]:
+def as_array(tensor: TensorBytes) -> NDArray[Any]:
     """Return a tensor as an array on the same memory."""
     return np.frombuffer(tensor.data, _NUMPY[tensor.dtype]).reshape(tensor.shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
 import tempfile
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import zstandard
-from holdfast.registry.formats.content import Content
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
@@ -38,7 +38,6 @@ _ORDER: Final = (
     "precision_policy",
     "precision_stats",
 )
-_LZ4_LEVEL, _ZSTD_LEVEL = 0, 3
 
 
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -98,12 +97,13 @@ def _plain(content: Content) -> dict[str, Any]:
     flat = content.flat(content.parts)
     parts = []
     for part in flat.components:
-        kinds, arrays = pytree.portable_kinds(part.skeleton), []
-        for leaf, kind in zip(part.leaves, kinds, strict=True):
-            if kind == "tensor":
+        kinds = pytree.portable_kinds(part.skeleton)
+        arrays: list[Any] = []
+        for index, leaf in enumerate(part.leaves):
+            if kinds[index] == "tensor":
                 arrays.append(pytree.TensorBytes(str(leaf.dtype), leaf.shape, leaf.buffer()))
                 continue
-            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kind)
+            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kinds[index])
             view[:] = leaf.buffer()
             arrays.append(array)
         parts.append((part.name, part.skeleton, arrays))
@@ -233,11 +233,11 @@ def _count(value: Any) -> int:
 def _seconds(timestamp: Any) -> int:
     """Return the time of the metadata in seconds; it is UTC and names no zone."""
     try:
-        moment = datetime.datetime.fromisoformat(timestamp)
+        moment = dt.datetime.fromisoformat(timestamp)
     except (TypeError, ValueError):
         return 0
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
+        moment = moment.replace(tzinfo=dt.UTC)
     return max(0, int(moment.timestamp()))
 
 

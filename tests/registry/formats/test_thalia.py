@@ -1,0 +1,396 @@
+"""Files of Thalia: those of the real programs, those written here, and damaged ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pytest
+import zstandard
+
+from holdfast.registry import formats
+from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.formats.thalia.tensors import as_array
+from holdfast.registry.pytree import TensorBytes
+from tests.support.foreign import expected, foreign
+
+FULL = ["minimal.thalia", "full.thalia", "full.thalia.zst", "full.thalia.lz4", "fp16.thalia"]
+
+
+def same(found: Any, wanted: Any, arrays: dict[str, Any], where: str = "") -> None:
+    """Compare a state with the description of a real file, bit for bit."""
+    match wanted:
+        case {"$tensor": str(path)}:
+            array = arrays[path]
+            assert isinstance(found, TensorBytes), where
+            assert (found.dtype, found.shape) == (array.dtype.name, array.shape), where
+            assert bytes(found.data) == array.tobytes(), where
+        case {"$torch_device": str(name)}:
+            assert found == {"_type": "torch.device", "_value": name}, where
+        case {"$dataclass": str(name), "fields": fields}:
+            assert found["_dataclass"].split(".")[-1] == name.split(".")[-1], where
+            same(found["_fields"], fields, arrays, where)
+        case {"$object": str(name), "dict": fields}:
+            assert found["_class"].split(".")[-1] == name.split(".")[-1], where
+            same(found["_dict"], fields, arrays, where)
+        case dict():
+            limit = {"/regions": 31, "/pathways": 23}.get(where)  # of the index
+            cut = {key: key[:limit] for key in wanted}
+            assert list(found) == list(cut.values()), where
+            for key, value in wanted.items():
+                same(found[cut[key]], value, arrays, f"{where}/{key}")
+        case list():
+            assert len(found) == len(wanted), where
+            for index, value in enumerate(wanted):
+                same(found[index], value, arrays, f"{where}/{index}")
+        case _:
+            assert (type(found), found) == (type(wanted), wanted), where
+
+
+def parts(state: Any) -> dict[str, Any]:
+    return {name: state[name] for name in ("regions", "pathways")}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_real_files(name: str) -> None:
+    path = foreign(f"thalia/{name}")
+    wanted, arrays = expected(path)
+    found = formats.read(path, portable=True)
+    same(parts(found.state), wanted["state"], arrays)
+    assert found.metadata == wanted["metadata"]
+    assert formats.detect(path) == "thalia"
+    assert formats.validate(path) == []
+    report = formats.inspect(path)
+    on_disk = {
+        f"{'pathways' if key.startswith('pathway:') else 'regions'}/{key.removeprefix('pathway:')}"
+        for key in wanted["tensors_on_disk"]
+    }
+    assert set(report.tensors) == on_disk
+
+
+@pytest.mark.parametrize("name", ["stage1.delta.thalia"])
+def test_real_deltas(name: str) -> None:
+    path = foreign(f"thalia/delta/{name}")
+    wanted, arrays = expected(path)
+    found = formats.read(path, portable=True)
+    same(
+        parts(found.state),
+        {k: wanted["reconstructed_state"][k] for k in ("regions", "pathways")},
+        arrays,
+    )
+    assert found.state["training_steps"] == wanted["reconstructed_state"]["training_steps"]
+    assert found.metadata == wanted["metadata"]
+
+
+@pytest.mark.parametrize("name", ["minimal.thalia", "delta/stage0.thalia"])
+def test_a_real_file_is_written_byte_for_byte(name: str, tmp_path: Path) -> None:
+    path = foreign(f"thalia/{name}")
+    found = formats.read(path, portable=True)
+    formats.write(tmp_path / "again.thalia", found.state)
+    assert (tmp_path / "again.thalia").read_bytes() == path.read_bytes()
+
+
+# Files that are written here, read by a reader of their own
+
+
+def plain_reader(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read an uncompressed file as the facts describe it: metadata, and values by region."""
+    assert hashlib.sha256(data[:-32]).digest() == data[-32:]
+    header = struct.unpack("<4sHHHHQQQQQQQQQQII", data[:100])
+    assert header[:5] == (b"THAL", 0, 1, 0, 0)
+    assert header[16] == 1
+    metadata = json.loads(data[header[6] : header[6] + header[7]])
+    start, length = header[8], header[9]
+    assert length == 48 * header[15]
+    assert start + length == len(data) - 32
+    found = {}
+    for at in range(start, start + length, 48):
+        name, offset, size = struct.unpack("<32sQQ", data[at : at + 48])
+        found[name.rstrip(b"\0").decode()] = resolved(
+            data, json.loads(data[offset : offset + size])
+        )
+    return metadata, found
+
+
+def resolved(data: bytes, value: Any) -> Any:
+    if isinstance(value, dict) and value.get("_type") == "tensor":
+        array, end = tensor_at(data, value["_offset"])
+        assert end == value["_offset"] + value["_bytes"]
+        return array
+    if isinstance(value, dict):
+        return {key: resolved(data, item) for key, item in value.items()}
+    return [resolved(data, item) for item in value] if isinstance(value, list) else value
+
+
+def tensor_at(data: bytes, at: int) -> tuple[np.ndarray[Any, Any], int]:
+    encoding, code, axes = struct.unpack_from("<III", data, at)
+    shape = struct.unpack_from(f"<{axes}I", data, at + 12)
+    kind = np.dtype(["<f4", "<f8", "<i4", "<i8", "?", "<f2"][code])
+    at += 12 + 4 * axes
+    if encoding == 0:
+        count = int(np.prod(shape))
+        return np.frombuffer(data, kind, count, at).reshape(shape), at + count * kind.itemsize
+    (nnz,) = struct.unpack_from("<Q", data, at)
+    where = np.frombuffer(data, "<i8", axes * nnz, at + 8).reshape(axes, nnz)
+    at += 8 + 8 * axes * nnz
+    array = np.zeros(shape, kind)
+    array[tuple(where)] = np.frombuffer(data, kind, nnz, at)
+    return array, at + nnz * kind.itemsize
+
+
+def brain() -> dict[str, Any]:
+    """A state with every element type, sparse and dense tensors, and odd values."""
+    sparse = np.zeros((30, 20), np.float32)
+    sparse[3, 4], sparse[29, 19] = 1.5, np.nan
+    negative = np.zeros(200, np.float32)
+    negative[7] = -0.0
+    cortex = {
+        "weights": {"w_ff": np.arange(12, dtype=np.float32).reshape(3, 4), "w_rec": sparse},
+        "neuron_state": {
+            "membrane": np.array([1.0, -2.0, np.inf]),
+            "spikes": np.array([True, False]),
+        },
+        "counts": np.arange(150, dtype=np.int64) // 149,
+        "refractory": np.array(3, np.int32),
+        "negative": negative,
+        "narrow": np.zeros(300, np.float16),
+        "history": [1, 2.5, "x", None, True, {"t": np.zeros((0, 3), np.float32)}],
+        "text": "na\u00efve \u2603",
+        "big": 2**70,
+    }
+    return {
+        "regions": {"cortex": cortex, "empty": {}},
+        "pathways": {"c2h": {"weights": {"w": np.ones((2, 2), np.float32)}, "neuron_state": None}},
+        "config": {"n": 3},
+        "training_steps": 7000,
+        "metadata": {"experiment": "mine", "growth_history": [{"step": 1}]},
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return type(one) is type(other) and one == other
+
+
+def arrays(value: Any) -> Any:
+    if isinstance(value, TensorBytes):
+        return as_array(value)
+    if isinstance(value, dict):
+        return {key: arrays(item) for key, item in value.items()}
+    return [arrays(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst", ".lz4"])
+def test_round_trip(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"brain.thalia{suffix}"
+    formats.write(path, brain(), {"experiment": "other"})
+    data = path.read_bytes()
+    if suffix:
+        assert hashlib.sha256(data[:-32]).digest() == data[-32:]
+        decoder = zstandard.ZstdDecompressor() if suffix == ".zst" else None
+        unpack = decoder.decompress if decoder else lz4.frame.decompress
+        body = unpack(data[:-32])
+        data = body + hashlib.sha256(body).digest()
+    metadata, found = plain_reader(data)
+    state = brain()
+    assert equal(found["cortex"], state["regions"]["cortex"])
+    assert equal(found["pathway:c2h"], state["pathways"]["c2h"])
+    assert metadata["experiment"] == "other"
+    assert metadata["config"] == {"n": 3}
+    read = formats.read(path, portable=True)
+    assert equal(arrays(read.state["regions"]), state["regions"])
+    assert read.state["training_steps"] == 7000
+    formats.write(tmp_path / "again.thalia", read.state)
+    formats.write(tmp_path / "first.thalia", brain(), {"experiment": "other"})
+    assert (tmp_path / "again.thalia").read_bytes() == (tmp_path / "first.thalia").read_bytes()
+
+
+@pytest.mark.parametrize("compress", [zstandard.ZstdCompressor().compress, lz4.frame.compress])
+def test_the_older_frame_of_compressed_files(tmp_path: Path, compress: Any) -> None:
+    formats.write(tmp_path / "plain.thalia", brain())
+    path = tmp_path / "old.thalia"
+    path.write_bytes(compress((tmp_path / "plain.thalia").read_bytes()))
+    assert equal(arrays(formats.read(path, portable=True).state["regions"]), brain()["regions"])
+
+
+def test_the_choice_of_dense_and_sparse(tmp_path: Path) -> None:
+    formats.write(tmp_path / "brain.thalia", brain())
+    data = (tmp_path / "brain.thalia").read_bytes()
+    _, found = plain_reader(data)
+    (start,) = struct.unpack_from("<Q", data, 0x24)
+    offset, size = struct.unpack_from("<QQ", data, start + 32)
+    text = json.loads(data[offset : offset + size])
+    encodings = {
+        name: struct.unpack_from("<I", data, reference["_offset"])[0]
+        for name, reference in {**text, **text["weights"]}.items()
+        if isinstance(reference, dict) and "_offset" in reference
+    }
+    # A negative zero has no sparse form; the programs cannot read sparse float16.
+    assert encodings == {
+        "w_ff": 0,
+        "w_rec": 1,
+        "counts": 1,
+        "refractory": 0,
+        "negative": 0,
+        "narrow": 0,
+    }
+    assert (
+        found["cortex"]["negative"].tobytes() == brain()["regions"]["cortex"]["negative"].tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": {}}, "no place for a component"),
+        ({"regions": {}, "pathways": {}}, "at least one region"),
+        ({"regions": {"a": {"x": np.zeros(2, np.uint8)}}}, "no such element type"),
+        ({"regions": {"a" * 32: {}}}, "does not fit into the index"),
+        ({"pathways": {"a" * 24: {}}}, "does not fit into the index"),
+        ({"regions": {"a": {"x": b"bytes"}}}, "no form for this value"),
+        ({"regions": {"a": {"1": 0, 1: 0}}}, "equal as strings"),
+        ({"metadata": {"x": np.zeros(2)}}, "no tensors"),
+    ],
+)
+def test_states_that_do_not_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(IncompatibleState, match=message):
+        formats.write(tmp_path / "brain.thalia", {**brain(), **change})
+    assert not list(tmp_path.iterdir())
+
+
+# Hostile files
+
+
+def signed(body: bytes) -> bytes:
+    return body + hashlib.sha256(body).digest()
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst", ".lz4"])
+def test_every_flipped_byte_is_noticed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"brain.thalia{suffix}"
+    formats.write(path, brain())
+    sound = path.read_bytes()
+    for at in range(0, len(sound), 41):
+        data = bytearray(sound)
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(InvalidInput):
+            formats.read(path, portable=True, format="thalia")
+        assert formats.validate(path, format="thalia")
+
+
+def test_bodies_with_a_right_checksum_give_a_state_or_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "brain.thalia"
+    formats.write(path, brain())
+    body, chance, refused = path.read_bytes()[:-32], random.Random(3), 0
+    for _ in range(400):
+        data = bytearray(body)
+        for _ in range(chance.randint(1, 3)):
+            data[chance.choice([chance.randrange(100), chance.randrange(len(data))])] = (
+                chance.choice([0, 1, 127, 255, chance.randrange(256)])
+            )
+        path.write_bytes(signed(bytes(data)))
+        try:
+            formats.read(path, portable=True, format="thalia")
+            formats.inspect(path, format="thalia")
+        except RegistryError:
+            refused += 1
+            assert formats.validate(path, format="thalia")
+    assert refused > 50
+
+
+def with_tensor(head: bytes, data: bytes = b"") -> bytes:
+    """Return a file with one region with one tensor."""
+    metadata = b"{}"
+    tensor = head + data
+    at = 256 + len(metadata)
+    text = json.dumps({"w": {"_type": "tensor", "_offset": at, "_bytes": len(tensor)}}).encode()
+    offset = at + len(tensor)
+    index = struct.pack("<32sQQ", b"a", offset, len(text))
+    header = struct.pack(
+        "<4sHHHHQQQQQQQQQQII",
+        *(b"THAL", 0, 1, 0, 0, 0, 256, 2, offset + len(text), 48, 0, 0, 0, 0, 0, 1, 1),
+    )
+    return signed(header.ljust(256, b"\0") + metadata + tensor + text + index)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            struct.pack("<III3I", 1, 0, 3, 2**31, 2**31, 2**31) + struct.pack("<Q", 0),
+            "too much memory",
+        ),
+        (struct.pack("<III2I", 0, 0, 2, 2**31, 2**31), "not within the file"),
+        (
+            struct.pack("<IIII", 1, 0, 1, 8) + struct.pack("<Qqf", 1, 8, 1.0),
+            "outside of the tensor",
+        ),
+        (
+            struct.pack("<IIII", 1, 0, 1, 8) + struct.pack("<Qqf", 1, -1, 1.0),
+            "outside of the tensor",
+        ),
+        (struct.pack("<IIII", 1, 0, 1, 8) + struct.pack("<Qqqff", 2, 1, 1, 1.0, 2.0), "repeated"),
+        (
+            struct.pack("<IIII", 1, 0, 1, 1) + struct.pack("<Qqqff", 2, 0, 0, 1.0, 2.0),
+            "more elements",
+        ),
+        (struct.pack("<IIII", 0, 4, 1, 1) + b"\x02", "neither 0 nor 1"),
+        (struct.pack("<III", 0, 6, 0), "not the header of a tensor"),
+        (struct.pack("<III", 0, 0, 2**32 - 1), "not the header of a tensor"),
+    ],
+)
+def test_hostile_tensors(tmp_path: Path, head: bytes, message: str) -> None:
+    path = tmp_path / "evil.thalia"
+    path.write_bytes(with_tensor(head))
+    with pytest.raises(InvalidInput, match=message):
+        formats.read(path, portable=True)
+    assert any(message in line for line in formats.validate(path))
+
+
+def test_sparse_float16_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "half.thalia"
+    half = np.array([1.5], np.float16).tobytes()
+    path.write_bytes(
+        with_tensor(struct.pack("<IIII", 1, 5, 1, 8) + struct.pack("<Qq", 1, 3) + half)
+    )
+    found = as_array(formats.read(path, portable=True).state["regions"]["a"]["w"])
+    assert found.tolist() == [0, 0, 0, 1.5, 0, 0, 0, 0]
+
+
+def test_a_bomb_is_refused_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_MAX_THALIA_BYTES", "1000000")
+    for suffix, compress in (
+        ("zst", zstandard.ZstdCompressor().compress),
+        ("lz4", lz4.frame.compress),
+    ):
+        path = tmp_path / f"bomb.thalia.{suffix}"
+        path.write_bytes(compress(b"THAL" + bytes(30_000_000)))
+        with pytest.raises(InvalidInput, match="too large"):
+            formats.read(path)
+
+
+def test_a_delta_needs_its_very_base(tmp_path: Path) -> None:
+    folder = foreign("thalia/delta")
+    name = "stage1.delta.thalia"
+    (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(InvalidInput, match="is missing"):
+        formats.read(tmp_path / name)
+    (tmp_path / "stage0.thalia").write_bytes((folder / "stage0.thalia").read_bytes() + b"\0")
+    with pytest.raises(InvalidInput, match="another file"):
+        formats.read(tmp_path / name)

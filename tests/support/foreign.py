@@ -1,0 +1,30 @@
+"""Files that real programs of other systems wrote, where this machine has them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+#: Environment variable: the folder with the files; by default one beside the checkout.
+VARIABLE = "HOLDFAST_FOREIGN_FILES"
+_DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "golden"
+
+
+def foreign(name: str) -> Path:
+    """Return a file or folder; skip the test where it is missing."""
+    path = Path(os.environ.get(VARIABLE, _DEFAULT)) / name
+    if not path.exists():
+        pytest.skip(f"no files of other programs here: {path.name} ({VARIABLE} names their folder)")
+    return path
+
+
+def expected(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a file holds: its description, and its arrays by path."""
+    with np.load(path.with_name(f"{path.name}.expected.npz"), allow_pickle=False) as arrays:
+        values = {name: arrays[name] for name in arrays.files}
+    return json.loads(path.with_name(f"{path.name}.expected.json").read_text()), values
