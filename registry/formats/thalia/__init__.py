@@ -46,7 +46,7 @@ def read(path: Path) -> FileState:
     with framing.opened(path) as body:
         if body.is_delta:
             return delta.read(body, path)
-        return container.read(body)
+        return container.read_any(body)
 
 
 def inspect(path: Path) -> FileReport:
@@ -54,7 +54,7 @@ def inspect(path: Path) -> FileReport:
     with framing.opened(path) as body:
         if body.is_delta:
             return delta.inspect(body)
-        return container.inspect(body)
+        return container.inspect_any(body)
 
 
 def validate(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.formats.state_file import problem
-from holdfast.registry.formats.thalia import delta, framing
+from holdfast.registry.formats.thalia import container, delta, framing
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.header import (
     check_header,
@@ -42,6 +42,8 @@ def validate(path: Path) -> list[str]:
                 found.append(f"{path}: {body.problem}")
             if body.is_delta:
                 found.attempt(lambda: delta.read(body, path))
+            elif container.is_of_document(body):
+                found.attempt(lambda: container.read_any(body))
             else:
                 _check(body, found)
     except RegistryError as error:

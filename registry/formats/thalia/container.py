@@ -9,8 +9,10 @@ from holdfast.registry.formats.state_file import (
     FileState,
     TensorHeader,
 )
-from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.formats.thalia import document
+from holdfast.registry.formats.thalia.framing import Body, is_document
 from holdfast.registry.formats.thalia.header import (
+    HEADER_BYTES,
     Entry,
     Header,
     check_header,
@@ -31,8 +33,23 @@ FORMAT: Final = "thalia"
 ASIDE: Final = ("config", "theta", "scheduler", "trial_state", "training_steps")
 
 
+def read_any(body: Body) -> FileState:
+    """Read a file of either layout."""
+    return document.read(body, FORMAT) if is_of_document(body) else read(body)
+
+
+def inspect_any(body: Body) -> FileReport:
+    """Describe a file of either layout."""
+    return document.inspect(body, FORMAT) if is_of_document(body) else inspect(body)
+
+
+def is_of_document(body: Body) -> bool:
+    """Return whether a file has the layout of the document."""
+    return is_document(body.read(0, HEADER_BYTES, "the header"))
+
+
 def read(body: Body) -> FileState:
-    """Read a file as a state."""
+    """Read a file of the real layout as a state."""
     header, metadata, parts = parse(body)
     heads = [
         head_of(body, reference, name)
@@ -57,7 +74,7 @@ def read(body: Body) -> FileState:
 
 
 def inspect(body: Body) -> FileReport:
-    """Describe a file."""
+    """Describe a file of the real layout."""
     _, metadata, parts = parse(body)
     tensors = {}
     for entry, value in parts:

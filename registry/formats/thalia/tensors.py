@@ -174,6 +174,7 @@ _NUMPY: Final = {
     "int64": "<i8",
     "bool": "?",
     "float16": "<f2",
+    "int8": "|i1",  # only in the layout of the document
 }
 
 

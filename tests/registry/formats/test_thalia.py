@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +395,105 @@ def test_a_delta_needs_its_very_base(tmp_path: Path) -> None:
     (tmp_path / "stage0.thalia").write_bytes((folder / "stage0.thalia").read_bytes() + b"\0")
     with pytest.raises(InvalidInput, match="another file"):
         formats.read(tmp_path / name)
+
+
+# The layout of the document
+
+
+def documented(*, checksum: int = 1) -> tuple[bytes, np.ndarray[Any, Any]]:
+    """Return a file as the document's tables describe it, with two regions and a connection."""
+    dense = np.arange(6, dtype="<f4").reshape(2, 3)
+    half = np.array([1, 2], "<f2")
+
+    def tensor(array: np.ndarray[Any, Any]) -> bytes:
+        shape = [*array.shape, 0, 0, 0][:3]
+        code = {"float32": 0, "float16": 1, "int8": 2}[array.dtype.name]
+        data = array.tobytes()
+        return struct.pack("<BBHQQQI", code, array.ndim, 0, *shape, zlib.crc32(data)) + data
+
+    def matrix(array: np.ndarray[Any, Any]) -> bytes:
+        rows, columns = np.nonzero(array)
+        starts = np.searchsorted(rows, np.arange(array.shape[0] + 1)).astype("<u4")
+        data = starts.tobytes() + columns.astype("<u4").tobytes() + array[rows, columns].tobytes()
+        return struct.pack("<B3xQQQI", 0, *array.shape, len(rows), zlib.crc32(data)) + data
+
+    def region(
+        config: bytes, weights: bytes, encoding: int, homeostatic: bytes, more: bytes
+    ) -> bytes:
+        at = 64
+        sections = []
+        for part in (config, weights, homeostatic):
+            sections += [at, len(part)]
+            at += len(part)
+        head = struct.pack("<IIIIQQQQQQ", 2, 3, 1, encoding, *sections)
+        return head + config + weights + homeostatic + more
+
+    state = struct.pack("<IIQ", 2, 0, 99) + np.array([1, 2, 3, 4], "<f4").tobytes()
+    regions = {
+        b"cortex": region(b'{"tau": 1.5}', tensor(dense) + tensor(half), 0, state, b'{"note": 1}'),
+        b"striatum": region(b"", matrix(dense), 1, b"", b""),
+    }
+    metadata = b'{"version": "0.1.0"}'
+    index_at = 256 + len(metadata)
+    at = index_at + 48 * len(regions)
+    index = body = b""
+    for name, data in regions.items():
+        index += struct.pack("<32sQQ", name, at + len(body), len(data))
+        body += data
+    links_at = at + len(body)
+    first = links_at + 32 + 96
+    weights, delays = matrix(dense), tensor(np.array([[1, 2]], "<i1"))
+    links = struct.pack("<I28x", 1) + struct.pack(
+        "<32s32sQQQQ",
+        *(b"cortex", b"striatum", first, len(weights), first + len(weights), len(delays)),
+    )
+    links += weights + delays
+    header = struct.pack(
+        "<4sHHHHQQQQQQQQQQII",
+        *(b"THAL", 0, 1, 0, 0, 0, 256, len(metadata), index_at, len(index)),
+        *(links_at, len(links), 4, 6, 500, len(regions), checksum),
+    )
+    data = header.ljust(256, b"\0") + metadata + index + body + links
+    if checksum == 2:
+        return data + struct.pack("<I28x", zlib.crc32(data)), dense
+    return signed(data), dense
+
+
+@pytest.mark.parametrize("checksum", [1, 2])
+def test_the_layout_of_the_document(tmp_path: Path, checksum: int) -> None:
+    path = tmp_path / "seed.thalia"
+    data, dense = documented(checksum=checksum)
+    path.write_bytes(data)
+    found = formats.read(path, portable=True)
+    state: Any = arrays(found.state)
+    cortex, striatum = state["regions"]["cortex"], state["regions"]["striatum"]
+    assert equal(cortex["weights"], {"0": dense, "1": np.array([1, 2], np.float16)})
+    assert (cortex["config"], cortex["metadata"]) == ({"tau": 1.5}, {"note": 1})
+    assert cortex["homeostatic"]["thresholds"].tolist() == [1, 2]
+    assert cortex["homeostatic"]["scaling_factors"].tolist() == [3, 4]
+    assert equal(striatum["weights"], {"0": dense})
+    link = state["pathways"]["cortex->striatum"]
+    assert equal(link["weights"], dense)
+    assert link["delays"].tolist() == [[1, 2]]
+    assert state["training_steps"] == 500
+    assert formats.validate(path) == []
+    assert set(formats.inspect(path).tensors) >= {
+        "regions/cortex/weights/1",
+        "regions/striatum/weights/0",
+    }
+
+
+def test_damaged_files_of_the_document_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "seed.thalia"
+    body, chance = documented()[0][:-32], random.Random(5)
+    for at in range(256, len(body)):
+        damaged = bytearray(body)
+        damaged[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(bytes(damaged) + hashlib.sha256(body).digest())
+        with pytest.raises(InvalidInput):
+            formats.read(path, portable=True)
+        path.write_bytes(signed(bytes(damaged)))  # a right sum over damaged bytes
+        try:
+            formats.read(path, portable=True)
+        except RegistryError:
+            assert formats.validate(path)

@@ -1,0 +1,257 @@
+"""The layout that the document of the format describes; the programs of Thalia write another one.
+
+Header and metadata are those of a real file. The index follows the metadata, and each region has a
+binary header and its own sections. Where the document contradicts itself, its tables of fields
+count: an entry of the index has 48 bytes, not 40, and one of a connection 96, not 64. Weights have
+no names there, so they get their numbers. The dynamic state has no place in the header of a region;
+a file cannot say where it would be.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
+from holdfast.registry.formats.thalia.framing import Body
+from holdfast.registry.formats.thalia.header import Entry, Header, read_header, read_index
+from holdfast.registry.formats.thalia.regions import read_json
+from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.pytree.tensor_bytes import allocate
+from holdfast.registry.values.dtypes import item_size
+from holdfast.registry.values.parse_limits import check_bytes
+
+_REGION: Final = struct.Struct("<IIIIQQQQQQ")
+_DENSE: Final = struct.Struct("<BBHQQQI")
+_CSR: Final = struct.Struct("<B3xQQQI")
+_HOMEOSTATIC: Final = struct.Struct("<IIQ")
+_CONNECTIONS_BYTES: Final = 32
+_CONNECTION: Final = struct.Struct("<32s32sQQQQ")
+_DTYPES: Final = ("float32", "float16", "int8")
+_NEURONS: Final = ("LIF", "ConductanceLIF")
+_ENCODINGS: Final = ("dense", "sparse_csr")
+
+
+def read(body: Body, name: str) -> FileState:
+    """Read a file as a state.
+
+    Raises:
+        InvalidInput: It breaks a rule of the document.
+    """
+    header = read_header(body)
+    metadata = read_json(body, header.metadata_offset, header.metadata_length, "the metadata")
+    state = {
+        "regions": {entry.name: _region(body, entry) for entry in read_index(body, header)},
+        "pathways": _connections(body, header),
+        "training_steps": header.training_steps,
+        "metadata": metadata,
+    }
+    return FileState(state, name, body.file_bytes, metadata)
+
+
+def inspect(body: Body, name: str) -> FileReport:
+    """Describe a file. Its tensors have no index, so they are read."""
+    found = read(body, name)
+    tensors = {
+        f"{kind}/{part}/{path}": TensorHeader(tensor.dtype, tensor.shape)
+        for kind in ("regions", "pathways")
+        for part, values in found.state[kind].items()  # type: ignore[index]
+        for path, tensor in _tensors(values)
+    }
+    return FileReport(name, body.file_bytes, tensors, found.metadata)
+
+
+def _tensors(values: dict[str, Any]) -> list[tuple[str, TensorBytes]]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, TensorBytes):
+            found.append((key, value))
+        elif isinstance(value, dict):
+            found += [(f"{key}/{path}", tensor) for path, tensor in _tensors(value)]
+    return found
+
+
+# Regions
+
+
+def _region(body: Body, entry: Entry) -> dict[str, Any]:
+    where = f"regions/{entry.name}"
+    body.check_range(entry.offset, entry.length, where)
+    if entry.length < _REGION.size:
+        raise InvalidInput("a region is shorter than its header", where=f"{body.where}: {where}")
+    neurons, inputs, kind, encoding, *sections = _REGION.unpack(
+        body.read(entry.offset, _REGION.size, where)
+    )
+    if kind >= len(_NEURONS) or encoding >= len(_ENCODINGS):
+        raise InvalidInput(
+            "an unknown type of neuron or encoding",
+            where=f"{body.where}: {where}",
+            expected="0 or 1",
+            found=f"{kind} and {encoding}",
+        )
+    config, weights, homeostatic = zip(sections[::2], sections[1::2], strict=True)
+    for offset, length in (config, weights, homeostatic):
+        if offset + length > entry.length:
+            raise InvalidInput("a section is not within its region", where=f"{body.where}: {where}")
+    found: dict[str, Any] = {
+        "n_neurons": neurons,
+        "n_inputs": inputs,
+        "neuron_type": _NEURONS[kind],
+        "config": _json(body, entry.offset + config[0], config[1], f"{where}/config"),
+        "weights": _weights(body, entry.offset, weights, encoding, where),
+    }
+    if homeostatic[1]:
+        found["homeostatic"] = _homeostatic(
+            body, entry.offset + homeostatic[0], homeostatic[1], where
+        )
+    end = max(_REGION.size, *(offset + length for offset, length in (config, weights, homeostatic)))
+    found["metadata"] = _json(body, entry.offset + end, entry.length - end, f"{where}/metadata")
+    return found
+
+
+def _json(body: Body, offset: int, length: int, where: str) -> dict[str, Any]:
+    return read_json(body, offset, length, where) if length else {}
+
+
+def _weights(
+    body: Body, start: int, section: tuple[int, int], encoding: int, where: str
+) -> dict[str, TensorBytes]:
+    """Read the tensors of a section, one behind the other."""
+    found: dict[str, TensorBytes] = {}
+    at, end = start + section[0], start + sum(section)
+    while at < end:
+        name = f"{where}/weights/{len(found)}"
+        tensor, at = (_csr if encoding else _dense)(body, at, end, name)
+        found[str(len(found))] = tensor
+    return found
+
+
+def _dense(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
+    place = f"{body.where}: {where}"
+    if end - at < _DENSE.size:
+        raise InvalidInput("a tensor is shorter than its header", where=place)
+    code, axes, _, *lengths, checksum = _DENSE.unpack(body.read(at, _DENSE.size, where))
+    if code >= len(_DTYPES) or axes > len(lengths):
+        raise InvalidInput(
+            "not the header of a tensor",
+            where=place,
+            expected=f"dtype 0 to {len(_DTYPES) - 1}, at most {len(lengths)} axes",
+            found=f"{code}, {axes}",
+        )
+    shape, data = tuple(lengths[:axes]), at + _DENSE.size
+    nbytes = math.prod(shape) * item_size(_DTYPES[code])
+    if nbytes > end - data:
+        raise InvalidInput(
+            "a tensor is not within its section",
+            where=place,
+            expected=f"at most {end - data} bytes",
+            found=f"{nbytes} bytes",
+        )
+    tensor, view = allocate(_DTYPES[code], shape)
+    body.read_into(data, view)
+    _check_crc(zlib.crc32(view), checksum, place)
+    return tensor, data + nbytes
+
+
+def _csr(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
+    """Read a sparse matrix as a dense one."""
+    place = f"{body.where}: {where}"
+    if end - at < _CSR.size:
+        raise InvalidInput("a matrix is shorter than its header", where=place)
+    code, rows, columns, nnz, checksum = _CSR.unpack(body.read(at, _CSR.size, where))
+    nbytes = 4 * (rows + 1 + 2 * nnz)
+    if code or nbytes > end - at - _CSR.size or nnz > rows * columns:
+        raise InvalidInput(
+            "a sparse matrix has another dtype than float32, or is not within its section",
+            where=place,
+            found=f"dtype {code}, {rows} x {columns}, {nnz} values",
+        )
+    check_bytes(rows * columns * 4, "filling a sparse matrix", where=place, kind=InvalidInput)
+    raw = body.read(at + _CSR.size, nbytes, where)
+    _check_crc(zlib.crc32(raw), checksum, place)
+    starts = np.frombuffer(raw, "<u4", rows + 1).astype(np.int64)
+    indices = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1)).astype(np.int64)
+    counts = np.diff(starts)
+    if starts[0] or starts[-1] != nnz or np.any(counts < 0) or np.any(indices >= columns):
+        raise InvalidInput("the rows of a sparse matrix do not fit each other", where=place)
+    tensor, view = allocate("float32", (rows, columns))
+    view[:] = bytes(len(view))
+    flat = np.repeat(np.arange(rows), counts) * columns + indices
+    if len(np.unique(flat)) != nnz:
+        raise InvalidInput("a coordinate of a sparse matrix is repeated", where=place)
+    np.frombuffer(view, "<u4")[flat] = np.frombuffer(raw, "<u4", nnz, 4 * (rows + 1 + nnz))
+    return tensor, at + _CSR.size + nbytes
+
+
+def _check_crc(found: int, expected: int, place: str) -> None:
+    if found != expected:
+        raise InvalidInput(
+            "the checksum of a tensor is wrong", where=place, expected=expected, found=found
+        )
+
+
+def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]:
+    place = f"{where}/homeostatic"
+    if length < _HOMEOSTATIC.size:
+        raise InvalidInput("a section is shorter than its header", where=f"{body.where}: {place}")
+    count, _, updated = _HOMEOSTATIC.unpack(body.read(at, _HOMEOSTATIC.size, place))
+    if length != _HOMEOSTATIC.size + 8 * count:
+        raise InvalidInput(
+            "a section has another length than its neurons need",
+            where=f"{body.where}: {place}",
+            expected=_HOMEOSTATIC.size + 8 * count,
+            found=length,
+        )
+    found: dict[str, Any] = {"timestamp_updated": updated}
+    for number, name in enumerate(("thresholds", "scaling_factors")):
+        found[name], view = allocate("float32", (count,))
+        body.read_into(at + _HOMEOSTATIC.size + number * 4 * count, view)
+    return found
+
+
+# Connections
+
+
+def _connections(body: Body, header: Header) -> dict[str, Any]:
+    """Read the connections, each under `source->target`."""
+    if not header.connectivity_length:
+        return {}
+    where, at = "the connections", header.connectivity_offset
+    body.check_range(at, header.connectivity_length, where)
+    (count,) = struct.unpack_from("<I", body.read(at, _CONNECTIONS_BYTES, where))
+    at += _CONNECTIONS_BYTES
+    found: dict[str, Any] = {}
+    for _ in range(count):
+        source, target, *sections = _CONNECTION.unpack(body.read(at, _CONNECTION.size, where))
+        at += _CONNECTION.size
+        name = "->".join(
+            part.split(b"\0", 1)[0].decode(errors="ignore") for part in (source, target)
+        )
+        if name in found:
+            raise InvalidInput("two connections have the same ends", where=f"{body.where}: {name}")
+        found[name] = {}
+        for kind, offset, length in (("weights", *sections[:2]), ("delays", *sections[2:])):
+            if length:
+                place = f"pathways/{name}/{kind}"
+                body.check_range(offset, length, place)
+                found[name][kind] = _matrix(body, offset, offset + length, place)
+    return found
+
+
+def _matrix(body: Body, at: int, end: int, where: str) -> TensorBytes:
+    """Read a matrix; its length tells whether it is dense, since nothing else does."""
+    code, axes, _, *lengths, _ = _DENSE.unpack(body.read(at, _DENSE.size, where))
+    is_dense = (
+        code < len(_DTYPES)
+        and axes <= len(lengths)
+        and math.prod(lengths[:axes]) * item_size(_DTYPES[code]) == end - at - _DENSE.size
+    )
+    tensor, stop = (_dense if is_dense else _csr)(body, at, end, where)
+    if stop != end:
+        raise InvalidInput("a matrix has another length", where=f"{body.where}: {where}")
+    return tensor
