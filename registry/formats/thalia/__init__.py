@@ -11,7 +11,6 @@ its metadata: `config`, `theta`, `scheduler`, `trial_state`, `training_steps`. A
 - `container`: read a whole file; `writing`: write one; `checking`: list all problems of one.
 - `document`: the layout of the document; no program wrote it.
 - `delta`: the difference to a base file; chains of them.
-- `precision`: which tensors a policy narrows.
 
 The programs that write these files changed the frame of compressed files once, and the document
 differs from both. All three are told apart by content.
