@@ -4,13 +4,15 @@ The state that is read has the components `regions` and `pathways`, and those th
 its metadata: `config`, `theta`, `scheduler`, `trial_state`, `training_steps`. All other metadata is
 `metadata`, and also the file's own metadata. Tensors have the types of the file.
 
+- `brain`: what only these files can do: precision, compression levels, deltas, single regions.
 - `framing`: open a file, undo its compression, and check its checksum.
 - `header`: the 256 bytes at the beginning, and the index of regions.
 - `tensors`: one tensor, dense or sparse.
 - `regions`: the JSON of a region, in which tensors are references.
 - `container`: read a whole file; `writing`: write one; `checking`: list all problems of one.
 - `document`: the layout of the document; no program wrote it.
-- `delta`: the difference to a base file; chains of them.
+- `delta`: the difference to a base file, and chains of them; `delta_writing`: write one.
+- `precision`: which tensors a policy narrows.
 
 The programs that write these files changed the frame of compressed files once, and the document
 differs from both. All three are told apart by content.
@@ -25,8 +27,22 @@ from typing import Any
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import FileReport, FileState, WrittenFile
 from holdfast.registry.formats.thalia import checking, container, delta, framing, writing
+from holdfast.registry.formats.thalia.brain import load, migrate, save, save_delta
+from holdfast.registry.formats.thalia.precision import POLICIES, PrecisionPolicy
 
-__all__ = ["detect", "inspect", "read", "validate", "write"]
+__all__ = [
+    "POLICIES",
+    "PrecisionPolicy",
+    "detect",
+    "inspect",
+    "load",
+    "migrate",
+    "read",
+    "save",
+    "save_delta",
+    "validate",
+    "write",
+]
 
 
 def detect(path: Path) -> bool:
@@ -65,4 +81,5 @@ def write(
     path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
 ) -> WrittenFile:
     """Write a state; the name decides the compression: `.thalia`, `.thalia.zst`, `.thalia.lz4`."""
-    return writing.write(path, content, metadata=metadata, force=force)
+    state, options = writing.plain(content), writing.Options()
+    return writing.write(path, state, metadata=metadata, force=force, options=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from holdfast.registry.formats.state_file import (
@@ -48,9 +49,14 @@ def is_of_document(body: Body) -> bool:
     return is_document(body.read(0, HEADER_BYTES, "the header"))
 
 
-def read(body: Body) -> FileState:
-    """Read a file of the real layout as a state."""
-    header, metadata, parts = parse(body)
+def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
+    """Read a file of the real layout as a state.
+
+    Args:
+        body: The file.
+        only: Names of the regions whose data is read; the others and all pathways are left out.
+    """
+    header, metadata, parts = parse(body, only)
     heads = [
         head_of(body, reference, name)
         for entry, value in parts
@@ -84,7 +90,9 @@ def inspect(body: Body) -> FileReport:
     return FileReport(FORMAT, body.file_bytes, dict(sorted(tensors.items())), metadata)
 
 
-def parse(body: Body) -> tuple[Header, dict[str, Any], list[tuple[Entry, dict[str, Any]]]]:
+def parse(
+    body: Body, only: Collection[str] | None = None
+) -> tuple[Header, dict[str, Any], list[tuple[Entry, dict[str, Any]]]]:
     """Return the header, the metadata, and the JSON of each region."""
     header = read_header(body)
     check_header(header, body.where)
@@ -93,5 +101,6 @@ def parse(body: Body) -> tuple[Header, dict[str, Any], list[tuple[Entry, dict[st
     parts = [
         (entry, read_json(body, entry.offset, entry.length, path_of(entry)))
         for entry in entries.values()
+        if only is None or (entry.name in only and not entry.is_pathway)
     ]
     return header, metadata, parts

@@ -113,6 +113,11 @@ def inspect(body: Body) -> FileReport:
     return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata)
 
 
+def step_of(body: Body) -> int:
+    """Return the step of a delta."""
+    return _parse(body).step
+
+
 def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         parts = value.items()

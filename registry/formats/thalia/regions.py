@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import numpy as np
-
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.thalia.framing import Body
@@ -105,13 +103,15 @@ class RegionWriter:
     Args:
         put: Writes bytes to the file.
         at: Position in the file at which the first byte is put.
+        sparse: Whether tensors of zeros become sparse.
 
     Attributes:
         at: Position behind all that was put.
     """
 
-    def __init__(self, put: Callable[[Any], Any], at: int) -> None:
+    def __init__(self, put: Callable[[Any], Any], at: int, *, sparse: bool = True) -> None:
         self._put = put
+        self._sparse = sparse
         self.at = at
 
     def put(self, data: Any) -> None:
@@ -140,10 +140,6 @@ class RegionWriter:
             return [self.plain(item, f"{path}/{index}") for index, item in enumerate(value)]
         if isinstance(value, pytree.TensorBytes):
             return self._tensor(value.dtype, value.shape, value.data, path)
-        if isinstance(value, np.ndarray):
-            whole = np.ascontiguousarray(value)
-            data = memoryview(whole.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-            return self._tensor(whole.dtype.name, value.shape, data, path)
         if type(value).__name__ == "device":
             return {"_type": "torch.device", "_value": str(value)}
         raise IncompatibleState(
@@ -175,5 +171,5 @@ class RegionWriter:
                 found=dtype,
             )
         start = self.at
-        length = encode(dtype, shape, data, self.put)
+        length = encode(dtype, shape, data, self.put, sparse=self._sparse)
         return {"_type": _TENSOR, "_offset": start, "_bytes": length}

@@ -138,7 +138,14 @@ def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None
     elements[flat] = np.frombuffer(values, np.dtype(f"V{size}"))
 
 
-def encode(dtype: str, shape: tuple[int, ...], data: memoryview, put: Callable[[Any], Any]) -> int:
+def encode(
+    dtype: str,
+    shape: tuple[int, ...],
+    data: memoryview,
+    put: Callable[[Any], Any],
+    *,
+    sparse: bool = True,
+) -> int:
     """Write a tensor, sparse where the programs of Thalia would; return its length in bytes.
 
     A tensor with a negative zero is written dense, since the sparse form has no sign for it; one
@@ -149,9 +156,10 @@ def encode(dtype: str, shape: tuple[int, ...], data: memoryview, put: Callable[[
         shape: Lengths of the axes.
         data: Its bytes, C order, little-endian.
         put: Writes bytes to the file.
+        sparse: Whether it may become sparse.
     """
     values = np.frombuffer(data, _NUMPY[dtype])
-    is_sparse = _is_sparse(values, dtype)
+    is_sparse = sparse and _is_sparse(values, dtype)
     head = struct.pack(
         f"<III{len(shape)}I", int(is_sparse), DTYPES.index(dtype), len(shape), *shape
     )
@@ -176,6 +184,13 @@ _NUMPY: Final = {
     "float16": "<f2",
     "int8": "|i1",  # only in the layout of the document
 }
+
+
+def as_bytes(array: NDArray[Any]) -> TensorBytes:
+    """Return an array as a tensor; both share their memory if it is contiguous."""
+    whole = np.ascontiguousarray(array)
+    data = memoryview(whole.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    return TensorBytes(whole.dtype.name, array.shape, data)
 
 
 def as_array(tensor: TensorBytes) -> NDArray[Any]:

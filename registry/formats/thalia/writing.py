@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import io
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 import zstandard
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
@@ -21,6 +25,7 @@ from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
 from holdfast.registry.formats.thalia.framing import lz4_frame
 from holdfast.registry.formats.thalia.header import HEADER_BYTES, Entry, Header, path_of
 from holdfast.registry.formats.thalia.regions import RegionWriter, dump
+from holdfast.registry.formats.thalia.tensors import as_bytes
 
 #: The keys that the programs of Thalia write behind those of the caller, in their order.
 _ORDER: Final = (
@@ -66,25 +71,83 @@ _ZSTD_LEVEL: Final = 3
 _PIECE: Final = 2**20
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a file is written.
+
+    Attributes:
+        compression: `zstd`, `lz4` or `none`; without it the name of the file decides.
+        level: Level of the compression: 1 to 22 for zstd, 1 to 12 for lz4.
+        precision: The policy that converted the state, by name.
+        version: Version of the format: 0.1, or 0.2 of the document, which adds nothing.
+        sparse: Whether tensors of zeros become sparse.
+    """
+
+    compression: Literal["zstd", "lz4", "none"] | None = None
+    level: int | None = None
+    precision: str | None = None
+    version: tuple[int, int] = (0, 1)
+    sparse: bool = True
+
+    def compressor(self, path: Path) -> Callable[[BinaryIO, BinaryIO], None] | None:
+        """Return the function that compresses a file, or nothing.
+
+        Raises:
+            InvalidInput: There is no such compression or level.
+        """
+        by_name = {".zst": "zstd", ".lz4": "lz4"}.get(path.suffix.lower(), "none")
+        kind = self.compression or by_name
+        if kind not in ("zstd", "lz4", "none"):
+            raise InvalidInput(
+                "no such compression", expected="zstd, lz4 or none", found=repr(kind)
+            )
+        levels = range(1, 13 if kind == "lz4" else 23)
+        if self.level is not None and (self.level not in levels or kind == "none"):
+            raise InvalidInput(
+                "not a level of the compression",
+                expected=f"{levels[0]} to {levels[-1]}, with zstd or lz4",
+                found=f"{self.level} with {kind}",
+            )
+        if kind == "none":
+            return None
+        return partial(_to_zstd if kind == "zstd" else _to_lz4, level=self.level)
+
+
 def write(
-    path: Path, content: Content, *, metadata: Mapping[str, Any] | None, force: bool
+    path: Path,
+    state: Mapping[str, Any],
+    *,
+    metadata: Mapping[str, Any] | None,
+    force: bool,
+    options: Options,
 ) -> WrittenFile:
     """Write a file; equal states with equal metadata give equal files.
 
+    Args:
+        path: The file.
+        state: Plain values, with tensors as bytes.
+        metadata: Metadata of the caller, before that of the state.
+        force: Whether to replace an existing file.
+        options: How it is written.
+
     Raises:
         IncompatibleState: The state has no regions, or a value that the format cannot keep.
+        InvalidInput: An option is wrong.
     """
-    state = _plain(content)
-    _check_components(state)
-    merged = {**state.get("metadata", {}), **(metadata or {})}
-    merged |= {key: state[key] for key in ASIDE if key in state}
-    with new_file(path, content.size_bytes, force=force) as file:
-        compress = _COMPRESSORS.get(path.suffix.lower())
+    check_components(state)
+    merged = merged_metadata(state, metadata, options.precision)
+    if options.version != (0, 1):
+        merged["checkpoint_format_version"] = "{}.{}.0".format(*options.version)
+    compress = options.compressor(path)
+    size = sum(
+        nbytes for kind in ("regions", "pathways") for _, nbytes in _tensors(state.get(kind))
+    )
+    with new_file(path, size, force=force) as file:
         if compress is None:
-            _write_body(file, state, merged)
+            _write_body(file, state, merged, options)
         else:
             with tempfile.TemporaryFile() as plain:
-                _write_body(plain, state, merged)
+                _write_body(plain, state, merged, options)
                 plain.seek(0)
                 compress(plain, file)
         _append_checksum(file)
@@ -92,8 +155,19 @@ def write(
     return WrittenFile(path, FORMAT, size)
 
 
-def _plain(content: Content) -> dict[str, Any]:
-    """Return the state as plain values with tensors as bytes."""
+def merged_metadata(
+    state: Mapping[str, Any], metadata: Mapping[str, Any] | None, precision: str | None
+) -> dict[str, Any]:
+    """Return the metadata of the state and of the caller, with what the file keeps of the state."""
+    merged = {**state.get("metadata", {}), **(metadata or {})}
+    merged |= {key: state[key] for key in ASIDE if key in state}
+    if precision is not None:
+        merged["precision_policy"] = precision
+    return merged
+
+
+def plain(content: Content) -> dict[str, Any]:
+    """Return a state as plain values with tensors as bytes."""
     flat = content.flat(content.parts)
     parts = []
     for part in flat.components:
@@ -108,14 +182,29 @@ def _plain(content: Content) -> dict[str, Any]:
             arrays.append(array)
         parts.append((part.name, part.skeleton, arrays))
     state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
-    kept = dict(content.skeletons)
-    for name in kept:
+    for name, skeleton in content.skeletons:
         if name not in state:
-            state[name] = pytree.unflatten_component(kept[name], ())
-    return state
+            state[name] = pytree.unflatten_component(skeleton, ())
+    return {name: _with_bytes(value) for name, value in state.items()}
 
 
-def _check_components(state: Mapping[str, Any]) -> None:
+def _with_bytes(value: Any) -> Any:
+    """Return a value with arrays as tensors: the format has one kind of them."""
+    if isinstance(value, np.ndarray):
+        return as_bytes(value)
+    if isinstance(value, dict):
+        return {key: _with_bytes(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_bytes(item) for item in value)
+    return value
+
+
+def check_components(state: Mapping[str, Any]) -> None:
+    """Refuse a state that is none of a brain.
+
+    Raises:
+        IncompatibleState: It has no regions, or a component that the format has no place for.
+    """
     known = ("regions", "pathways", "metadata", *ASIDE)
     for name in state:
         if name not in known:
@@ -132,12 +221,14 @@ def _check_components(state: Mapping[str, Any]) -> None:
         raise IncompatibleState("a .thalia file needs at least one region", where="regions")
 
 
-def _write_body(file: BinaryIO, state: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+def _write_body(
+    file: BinaryIO, state: Mapping[str, Any], metadata: Mapping[str, Any], options: Options
+) -> None:
     """Write everything but the checksum; the header last, since it has sums over all regions."""
     text = dump(_ordered(metadata, state))
     file.write(bytes(HEADER_BYTES))
     file.write(text)
-    writer = RegionWriter(file.write, HEADER_BYTES + len(text))
+    writer = RegionWriter(file.write, HEADER_BYTES + len(text), sparse=options.sparse)
     entries = []
     for kind in ("regions", "pathways"):
         for name, value in state.get(kind, {}).items():
@@ -146,13 +237,15 @@ def _write_body(file: BinaryIO, state: Mapping[str, Any], metadata: Mapping[str,
             entries.append(Entry(entry.name, entry.is_pathway, offset, length))
     index = b"".join(entry.pack() for entry in entries)
     header = Header(
+        major=options.version[0],
+        minor=options.version[1],
         timestamp=_seconds(metadata.get("timestamp")),
         metadata_length=len(text),
         index_offset=writer.at,
         index_length=len(index),
         total_neurons=sum(_membrane(region) for region in state.get("regions", {}).values()),
         total_synapses=sum(_weights(region) for region in state.get("regions", {}).values()),
-        training_steps=_count(metadata.get("training_steps")),
+        training_steps=count(metadata.get("training_steps")),
         num_regions=len(entries),
     )
     file.write(index)
@@ -202,8 +295,6 @@ def _statistics(state: Mapping[str, Any]) -> dict[str, Any]:
 def _tensors(value: Any) -> list[tuple[str, int]]:
     if isinstance(value, pytree.TensorBytes):
         return [(value.dtype, value.data.nbytes)]
-    if isinstance(value, np.ndarray):
-        return [(value.dtype.name, value.nbytes)]
     items = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
         return [found for item in items for found in _tensors(item)]
@@ -221,12 +312,13 @@ def _weights(region: Any) -> int:
 
 
 def _elements(value: Any) -> int:
-    if isinstance(value, pytree.TensorBytes | np.ndarray):
-        return int(np.prod(value.shape, dtype=object))
+    if isinstance(value, pytree.TensorBytes):
+        return math.prod(value.shape)
     return 0
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
+    """Return a number of steps as the header has it; 0 for anything else."""
     return value if type(value) is int and 0 <= value < 2**64 else 0
 
 
@@ -241,6 +333,13 @@ def _seconds(timestamp: Any) -> int:
     return max(0, int(moment.timestamp()))
 
 
+def compress_bytes(
+    compress: Callable[[BinaryIO, BinaryIO], None], data: bytes, file: BinaryIO
+) -> None:
+    """Write bytes compressed."""
+    compress(io.BytesIO(data), file)
+
+
 def _append_checksum(file: BinaryIO) -> None:
     hashed = hashlib.sha256()
     file.seek(0)
@@ -249,18 +348,16 @@ def _append_checksum(file: BinaryIO) -> None:
     file.write(hashed.digest())
 
 
-def _to_zstd(plain: BinaryIO, file: BinaryIO) -> None:
+def _to_zstd(plain: BinaryIO, file: BinaryIO, *, level: int | None) -> None:
     size = plain.seek(0, 2)
     plain.seek(0)
-    zstandard.ZstdCompressor(level=_ZSTD_LEVEL).copy_stream(plain, file, size=size)
+    compressor = zstandard.ZstdCompressor(level=level or _ZSTD_LEVEL)
+    compressor.copy_stream(plain, file, size=size)
 
 
-def _to_lz4(plain: BinaryIO, file: BinaryIO) -> None:
-    compressor = lz4_frame().LZ4FrameCompressor()
+def _to_lz4(plain: BinaryIO, file: BinaryIO, *, level: int | None) -> None:
+    compressor = lz4_frame().LZ4FrameCompressor(compression_level=level or 0)
     file.write(compressor.begin())
     while piece := plain.read(_PIECE):
         file.write(compressor.compress(piece))
     file.write(compressor.flush())
-
-
-_COMPRESSORS: Final = {".zst": _to_zstd, ".lz4": _to_lz4}

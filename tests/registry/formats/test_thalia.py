@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 import random
 import struct
 import zlib
@@ -16,7 +18,14 @@ import pytest
 import zstandard
 
 from holdfast.registry import formats
-from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.errors import (
+    IncompatibleState,
+    InvalidInput,
+    NotFound,
+    RegistryError,
+    UnsupportedFormat,
+)
+from holdfast.registry.formats import thalia
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
 from tests.support.foreign import expected, foreign
@@ -497,3 +506,179 @@ def test_damaged_files_of_the_document_are_refused(tmp_path: Path) -> None:
             formats.read(path, portable=True)
         except RegistryError:
             assert formats.validate(path)
+
+
+# Precision, deltas, single regions, other versions
+
+
+def large_brain() -> dict[str, Any]:
+    """A state with a tensor of each class, one of them above 1 MiB."""
+    ramp = np.linspace(-2, 2, 300_000, dtype=np.float32)
+    region = {
+        "weights": {"w_big": ramp, "w_small": ramp[:10].copy(), "bias": ramp[:3].copy()},
+        "neuron_state": {"membrane": ramp[:5].copy(), "v_thresh": ramp[:5].astype(np.float64)},
+        "learning_state": {"stdp": ramp[:4].copy(), "bcm": ramp[:4].copy()},
+        "gains": ramp[:2].astype(np.float16),
+        "counts": np.arange(3),
+    }
+    return {"regions": {"cortex": region, "other": {"x": np.ones(2, np.float32)}}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "narrow"),
+    [
+        ("fp32", set()),
+        ("fp16", {"w_big", "w_small", "bias", "stdp", "bcm"}),
+        ("mixed", {"w_big", "stdp", "bcm"}),
+        (thalia.PrecisionPolicy(membrane="fp16", default="fp16"), {"membrane", "gains", "x"}),
+    ],
+)
+def test_precision_policies(tmp_path: Path, policy: Any, narrow: set[str]) -> None:
+    """A bias below `weights` is a weight; `learning_state` contains the `g_` of conductances."""
+    path = tmp_path / "brain.thalia"
+    thalia.save(path, large_brain(), precision=policy)
+    found = formats.inspect(path)
+    dtypes = {name.split("/")[-1]: one.dtype for name, one in found.tensors.items()}
+    floats = {name for name, dtype in dtypes.items() if dtype.startswith("float")}
+    assert {name for name in floats if dtypes[name] == "float16"} == narrow
+    assert all(dtypes[name] == "float32" for name in floats - narrow)
+    assert dtypes["counts"] == "int64"
+    loaded: Any = arrays(thalia.load(path, portable=True).state)
+    if policy != "fp32":
+        assert all(
+            array.dtype != np.float16
+            for part in ("weights", "neuron_state", "learning_state")
+            for array in loaded["regions"]["cortex"][part].values()
+        )
+    weight = loaded["regions"]["cortex"]["weights"]["w_big"]
+    assert np.abs(weight - large_brain()["regions"]["cortex"]["weights"]["w_big"]).max() < 1e-3
+
+
+def test_a_number_that_is_too_large_for_half_precision_is_refused(tmp_path: Path) -> None:
+    state = {"regions": {"a": {"weights": {"w": np.array([1e6], np.float32)}}}}
+    with pytest.raises(InvalidInput, match=r"regions/a/weights/w.*too large for float16"):
+        thalia.save(tmp_path / "a.thalia", state, precision="fp16")
+    with pytest.raises(InvalidInput, match="no such precision policy"):
+        thalia.save(tmp_path / "a.thalia", state, precision="fp8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_single_regions(tmp_path: Path) -> None:
+    path = tmp_path / "brain.thalia"
+    thalia.save(path, large_brain())
+    found: Any = thalia.load(path, regions=["other"], portable=True).state
+    assert list(found["regions"]) == ["other"]
+    assert arrays(found["regions"]["other"]["x"]).tolist() == [1, 1]
+    with pytest.raises(NotFound, match="no such region"):
+        thalia.load(path, regions=["corteks"])
+
+
+@pytest.mark.parametrize(("suffix", "levels"), [(".zst", (1, 22)), (".lz4", (1, 12))])
+def test_levels_of_compression(tmp_path: Path, suffix: str, levels: tuple[int, int]) -> None:
+    sizes = [
+        thalia.save(tmp_path / f"{level}.thalia{suffix}", large_brain(), level=level).size_bytes
+        for level in levels
+    ]
+    assert sizes[1] < sizes[0]
+    with pytest.raises(InvalidInput, match="not a level"):
+        thalia.save(tmp_path / f"x.thalia{suffix}", large_brain(), level=levels[1] + 1)
+    with pytest.raises(InvalidInput, match="not a level"):
+        thalia.save(tmp_path / "x.thalia", large_brain(), level=1)
+
+
+def grown(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state after some training: changed, new and untouched parts."""
+    cortex = copy.deepcopy(state["regions"]["cortex"])
+    cortex["weights"]["w_big"][17] += 0.5
+    cortex["weights"]["w_small"] += 0.25
+    cortex["weights"]["w_new"] = np.ones((2, 2), np.float32)
+    cortex["neuron_state"]["membrane"][0] = np.nan
+    regions = {**state["regions"], "cortex": cortex, "newborn": {"weights": {"w": np.ones(3)}}}
+    return {"regions": regions, "training_steps": 2000}
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst", ".lz4"])
+def test_deltas_and_their_chains(tmp_path: Path, suffix: str) -> None:
+    first = large_brain()
+    second = grown(first)
+    third = grown(second)
+    third["training_steps"] = 3000
+    thalia.save(tmp_path / "stage0.thalia", first)
+    names = ["stage0.thalia", *(f"stage{number}.delta.thalia{suffix}" for number in (1, 2))]
+    for number, state in ((1, second), (2, third)):
+        written = thalia.save_delta(
+            tmp_path / names[number], state, tmp_path / names[number - 1], threshold=0
+        )
+        assert written.size_bytes < 10_000
+    path = tmp_path / f"stage2.delta.thalia{suffix}"
+    assert formats.detect(path) == "thalia"
+    assert formats.validate(path) == []
+    found: Any = arrays(formats.read(path, portable=True).state)
+    assert found["training_steps"] == 3000
+    for name, region in third["regions"].items():
+        for part, values in region.items():
+            if isinstance(values, dict):
+                assert equal({key: found["regions"][name][part][key] for key in values}, values)
+    if not suffix:
+        head = struct.unpack("<5sI32sQQ", path.read_bytes()[:57])
+        base_bytes = (tmp_path / "stage1.delta.thalia").read_bytes()
+        assert head == (b"\xce\x94THL", 1, hashlib.sha256(base_bytes).digest(), 2000, 3000)
+        # Python's own unpickler, with the program's names, reads it too.
+        with path.open("rb") as file:
+            file.seek(64)
+            content = pickle.load(file)
+        change = content["regions"]["cortex"]["weights"]["w_big"]
+        assert (change["type"], change["indices"].tolist(), change["values"].tolist()) == (
+            "sparse",
+            [[17]],
+            [0.5],
+        )
+
+
+def test_differences_that_a_delta_cannot_say(tmp_path: Path) -> None:
+    thalia.save(tmp_path / "base.thalia", large_brain())
+    removed = large_brain()
+    del removed["regions"]["other"]
+    other = large_brain()
+    other["regions"]["other"]["x"] = np.zeros(2, np.float32)
+    for state, message in ((removed, "it was removed"), (other, "only weights and states may")):
+        with pytest.raises(IncompatibleState, match=message):
+            thalia.save_delta(tmp_path / "d.delta.thalia", state, tmp_path / "base.thalia")
+    assert [path.name for path in tmp_path.iterdir()] == ["base.thalia"]
+
+
+def test_differences_below_the_threshold_are_left_out(tmp_path: Path) -> None:
+    state = large_brain()
+    thalia.save(tmp_path / "base.thalia", state)
+    state["regions"]["cortex"]["weights"]["w_big"][:2] += np.array([1e-6, 1e-2], np.float32)
+    thalia.save_delta(tmp_path / "d.delta.thalia", state, tmp_path / "base.thalia")
+    found: Any = arrays(formats.read(tmp_path / "d.delta.thalia", portable=True).state)
+    weight, before = found["regions"]["cortex"]["weights"]["w_big"], large_brain()
+    assert weight[0] == before["regions"]["cortex"]["weights"]["w_big"][0]
+    assert abs(weight[1] - state["regions"]["cortex"]["weights"]["w_big"][1]) < 1e-6
+
+
+def test_migration_between_versions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    thalia.save(tmp_path / "a.thalia", brain(), precision="fp16")
+    thalia.migrate(tmp_path / "a.thalia", tmp_path / "b.thalia.zst", "0.2")
+    assert not caplog.records
+    assert (
+        formats.inspect(tmp_path / "b.thalia.zst").metadata["checkpoint_format_version"] == "0.2.0"
+    )
+    thalia.migrate(tmp_path / "b.thalia.zst", tmp_path / "c.thalia", "0.1")
+    assert "neither sparse tensors nor half precision" in caplog.text
+    data = (tmp_path / "c.thalia").read_bytes()
+    assert data[4:10] == struct.pack("<HHH", 0, 1, 0)
+    assert {one.dtype for one in formats.inspect(tmp_path / "c.thalia").tensors.values()} == {
+        "float32",
+        "int32",
+        "int64",
+        "bool",
+    }
+    with pytest.raises(UnsupportedFormat, match="no such version"):
+        thalia.migrate(tmp_path / "a.thalia", tmp_path / "d.thalia", "1.0")
+    changed = bytearray(data[:-32])
+    changed[4] = 1
+    (tmp_path / "v1.thalia").write_bytes(signed(bytes(changed)))
+    with pytest.raises(UnsupportedFormat, match="another major version"):
+        formats.read(tmp_path / "v1.thalia")

@@ -1,0 +1,276 @@
+"""What only files of Thalia can do: precision, levels, deltas, single regions, other versions."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
+from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import FileState, WrittenFile
+from holdfast.registry.formats.target import check_target, new_file
+from holdfast.registry.formats.thalia import container, delta, delta_writing, framing, writing
+from holdfast.registry.formats.thalia.precision import (
+    PrecisionPolicy,
+    converted,
+    named,
+    widened,
+)
+from holdfast.registry.formats.thalia.writing import Options
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.values.suggest import near
+
+_LOGGER = logging.getLogger("holdfast")
+_VERSIONS: Final = {"0.1": (0, 1), "0.2": (0, 2)}
+
+PathLike = str | os.PathLike[str]
+
+
+def save(
+    path: PathLike,
+    state: object,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    compression: Literal["zstd", "lz4", "none"] | None = None,
+    level: int | None = None,
+    precision: str | PrecisionPolicy | None = None,
+    force: bool = False,
+) -> WrittenFile:
+    """Write a state to a file.
+
+    Args:
+        path: The file. `.thalia.zst` and `.thalia.lz4` are compressed.
+        state: A checkpoint or another stored state, or a state in memory, with `regions` by name;
+            also `pathways`, `config`, `theta`, `scheduler`, `trial_state`, `training_steps`, and
+            `metadata`.
+        metadata: More metadata of the file, such as `{"experiment": "language"}`.
+        compression: The compression, if the name is not to decide.
+        level: 1 to 22 for zstd (3 without it), 1 to 12 for lz4.
+        precision: `fp32`, `fp16`, `mixed`, or a policy: floating-point tensors are converted by
+            the classes of their names. Without it no tensor is.
+        force: Whether to replace an existing file.
+
+    Raises:
+        IncompatibleState: The state has no regions, or a value that the format cannot keep.
+        InvalidInput: The file exists, an option is wrong, or a number is too large for float16.
+        IntegrityError: An object in the registry is damaged; nothing was written.
+    """
+    path = Path(path)
+    check_target(path, force=force)
+    options = Options(compression, level, _label(precision))
+    plain = _narrowed(_plain(state, path), precision)
+    return writing.write(path, plain, metadata=metadata, force=force, options=options)
+
+
+def load(
+    path: PathLike,
+    *,
+    regions: Iterable[str] | None = None,
+    widen: bool = True,
+    portable: bool = False,
+) -> FileState:
+    """Read a file as Thalia's own program does.
+
+    Args:
+        path: The file; for a delta its base is read too.
+        regions: Names of the wanted regions; pathways are left out then. Without it, everything.
+        widen: Whether floating-point tensors become float32 if a precision policy changed them.
+            `holdfast.formats.read` keeps the types of the file.
+        portable: As for `holdfast.formats.read`.
+
+    Raises:
+        NotFound: There is no such region.
+        InvalidInput: The file breaks a rule of the format.
+    """
+    path = Path(path)
+    wanted = None if regions is None else list(regions)
+    with framing.opened(path) as body:
+        if body.is_delta:
+            found = delta.read(body, path)
+        elif container.is_of_document(body) or wanted is None:
+            found = container.read_any(body)
+        else:
+            found = container.read(body, only=set(wanted))
+    state: Any = found.state
+    if wanted is not None:
+        _check_known(wanted, state["regions"], path)
+        state = {
+            **state,
+            "regions": {name: state["regions"][name] for name in wanted},
+            "pathways": {},
+        }
+    if widen and (found.metadata or {}).get("precision_policy", "fp32") != "fp32":
+        state = widened(state)
+    return FileState(
+        state if portable else with_torch(state), found.format, found.size_bytes, found.metadata
+    )
+
+
+def _check_known(wanted: list[str], known: Mapping[str, Any], path: Path) -> None:
+    for name in wanted:
+        if name not in known:
+            raise NotFound(
+                "no such region",
+                where=f"{path}: {name}",
+                expected=", ".join(known),
+                hint=near(name, list(known)),
+            )
+
+
+def save_delta(
+    path: PathLike,
+    state: object,
+    base: PathLike,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    threshold: float = 1e-5,
+    compression: Literal["zstd", "lz4", "none"] | None = None,
+    level: int | None = None,
+    precision: str | PrecisionPolicy | None = None,
+    force: bool = False,
+) -> WrittenFile:
+    """Write the difference of a state to a base file.
+
+    A weight of which less than 5 % changed is stored as coordinates and differences. Floating-point
+    numbers do not add up exactly, so such a delta is close to the state and not equal to it;
+    `threshold=0` stores those weights whole whose differences would not give every bit.
+
+    Args:
+        path: The file.
+        state: As for `save`.
+        base: The file that it builds upon: a full one or a delta. It is named relative to the
+            folder of `path` if it is in it, and must never change.
+        metadata: As for `save`.
+        threshold: Elements that changed by no more than this keep the value of the base.
+        compression: As for `save`.
+        level: As for `save`.
+        precision: As for `save`.
+        force: As for `save`.
+
+    Raises:
+        IncompatibleState: A delta cannot say the difference: a region was removed, or something
+            other than weights and states changed.
+        InvalidInput: As for `save`; or the base is no file of Thalia, or the threshold is negative.
+    """
+    path, base = Path(path), Path(base)
+    check_target(path, force=force)
+    if not threshold >= 0:
+        raise InvalidInput("not a threshold", expected="a number from 0", found=threshold)
+    compress = Options(compression, level).compressor(path)
+    plain = _narrowed(_plain(state, path), precision)
+    writing.check_components(plain)
+    old = load(base, widen=False, portable=True)
+    before: Any = old.state
+    changes = delta_writing.changes(plain, before, threshold)
+    digest, base_step = _digest(base), _delta_step(base)
+    step = writing.count(plain.get("training_steps"))
+    name = base.name if base.resolve().parent == path.resolve().parent else str(base)
+    info = {
+        "base_checkpoint": name,
+        "base_hash": digest.hex(),
+        "base_step": base_step,
+        "current_step": step,
+        "threshold": threshold,
+    }
+    merged = writing.merged_metadata(
+        {"metadata": plain.get("metadata", {})}, metadata, _label(precision)
+    )
+    data = delta_writing.encode(
+        changes,
+        {**merged, "delta_info": info},
+        base_digest=digest,
+        base_step=base_step,
+        step=step,
+    )
+    with new_file(path, len(data), force=force) as file:
+        if compress is None:
+            file.write(data)
+        else:
+            writing.compress_bytes(compress, data, file)
+        size = file.tell()
+    return WrittenFile(path, container.FORMAT, size)
+
+
+def migrate(
+    source: PathLike, target: PathLike, version: str, *, force: bool = False
+) -> WrittenFile:
+    """Write a file again in another version of the format.
+
+    From 0.1 to 0.2 nothing is lost. From 0.2 to 0.1 the document's rule is followed: 0.1 has
+    neither sparse tensors nor half precision nor compression, so tensors become dense float32, the
+    target must not be compressed, and a warning says that precision marks are dropped.
+
+    Args:
+        source: The file.
+        target: The new file.
+        version: `0.1` or `0.2`.
+        force: Whether to replace an existing file.
+
+    Raises:
+        UnsupportedFormat: There is no such version, or the source has another major version.
+        InvalidInput: The source breaks a rule of the format, or 0.1 is to be compressed.
+    """
+    source, target = Path(source), Path(target)
+    check_target(target, force=force)
+    wanted = _VERSIONS.get(version)
+    if wanted is None:
+        raise UnsupportedFormat(
+            "no such version to migrate to",
+            where=target,
+            expected=", ".join(_VERSIONS),
+            found=version,
+            hint="Another major version needs the program that made it.",
+        )
+    found = load(source, widen=False, portable=True)
+    state: Any = found.state
+    if wanted == (0, 1):
+        if target.name.lower().endswith((".zst", ".lz4")):
+            raise InvalidInput("version 0.1 has no compression", where=target)
+        policy = (found.metadata or {}).get("precision_policy", "fp32")
+        _LOGGER.warning(
+            "%s: version 0.1 keeps neither sparse tensors nor half precision: written as dense "
+            "float32 (precision policy was %s)",
+            target,
+            policy,
+        )
+        state = widened(state)
+        options = Options("none", precision="fp32", version=wanted, sparse=False)
+    else:
+        options = Options(version=wanted)
+    return writing.write(target, state, metadata=None, force=force, options=options)
+
+
+def _plain(state: object, path: Path) -> dict[str, Any]:
+    content: Content
+    if isinstance(state, Stored):
+        content = StoredContent(state, None)
+    else:
+        content = MemoryContent(state, None, f"the state for {path.name}")
+    return writing.plain(content)
+
+
+def _narrowed(state: dict[str, Any], precision: str | PrecisionPolicy | None) -> dict[str, Any]:
+    return state if precision is None else converted(state, named(precision))
+
+
+def _label(precision: str | PrecisionPolicy | None) -> str | None:
+    return str(precision) if precision is not None else None
+
+
+def _digest(path: Path) -> bytes:
+    hashed = hashlib.sha256()
+    with stable(path) as file:
+        while piece := file.read(2**20):
+            hashed.update(piece)
+    return hashed.digest()
+
+
+def _delta_step(path: Path) -> int:
+    """Return the step of a base that is a delta; 0 of a full file, as the programs write it."""
+    with framing.opened(path) as body:
+        return delta.step_of(body) if body.is_delta else 0

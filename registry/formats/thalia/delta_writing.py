@@ -1,0 +1,287 @@
+"""Write a delta: the weights that changed since a base file, and the other state of their regions.
+
+Its content is a pickle that torch can load, written opcode by opcode: nothing is pickled. What a
+delta cannot say is refused, so that nothing is lost in silence: a removed region, another config.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
+from holdfast.registry.formats.thalia.regions import dump
+from holdfast.registry.formats.thalia.tensors import as_array
+from holdfast.registry.pytree import TensorBytes
+
+#: Up to this share of changed elements a weight is stored as coordinates and differences.
+_SPARSE_SHARE: Final = 0.05
+_REGION_STATES: Final = (
+    "neuron_state",
+    "learning_state",
+    "oscillator_state",
+    "neuromodulator_state",
+)
+_PATHWAY_STATES: Final = ("neuron_state", "learning_state")
+_STORAGES: Final = {
+    "float32": "Float",
+    "float64": "Double",
+    "float16": "Half",
+    "int32": "Int",
+    "int64": "Long",
+    "bool": "Bool",
+}
+
+
+def changes(state: Mapping[str, Any], base: Mapping[str, Any], threshold: float) -> dict[str, Any]:
+    """Return the content of a delta.
+
+    Raises:
+        IncompatibleState: A delta cannot say how the state differs from its base.
+    """
+    found: dict[str, Any] = {}
+    for kind, states in (("regions", _REGION_STATES), ("pathways", _PATHWAY_STATES)):
+        parts, old = state.get(kind, {}), base.get(kind, {})
+        for name in old:
+            if name not in parts:
+                raise _unfit(f"{kind}/{name}", "it was removed")
+        found[kind] = {}
+        for name, part in parts.items():
+            if name not in old:
+                found[kind][name] = {"type": "new", "state": part}
+                continue
+            change = _change(part, old[name], states, threshold, f"{kind}/{name}")
+            if change is not None:
+                found[kind][name] = change
+    found["metadata_changes"] = {}
+    found["training_steps"] = state.get("training_steps", 0)
+    return found
+
+
+def _unfit(where: str, why: str) -> IncompatibleState:
+    return IncompatibleState(
+        f"a delta of Thalia cannot say this difference: {why}",
+        where=where,
+        hint="Write a whole file.",
+    )
+
+
+def _change(
+    part: Any, old: Any, states: tuple[str, ...], threshold: float, where: str
+) -> dict[str, Any] | None:
+    if not isinstance(part, dict) or not isinstance(old, dict):
+        if same(part, old):
+            return None
+        raise _unfit(where, "the region is not a dict")
+    for key in {**old, **part}:
+        if key in ("weights", *states):
+            continue
+        if not same(part.get(key), old.get(key)) or (key in part) != (key in old):
+            raise _unfit(f"{where}/{key}", "it changed, and only weights and states may")
+    weights = _weights(part.get("weights") or {}, old.get("weights") or {}, threshold, where)
+    if not weights and all(same(part.get(key), old.get(key)) for key in states):
+        return None
+    return {
+        "weights": weights,
+        "config": part.get("config"),
+        **{key: part.get(key) for key in states},
+    }
+
+
+def _weights(
+    weights: Mapping[str, Any], old: Mapping[str, Any], threshold: float, where: str
+) -> dict[str, Any]:
+    for name in old:
+        if name not in weights or (weights[name] is None) != (old[name] is None):
+            raise _unfit(f"{where}/weights/{name}", "it was removed, or is null in one of both")
+    found = {}
+    for name, tensor in weights.items():
+        if tensor is None and old.get(name, tensor) is None:
+            if name not in old:
+                raise _unfit(f"{where}/weights/{name}", "a new weight is null")
+            continue
+        if not isinstance(tensor, TensorBytes):
+            raise _unfit(f"{where}/weights/{name}", "it is no tensor")
+        change = _difference(tensor, old.get(name), threshold)
+        if change is not None:
+            found[name] = change
+    return found
+
+
+def _difference(tensor: TensorBytes, old: Any, threshold: float) -> dict[str, Any] | None:
+    """Return how a weight changed, or nothing.
+
+    A number that became NaN, or was one, has no difference; then the whole tensor is stored.
+    """
+    shape = list(tensor.shape)
+    full = {"type": "full", "tensor": tensor, "shape": shape}
+    if (
+        not isinstance(old, TensorBytes)
+        or (old.shape, old.dtype) != (tensor.shape, tensor.dtype)
+        or tensor.dtype == "bool"
+    ):
+        return None if same(tensor, old) else full
+    if bytes(tensor.data) == bytes(old.data):
+        return None
+    new, before = as_array(tensor), as_array(old)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = new - before
+    if not np.all(np.isfinite(difference)):
+        return full
+    changed = np.abs(difference) > threshold
+    count = int(np.count_nonzero(changed))
+    if not count:
+        return None if threshold else full  # only signs of zeros differ
+    where = np.argwhere(changed)
+    values = difference[changed]
+    is_exact = threshold > 0 or np.array_equal(before[changed] + values, new[changed])
+    if not tensor.shape or count / new.size >= _SPARSE_SHARE or not is_exact:
+        return full
+    return {
+        "type": "sparse",
+        "indices": TensorBytes("int64", where.shape, _bytes(where.astype("<i8"))),
+        "values": TensorBytes(tensor.dtype, values.shape, _bytes(values)),
+        "shape": shape,
+    }
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(np.ascontiguousarray(array).tobytes())
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal in type and in every bit."""
+    if isinstance(one, TensorBytes) and isinstance(other, TensorBytes):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.data == other.data
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+# Bytes
+
+
+def encode(
+    content: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    *,
+    base_digest: bytes,
+    base_step: int,
+    step: int,
+) -> bytes:
+    """Return the bytes of a delta."""
+    head = struct.pack("<5sI32sQQ7x", DELTA_MAGIC, 1, base_digest, base_step, step)
+    pickle = bytearray(b"\x80\x04")
+    _put(content, pickle, "")
+    pickle += b"."
+    text = dump(dict(metadata))
+    return head + bytes(pickle) + struct.pack("<I", len(text)) + text
+
+
+def _put(value: Any, out: bytearray, path: str) -> None:
+    """Append the opcodes that build a value."""
+    put = _WRITERS.get(type(value))
+    if put is None:
+        raise IncompatibleState(
+            "a delta of Thalia has no form for this value",
+            where=path,
+            found=type(value).__name__,
+        )
+    put(value, out, path)
+
+
+def _text(value: str, out: bytearray, path: str) -> None:
+    del path
+    data = value.encode(errors="surrogatepass")
+    out += b"X" + struct.pack("<I", len(data)) + data
+
+
+def _integer(value: int, out: bytearray, path: str) -> None:
+    del path
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    out += b"\x8b" + struct.pack("<I", len(data)) + data
+
+
+def _dict(value: Mapping[Any, Any], out: bytearray, path: str) -> None:
+    out += b"}("
+    for key, item in value.items():
+        _put(key, out, path)
+        _put(item, out, f"{path}/{key}")
+    out += b"u"
+
+
+def _items(kind: bytes, end: bytes) -> Callable[[Any, bytearray, str], None]:
+    def put(value: Any, out: bytearray, path: str) -> None:
+        out += kind
+        for index, item in enumerate(value):
+            _put(item, out, f"{path}/{index}")
+        out += end
+
+    return put
+
+
+def _tensor(value: TensorBytes, out: bytearray, path: str) -> None:
+    """Append a call of torch's function that rebuilds a tensor from the bytes of its storage."""
+    if value.dtype not in _STORAGES:
+        raise IncompatibleState(
+            "a .thalia file has no such element type",
+            where=path,
+            expected=", ".join(_STORAGES),
+            found=value.dtype,
+        )
+    strides, step = [], 1
+    for length in reversed(value.shape):
+        strides.append(step)
+        step *= length
+    storage = _storage(value)
+    out += b"ctorch._utils\n_rebuild_tensor_v2\n("
+    out += b"ctorch.storage\n_load_from_bytes\n" + b"B" + struct.pack("<I", len(storage)) + storage
+    out += b"\x85R"
+    _integer(0, out, path)
+    _put(tuple(value.shape), out, path)
+    _put(tuple(reversed(strides)), out, path)
+    out += b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def _storage(value: TensorBytes) -> bytes:
+    """Return a storage as torch wrote it before its version 1.6."""
+    count = value.data.nbytes // as_array(value).itemsize
+    out = bytearray()
+    system: Any = {
+        "protocol_version": 1001,
+        "little_endian": True,
+        "type_sizes": {"short": 2, "int": 4, "long": 4},
+    }
+    for part in (0x1950A86A20F9469CFC6C, 1001, system):
+        out += b"\x80\x02"
+        _put(part, out, "")
+        out += b"."
+    out += b"\x80\x02("
+    _put("storage", out, "")
+    out += b"ctorch\n" + f"{_STORAGES[value.dtype]}Storage\n".encode()
+    for field in ("0", "cpu", count, None):
+        _put(field, out, "")
+    out += b"tQ."
+    out += b"\x80\x02"
+    _put(["0"], out, "")
+    out += b"."
+    return bytes(out) + struct.pack("<q", count) + bytes(value.data)
+
+
+_WRITERS: Final[Mapping[type, Callable[[Any, bytearray, str], None]]] = {
+    type(None): lambda value, out, path: out.extend(b"N"),  # noqa: ARG005
+    bool: lambda value, out, path: out.extend(b"\x88" if value else b"\x89"),  # noqa: ARG005
+    int: _integer,
+    float: lambda value, out, path: out.extend(b"G" + struct.pack(">d", value)),  # noqa: ARG005
+    str: _text,
+    dict: _dict,
+    list: _items(b"](", b"e"),
+    tuple: _items(b"(", b"t"),
+    TensorBytes: _tensor,
+}
