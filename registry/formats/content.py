@@ -210,6 +210,29 @@ def copied(state: FlatState) -> Any:
     return pytree.unflatten(state.kind, parts)
 
 
+def portable(content: Content) -> dict[str, Any]:
+    """Return a state with tensors as `pytree.TensorBytes`, and arrays as arrays of NumPy.
+
+    Tensors of a component without sparse ones share their memory with the content.
+    """
+    flat = content.flat(content.parts)
+    parts = []
+    for part in flat.components:
+        kinds = pytree.portable_kinds(part.skeleton)
+        arrays: list[Any] = []
+        for index, leaf in enumerate(part.leaves):
+            if kinds[index] == "tensor":
+                arrays.append(TensorBytes(str(leaf.dtype), leaf.shape, leaf.buffer()))
+                continue
+            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kinds[index])
+            view[:] = leaf.buffer()
+            arrays.append(array)
+        parts.append((part.name, part.skeleton, arrays))
+    state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
+    kept = {name: skeleton for name, skeleton in content.skeletons if name not in state}
+    return state | {name: pytree.unflatten_component(node, ()) for name, node in kept.items()}
+
+
 def with_torch(state: Any) -> Any:
     """Return a state whose tensors are tensors of torch; one without tensors as it is.
 

@@ -73,6 +73,8 @@ FORMATS: tuple[Format, ...] = (
     Format("zarr", (".zarr",), is_folder=True),
     Format("npz", (".npz",)),
     Format("thalia", (".thalia", ".thalia.zst", ".thalia.lz4"), keeps_metadata=True),
+    Format("cobre", is_folder=True, keeps_metadata=True),
+    Format("andrea"),
     OPAQUE,
 )
 #: All extensions, and the first one of each format: for messages and help texts.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -83,6 +84,67 @@ def new_file(path: Path, size_bytes: int, *, force: bool = False) -> Iterator[Bi
         fail(error, path, size_bytes)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
+    """Yield a folder to fill; it appears at `path` only when the block ends without an error.
+
+    Args:
+        path: The folder.
+        size_bytes: About how much will be written, for the message of a full disk.
+
+    Raises:
+        InvalidInput: The path exists.
+        StoreFull: The disk is full.
+        AccessDenied: The folder around it may not be written to.
+    """
+    if path.exists():
+        raise _exists(path)
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    try:
+        temporary.mkdir()
+        try:
+            yield temporary
+            _sync_folders(temporary)
+            try:
+                path.mkdir()  # fails if the path exists; an empty folder can be renamed over
+            except FileExistsError as error:
+                raise _exists(path) from error
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        fail(error, path, size_bytes)
+
+
+def put_file(path: Path, data: bytes | memoryview) -> int:
+    """Write and sync a new file, with the folders around it; return its size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb", buffering=0) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    return len(data)
+
+
+def _exists(path: Path) -> InvalidInput:
+    return InvalidInput("the path exists", where=path, expected="the path of a new folder")
+
+
+def _sync_folders(folder: Path) -> None:
+    for name, _, _ in os.walk(folder, topdown=False):
+        _sync_folder(Path(name))
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def fail(error: OSError, path: Path, size_bytes: int) -> NoReturn:

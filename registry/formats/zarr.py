@@ -8,17 +8,14 @@ the same checkpoint. At most 16 MiB of chunks are in memory at once.
 
 from __future__ import annotations
 
-import os
-import shutil
 from itertools import islice
 from pathlib import Path
-from secrets import token_hex
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.state_file import WrittenFile
-from holdfast.registry.formats.target import fail
+from holdfast.registry.formats.target import new_folder, put_file
 from holdfast.registry.formats.zarr_reading import detect, inspect, read, validate
 from holdfast.registry.loading.fit import arrays_in
 from holdfast.registry.zarr.layout import STATE_ATTRIBUTE, ArrayLayout, Layout
@@ -38,27 +35,16 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
         IntegrityError: An object in the registry is damaged.
         StoreFull: The disk is full.
     """
-    if path.exists():
-        raise InvalidInput("the path exists", where=path, expected="the path of a new folder")
     attributes = {STATE_ATTRIBUTE: {"kind": content.kind, "components": content.skeletons}}
     layout = Layout(content.where, content.digest, content.tensors, attributes)
     if not any(arrays_in(part.skeleton) for part in content.parts.values()):
         raise IncompatibleState("there is no tensor to write", where=content.where)
-    temporary = path.with_name(f".{path.name[:100]}.{token_hex(6)}.part")
     size = 0
-    try:
-        temporary.mkdir()
-        try:
-            for key, document in layout.documents.items():
-                size += _put(temporary / key, document)
-            for array in layout.arrays.values():
-                size += _put_chunks(temporary, array, content)
-            _sync_folders(temporary)
-            _give_name(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        fail(error, path, content.size_bytes)
+    with new_folder(path, content.size_bytes) as folder:
+        for key, document in layout.documents.items():
+            size += _put(folder / key, document)
+        for array in layout.arrays.values():
+            size += _put_chunks(folder, array, content)
     return WrittenFile(path, "zarr", size)
 
 
@@ -78,34 +64,4 @@ def _put_chunks(folder: Path, array: ArrayLayout, content: Content) -> int:
 def _put(path: Path, data: bytes | memoryview) -> int:
     if "\0" in str(path):
         raise IncompatibleState("a tensor's path is not a file name", where=quoted(str(path)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
-    return len(data)
-
-
-def _sync_folders(folder: Path) -> None:
-    for name, _, _ in os.walk(folder, topdown=False):
-        _sync_folder(Path(name))
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _give_name(temporary: Path, path: Path) -> None:
-    try:
-        path.mkdir()  # fails if the path exists; an empty folder can be renamed over
-    except FileExistsError as error:
-        raise InvalidInput(
-            "the path exists", where=path, expected="the path of a new folder"
-        ) from error
-    temporary.replace(path)
-    _sync_folder(path.parent)
+    return put_file(path, data)

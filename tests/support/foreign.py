@@ -23,8 +23,13 @@ def foreign(name: str) -> Path:
     return path
 
 
+def expected_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays that a file holds, by path."""
+    with np.load(path.with_name(f"{path.name}.expected.npz"), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
 def expected(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what a file holds: its description, and its arrays by path."""
-    with np.load(path.with_name(f"{path.name}.expected.npz"), allow_pickle=False) as arrays:
-        values = {name: arrays[name] for name in arrays.files}
-    return json.loads(path.with_name(f"{path.name}.expected.json").read_text()), values
+    text = path.with_name(f"{path.name}.expected.json").read_text()
+    return json.loads(text), expected_arrays(path)

@@ -18,7 +18,7 @@ import zstandard
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.content import Content, portable
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
@@ -168,24 +168,7 @@ def merged_metadata(
 
 def plain(content: Content) -> dict[str, Any]:
     """Return a state as plain values with tensors as bytes."""
-    flat = content.flat(content.parts)
-    parts = []
-    for part in flat.components:
-        kinds = pytree.portable_kinds(part.skeleton)
-        arrays: list[Any] = []
-        for index, leaf in enumerate(part.leaves):
-            if kinds[index] == "tensor":
-                arrays.append(pytree.TensorBytes(str(leaf.dtype), leaf.shape, leaf.buffer()))
-                continue
-            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kinds[index])
-            view[:] = leaf.buffer()
-            arrays.append(array)
-        parts.append((part.name, part.skeleton, arrays))
-    state: dict[str, Any] = dict(pytree.unflatten(flat.kind, parts))
-    for name, skeleton in content.skeletons:
-        if name not in state:
-            state[name] = pytree.unflatten_component(skeleton, ())
-    return {name: _with_bytes(value) for name, value in state.items()}
+    return {name: _with_bytes(value) for name, value in portable(content).items()}
 
 
 def _with_bytes(value: Any) -> Any:

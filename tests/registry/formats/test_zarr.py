@@ -82,7 +82,7 @@ def test_what_stands_there_stays(force, saved, tmp_path: Path) -> None:
 def test_one_that_appears_meanwhile_stays(saved, tmp_path: Path, monkeypatch) -> None:
     theirs = tmp_path / "x.zarr"
     monkeypatch.setattr(
-        "holdfast.registry.formats.zarr._sync_folders", lambda folder: theirs.mkdir()
+        "holdfast.registry.formats.target._sync_folders", lambda folder: theirs.mkdir()
     )
     with pytest.raises(InvalidInput, match="the path exists"):
         formats.write(theirs, saved)

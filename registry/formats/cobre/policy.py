@@ -1,0 +1,235 @@
+"""A policy folder: read it as a state, list its problems, write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
+from holdfast.registry.formats.cobre import metadata, stages
+from holdfast.registry.formats.content import Content, portable
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problem,
+)
+from holdfast.registry.formats.target import new_folder, put_file
+from holdfast.registry.values.parse_limits import max_record_bytes
+
+FORMAT: Final = "cobre"
+#: Folders that must be there; `states` is written only on demand.
+_NEEDED: Final = ("cuts", "basis")
+
+
+def detect(path: Path) -> bool:
+    """Return whether a folder has the two folders of a policy, and its metadata."""
+    return (path / metadata.NAME).is_file() and all((path / name).is_dir() for name in _NEEDED)
+
+
+def read(path: Path) -> FileState:
+    """Read a folder as a state.
+
+    Raises:
+        InvalidInput: It is not complete, a file is damaged, or two files are of one stage.
+    """
+    state, size = _read(path)
+    found = _faults(state)
+    if found:
+        raise InvalidInput(
+            "the parts of the policy do not fit each other", where=path, found=found[0]
+        )
+    return FileState(state, FORMAT, size, state["metadata"])
+
+
+def inspect(path: Path) -> FileReport:
+    """Describe a folder. Its tables have no index, so the files are read."""
+    state, size = _read(path)
+    tensors = {name: TensorHeader(dtype, shape) for name, dtype, shape in _arrays(state, "")}
+    return FileReport(FORMAT, size, dict(sorted(tensors.items())), state["metadata"])
+
+
+def validate(path: Path) -> list[str]:
+    """Return every problem of a folder."""
+    found: list[str] = []
+    try:
+        about, _ = _metadata(path)
+    except RegistryError as error:
+        found.append(problem(error))
+        about = {}
+    state: dict[str, Any] = {"metadata": about}
+    for folder in stages.FOLDERS:
+        state[folder] = {}
+        for file in _files(path, folder, found):
+            try:
+                name, stage, _ = _stage(folder, file, about)
+            except RegistryError as error:
+                found.append(problem(error))
+                continue
+            if name in state[folder]:
+                found.append(f"{file}: another file is of the same stage, {name}")
+            state[folder][name] = stage
+            found += [f"{file}: {text}" for text in stages.problems(folder, stage)]
+    return found + [f"{path}: {text}" for text in _faults(state)]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    about, total = _metadata(path)
+    state: dict[str, Any] = {"metadata": about}
+    for folder in stages.FOLDERS:
+        missing: list[str] = []
+        files = _files(path, folder, missing)
+        if missing:
+            raise InvalidInput("the policy is not complete", where=path, found=missing[0])
+        found = {}
+        for file in files:
+            name, stage, size = _stage(folder, file, about)
+            if name in found:
+                raise InvalidInput("two files are of one stage", where=file, found=name)
+            found[name], total = stage, total + size
+        if folder in _NEEDED or found:
+            state[folder] = dict(sorted(found.items(), key=lambda pair: pair[1]["stage_id"]))
+    return state, total
+
+
+def _metadata(path: Path) -> tuple[dict[str, Any], int]:
+    file = path / metadata.NAME
+    if not file.exists():
+        raise InvalidInput(
+            "the policy is not complete: its metadata is written last",
+            where=file,
+            hint="Wait for the program that writes it, or take an older policy.",
+        )
+    data = _bytes(file)
+    return metadata.parse(data, str(file)), len(data)
+
+
+def _files(path: Path, folder: str, found: list[str]) -> list[Path]:
+    where = path / folder
+    if not where.is_dir():
+        if folder in _NEEDED:
+            found.append(f"{where}: the folder is missing")
+        return []
+    return sorted(file for file in where.iterdir() if file.suffix == ".bin")
+
+
+def _stage(folder: str, file: Path, about: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
+    data = _bytes(file)
+    domination = metadata.has_domination(about)
+    stage = stages.read_stage(folder, data, str(file), domination=domination)
+    return name_of(stage["stage_id"]), stage, len(data)
+
+
+def name_of(stage_id: int) -> str:
+    """Return the name of a stage: three digits, or more where they are needed."""
+    return f"stage_{stage_id:03d}"
+
+
+def _bytes(file: Path) -> bytes:
+    """Read a whole file."""
+    with stable(file) as opened:
+        size = opened.seek(0, 2)
+        if size > max_record_bytes():
+            raise InvalidInput(
+                "the file is too large to be read at once",
+                where=file,
+                expected=f"at most {max_record_bytes()} bytes",
+                found=f"{size} bytes",
+            )
+        opened.seek(0)
+        return opened.read()
+
+
+def _faults(state: Mapping[str, Any]) -> list[str]:
+    """Return what does not fit between the files of a policy."""
+    about, cuts = state["metadata"], state.get("cuts", {})
+    found = []
+    if "num_stages" in about and len(cuts) != about["num_stages"]:
+        found.append(
+            f"num_stages is {about['num_stages']}, and there are {len(cuts)} files of cuts"
+        )
+    for name, stage in cuts.items():
+        dimension = stage["state_dimension"]
+        if dimension != about.get("state_dimension", dimension):
+            found.append(f"{name} has another state_dimension than the metadata")
+    return found
+
+
+def _arrays(value: Any, path: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    if isinstance(value, np.ndarray):
+        return [(path, value.dtype.name, value.shape)]
+    if not isinstance(value, dict):
+        return []
+    return [
+        found
+        for key, item in value.items()
+        for found in _arrays(item, f"{path}/{key}" if path else key)
+    ]
+
+
+# Writing
+
+
+def write(
+    path: Path,
+    content: Content,
+    *,
+    metadata: Mapping[str, Any] | None,
+    force: bool,  # noqa: ARG001 - a folder is never replaced
+) -> WrittenFile:
+    """Write a state as a folder, which appears whole or not at all; its metadata is written last.
+
+    Raises:
+        IncompatibleState: The state is no policy; the message names the path.
+        InvalidInput: `path` exists already.
+        StoreFull: The disk is full.
+    """
+    files = _encode(content, metadata)
+    with new_folder(path, content.size_bytes) as folder:
+        for name in _NEEDED:
+            (folder / name).mkdir()
+        size = sum(put_file(folder / name, data) for name, data in files.items())
+    return WrittenFile(path, FORMAT, size)
+
+
+def _encode(content: Content, more: Mapping[str, Any] | None) -> dict[str, bytes]:
+    """Return the bytes of each file, the metadata last."""
+    state = {name: _numpy(value) for name, value in portable(content).items()}
+    unknown = sorted(set(state) - {"metadata", *stages.FOLDERS})
+    if unknown or not set(_NEEDED) <= set(state):
+        raise IncompatibleState(
+            "a policy folder holds metadata, cuts, basis and states",
+            where=content.where,
+            found=", ".join(state) or "nothing",
+            hint="Choose components with `--only`, or pull to a .pt file.",
+        )
+    files: dict[str, bytes] = {}
+    for folder in stages.FOLDERS:
+        found = state.get(folder, {})
+        if not isinstance(found, dict):
+            raise IncompatibleState("not a dict of stages", where=folder)
+        for name, stage in found.items():
+            data = stages.write_stage(folder, stage, f"{folder}/{name}")
+            files[f"{folder}/{name_of(stage['stage_id'])}.bin"] = data
+        if len([name for name in files if name.startswith(f"{folder}/")]) != len(found):
+            raise IncompatibleState("two stages have one number", where=folder)
+    about = state.get("metadata", {})
+    files[metadata.NAME] = metadata.dump(
+        {**about, **(more or {})} if isinstance(about, dict) else about, "metadata"
+    )
+    return files
+
+
+def _numpy(value: Any) -> Any:
+    """Return a value whose tensors are arrays."""
+    if isinstance(value, pytree.TensorBytes):
+        return np.frombuffer(value.data, value.dtype).reshape(value.shape)
+    if isinstance(value, dict):
+        return {key: _numpy(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,194 @@
+"""FlatBuffers without trust: every offset is checked before it is followed.
+
+The library for Python writes buffers, and has no verifier to read hostile ones. The reading side
+needs little: a table is a position, whose fields a second table finds; a vector is a count and its
+elements. Many tables of one kind, such as the cuts of a stage, are read together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.registry.errors import InvalidInput
+
+_OFFSET: Final = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """The bytes of a file.
+
+    Attributes:
+        data: The bytes.
+        where: The file, for messages.
+    """
+
+    data: bytes
+    where: str
+
+    def root(self) -> Tables:
+        """Return the root table.
+
+        Raises:
+            InvalidInput: There is none within the buffer.
+        """
+        start = self.numbers(np.zeros(1, np.int64), _OFFSET, "the root table")
+        return self.tables(start.astype(np.int64), "the root table")
+
+    def tables(self, positions: NDArray[np.int64], what: str) -> Tables:
+        """Return tables at some positions.
+
+        Raises:
+            InvalidInput: A table, or the table of its fields, is not within the buffer.
+        """
+        back = self.numbers(positions, np.dtype("<i4"), what).astype(np.int64)
+        vtables = positions - back
+        sizes = self.numbers(vtables, np.dtype("<u2"), what).astype(np.int64)
+        lengths = self.numbers(vtables + 2, np.dtype("<u2"), what).astype(np.int64)
+        if np.any(sizes < 4) or np.any(vtables + sizes > len(self.data)):
+            raise self.broken(f"{what}: the list of its fields is not within the file")
+        if np.any(lengths < 4) or np.any(positions + lengths > len(self.data)):
+            raise self.broken(f"{what} is not within the file")
+        return Tables(self, positions, vtables, sizes, lengths, what)
+
+    def numbers(self, positions: NDArray[np.int64], kind: np.dtype[Any], what: str) -> NDArray[Any]:
+        """Return a number at each of some positions."""
+        size = kind.itemsize
+        if np.any(positions < 0) or np.any(positions > len(self.data) - size):
+            raise self.broken(f"{what} is not within the file")
+        raw = np.frombuffer(self.data, np.uint8)
+        found: NDArray[Any] = raw[positions[:, None] + np.arange(size)].reshape(-1).view(kind)
+        return found
+
+    def broken(self, fault: str) -> InvalidInput:
+        """Return the error for a damaged file."""
+        return InvalidInput("not a sound FlatBuffer", where=self.where, found=fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Tables of one kind.
+
+    Attributes:
+        buffer: The file.
+        positions: Position of each.
+        vtables: Position of the list of its fields.
+        sizes: Length of that list.
+        lengths: Length of the table itself.
+        what: Name for messages.
+    """
+
+    buffer: Buffer
+    positions: NDArray[np.int64]
+    vtables: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    what: str
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def fields(self, field: int) -> NDArray[np.int64]:
+        """Return the offset of a field in each table; 0 where it is absent.
+
+        Args:
+            field: Its number in the schema, from 0.
+        """
+        slot = 4 + 2 * field
+        offsets = np.zeros(len(self), np.int64)
+        has = self.sizes >= slot + 2
+        offsets[has] = self.buffer.numbers(self.vtables[has] + slot, np.dtype("<u2"), self.what)
+        return offsets
+
+    def numbers(self, field: int, form: str) -> NDArray[Any]:
+        """Return a number of each table; 0 where the field is absent, as the schema has it.
+
+        Raises:
+            InvalidInput: A field is not within its table.
+        """
+        kind = np.dtype(form)
+        found = np.zeros(len(self), kind)
+        offsets = self.fields(field)
+        has = offsets > 0
+        if np.any(offsets[has] + kind.itemsize > self.lengths[has]):
+            raise self.buffer.broken(f"field {field} of {self.what} is not within its table")
+        found[has] = self.buffer.numbers(self.positions[has] + offsets[has], kind, self.what)
+        return found
+
+    def number(self, field: int, form: str) -> int:
+        """Return an integer of the only table."""
+        return int(self.numbers(field, form)[0])
+
+    def vectors(self, field: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return position of the first element and number of elements of a vector of each table.
+
+        An absent vector has no elements.
+
+        Raises:
+            InvalidInput: A vector does not begin within the buffer.
+        """
+        starts, counts = np.zeros(len(self), np.int64), np.zeros(len(self), np.int64)
+        offsets = self.fields(field)
+        has = offsets > 0
+        if np.any(offsets[has] + 4 > self.lengths[has]):
+            raise self.buffer.broken(f"field {field} of {self.what} is not within its table")
+        at = self.positions[has] + offsets[has]
+        begins = at + self.buffer.numbers(at, _OFFSET, self.what).astype(np.int64)
+        counts[has] = self.buffer.numbers(begins, _OFFSET, self.what)
+        starts[has] = begins + 4
+        return starts, counts
+
+    def array(self, field: int, form: str) -> NDArray[Any]:
+        """Return a vector of numbers of the only table.
+
+        Raises:
+            InvalidInput: It is not within the buffer.
+        """
+        kind = np.dtype(form)
+        starts, counts = self.vectors(field)
+        start, count = int(starts[0]), int(counts[0])
+        if count * kind.itemsize > len(self.buffer.data) - start:
+            raise self.buffer.broken(f"field {field} of {self.what} is not within the file")
+        return np.frombuffer(self.buffer.data, kind, count, start).copy()
+
+    def rows(self, field: int, form: str) -> NDArray[Any]:
+        """Return a vector of each table as a row; all of them must have the same length.
+
+        Raises:
+            InvalidInput: They differ in length, are not within the buffer, or overlap: together
+                they are larger than it.
+        """
+        kind = np.dtype(form)
+        starts, counts = self.vectors(field)
+        width = int(counts[0]) if len(self) else 0
+        if np.any(counts != width):
+            raise self.buffer.broken(f"{self.what} have vectors of different lengths")
+        nbytes = width * kind.itemsize
+        if nbytes * len(self) > len(self.buffer.data) or np.any(
+            starts[counts > 0] + nbytes > len(self.buffer.data)
+        ):
+            raise self.buffer.broken(f"the vectors of {self.what} are not within the file")
+        raw = np.frombuffer(self.buffer.data, np.uint8)
+        found = np.empty((len(self), width), kind)
+        for row, start in zip(found, starts, strict=True):
+            row[:] = raw[start : start + nbytes].view(kind)
+        return found
+
+    def children(self, field: int, what: str) -> Tables:
+        """Return the tables in a vector of the only table.
+
+        Raises:
+            InvalidInput: One is not within the buffer.
+        """
+        starts, counts = self.vectors(field)
+        start, count = int(starts[0]), int(counts[0])
+        if count * 4 > len(self.buffer.data) - start:
+            raise self.buffer.broken(f"{what} are not within the file")
+        at = start + 4 * np.arange(count, dtype=np.int64)
+        return self.buffer.tables(
+            at + self.buffer.numbers(at, _OFFSET, what).astype(np.int64), what
+        )
