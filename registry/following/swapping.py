@@ -26,7 +26,7 @@ from holdfast.registry.loading.fit import (
     widened_paths,
 )
 from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
@@ -274,6 +274,4 @@ def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
     """Return the digests of a tensor's chunks; an inline tensor counts as one chunk."""
     if entry.inline is not None:
         return (Digest.of(entry.inline),)
-    if entry.chunk_list is not None:
-        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
-    return entry.chunks
+    return entry.chunk_digests(lists)
