@@ -96,10 +96,9 @@ def add_artifact(
     found = formats.read(file, portable=True)
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
-    size = output.size(stored.size_bytes)
     return answer_of(
         {**_pin_json(into, "artifact", name), "format": found.format},
-        f"added: {stored.ref}  {stored.digest.short}  {size}",
+        f"added: {describe.named(stored)}",
         *[OPAQUE] * (found.format == "opaque"),
     )
 

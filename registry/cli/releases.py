@@ -60,12 +60,7 @@ def publish(
     checkpoint = opened.checkpoint(ref)
     releases = opened.run(checkpoint.run_id).releases
     release = releases.publish(version, checkpoint, card=card, metrics=metrics, only=only or None)
-    return Answer(
-        lambda: _json(release),
-        lambda: [
-            f"published: {release.ref}  {release.digest.short}  {output.size(release.size_bytes)}"
-        ],
-    )
+    return Answer(lambda: _json(release), lambda: [f"published: {describe.named(release)}"])
 
 
 @command(reads)
