@@ -32,6 +32,7 @@ from holdfast.backends.base import (
     as_buffers,
     check_into,
     check_key,
+    cut,
 )
 from holdfast.backends.errors import (
     AccessDenied,
@@ -120,7 +121,7 @@ class FsspecBackend(Backend):
         into: Sequence[memoryview] | None = None,
     ) -> bytes:
         """Read an object, or a range of it."""
-        views = check_into(byte_range, into)
+        check_into(byte_range, into)
         path = self._path(key)
         if byte_range is None:
             return self._whole(key, path)
@@ -128,13 +129,7 @@ class FsspecBackend(Backend):
         data = self._ask(
             "get", key, lambda call: self._part(call, key, path, wanted), len(byte_range)
         )
-        if into is None:
-            return data
-        position = 0
-        for view in views:
-            view[:] = memoryview(data)[position : position + len(view)]
-            position += len(view)
-        return b""
+        return cut(key, data, ByteRange(0, len(byte_range)), into)
 
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object; it counts once the store tells its size."""

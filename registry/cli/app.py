@@ -20,6 +20,8 @@ _COMMANDS = {
     "doctor": "doctor.doctor: Check whether a registry can be used.",
     "push": "files.push: Store a file as a checkpoint.",
     "pull": "files.pull: Write a checkpoint, release, artifact or pool entry to a file.",
+    "inspect": "files.inspect: Describe a file without reading the data of its tensors.",
+    "validate": "files.validate: Check a file, and list its problems.",
     "ls": "checkpoints.ls: List checkpoints, newest last.",
     "show": "checkpoints.show: Show a checkpoint, release, artifact or pool entry.",
     "log": "history.log: Show the history of a run, newest first.",

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer
 from holdfast.registry.cli.command import command as as_command
 from holdfast.registry.cli.describe import picked
@@ -42,9 +42,9 @@ _CONDITION = re.compile(r"\s*(?P<metric>[^<>=!\s]+)\s*(?P<sign>[<>]=?|==|!=)\s*(
 #: A command's exit status that says neither good nor bad; from the next one on it gives up.
 _SKIP = 125
 _CHANGED = (
-    Column("is", lambda one: one.kind),
-    Column("tensor", lambda one: one.path, folds=True),
-    Column("size", lambda one: output.size(one.nbytes), is_number=True),
+    Column("is", "kind"),
+    Column("tensor", "path", folds=True),
+    *numbers("size=nbytes", text=output.size),
 )
 
 #: Whether a checkpoint is bad, `None` if that is undecided, and why.

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.backends.escape import shown
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.columns import Column, Table, numbers, row
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing
@@ -22,29 +22,28 @@ from holdfast.registry.merging.merge import MERGE
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 
-#: Columns of a checkpoint's record and its marks.
 _LS = (
-    Column("phase", lambda one: one[0].phase),
-    Column("step", lambda one: one[0].step, is_number=True),
-    Column("id", lambda one: one[0].manifest.short),
-    Column("size", lambda one: output.size(one[0].size_bytes), is_number=True),
-    Column("metrics", lambda one: output.metrics(one[0].metrics), folds=True),
-    Column("age", lambda one: output.age(one[0].time_ms), is_number=True),
-    Column("marks", lambda one: ", ".join(one[1]), folds=True),
+    Column("phase", "record.phase"),
+    *numbers("step=record.step"),
+    Column("id", "record.manifest.short"),
+    *numbers("size=record.size_bytes", text=output.size),
+    Column("metrics", "record.metrics", output.metrics, folds=True),
+    *numbers("age=record.time_ms", text=output.age),
+    Column("marks", text=", ".join, folds=True),
 )
 #: The row of a run that cannot be read.
 _DAMAGED_ROW = ("-", "-", "-", "-", "", "-")
 _COMPONENTS = (
-    Column("component", lambda part: part["name"], folds=True),
-    Column("digest", lambda part: part["digest"].short),
-    Column("tensors", lambda part: part["tensors"], is_number=True),
-    Column("size", lambda part: output.size(part["size_bytes"]), is_number=True),
+    Column("component", "name", folds=True),
+    Column("digest", "digest.short"),
+    *numbers("tensors"),
+    *numbers("size=size_bytes", text=output.size),
 )
 _TENSORS = (
-    Column("tensor", lambda info: info["path"], folds=True),
+    Column("tensor", "path", folds=True),
     Column("dtype", lambda info: _dtype(info)),
-    Column("shape", lambda info: info["shape"]),
-    Column("size", lambda info: output.size(info["size_bytes"]), is_number=True),
+    Column("shape"),
+    *numbers("size=size_bytes", text=output.size),
 )
 
 
@@ -132,7 +131,8 @@ def _records(run: Run, *, evicted: bool) -> list[dict[str, Any]]:
 
 
 def _rows(run: Run, *, evicted: bool) -> list[tuple[object, ...]]:
-    return [row(_LS, [*record]) for record in _listed(run, evicted=evicted)[1]]
+    records = _listed(run, evicted=evicted)[1]
+    return [row(_LS, {"record": record, "marks": marks}) for record, marks in records]
 
 
 @command(reads)

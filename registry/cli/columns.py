@@ -1,8 +1,12 @@
-"""Tables: each row shows a thing, and each column makes one cell of it."""
+"""Tables: each row shows a thing, and each column has a value of it and the text of that value.
+
+The value is for programs and the text for people, so whatever sorts, chooses or exports a list has
+its place here, for all commands at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +17,33 @@ class Column:
 
     Attributes:
         name: Its heading.
-        cell: Returns the cell of a thing; by default the attribute that the heading names.
+        value: The value of a thing: attributes and keys such as `record.step`, by default the
+            heading; or a function of the thing.
+        text: Returns the cell of a value; by default the cell is the value.
         is_number: Whether it is aligned to the right.
         folds: Whether it may take several lines on a narrow terminal.
+        none: The cell where the value is None.
     """
 
     name: str
-    cell: Callable[[Any], object] | None = None
+    value: str | Callable[[Any], object] = ""
+    text: Callable[[Any], object] = lambda value: value
     is_number: bool = False
     folds: bool = False
+    none: str = ""
+
+    def of(self, thing: object) -> object:
+        """Return the value of a thing."""
+        if callable(self.value):
+            return self.value(thing)
+        for step in (self.value or self.name).split("."):
+            thing = thing[step] if isinstance(thing, Mapping) else getattr(thing, step)
+        return thing
 
     def show(self, thing: object) -> object:
         """Return the cell of a thing."""
-        return self.cell(thing) if self.cell else getattr(thing, self.name)
+        value = self.of(thing)
+        return self.none if value is None else self.text(value)
 
 
 class Table:
@@ -46,6 +64,9 @@ def row(columns: Iterable[Column], thing: object) -> tuple[object, ...]:
     return thing if isinstance(thing, tuple) else tuple(one.show(thing) for one in columns)
 
 
-def numbers(*names: str) -> tuple[Column, ...]:
-    """Return columns of numbers, each named like the attribute that it shows."""
-    return tuple(Column(name, is_number=True) for name in names)
+def numbers(*names: str, text: Callable[[Any], object] = lambda value: value) -> tuple[Column, ...]:
+    """Return columns of numbers; `name=value` is one whose heading is not its value."""
+    pairs = (name.rpartition("=") for name in names)
+    return tuple(
+        Column(heading or value, value, text, is_number=True) for heading, _, value in pairs
+    )

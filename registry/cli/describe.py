@@ -47,6 +47,11 @@ def ref(run_id: str, record: CheckpointRecord | AddCheckpoint) -> str:
     return f"{run_id}/{phase_segment(record.phase)}/step{record.step:08d}"
 
 
+def named(stored: Stored) -> str:
+    """Return ref, id and size of a stored state on one line."""
+    return f"{stored.ref}  {stored.digest.short}  {output.size(stored.size_bytes)}"
+
+
 def marks(manifest: RunManifest) -> dict[int, list[str]]:
     """Return the marks of each checkpoint: the names that point at it, and why it may not count.
 

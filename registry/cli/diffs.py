@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked, tensor_json
 from holdfast.registry.cli.opening import reads
@@ -23,8 +23,7 @@ from holdfast.registry.registry import Registry
 _DIFF = (
     Column("component", folds=True),
     Column("is"),
-    *(Column(kind, is_number=True) for kind in KINDS),
-    Column("values", is_number=True),
+    *numbers(*KINDS, "values"),
 )
 #: How many differences a person is shown; `--json` has all.
 SHOWN = 40

@@ -1,19 +1,24 @@
-"""`push` and `pull`: a checkpoint from a file, and any stored state into a file."""
+"""`push`, `pull`, `inspect` and `validate`: files as checkpoints, and checkpoints as files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.backends.escape import shown
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.command import Answer, answer_of, command
+from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS
+from holdfast.registry.formats.table import EXTENSIONS, MAIN_EXTENSIONS, NAMES
 from holdfast.registry.registry import Registry
 
+_TENSORS = (Column("tensor", "path", folds=True), Column("dtype"), Column("shape"))
+_FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default name or content tell it.")
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
@@ -60,9 +65,7 @@ def push(
     is_new = into.manifest.count > known
     shape = describe.checkpoint_json(into, saved)
     how = "pushed" if is_new else "there already"
-    text: list[Part] = [
-        f"{how}: {saved.ref}  {saved.digest.short}  {output.size(saved.size_bytes)}"
-    ]
+    text: list[Part] = [f"{how}: {describe.named(saved)}"]
     if shape["lossy"]:
         text.append(f"with less precision: {describe.lossy_text(shape['lossy'])}")
     if found.format == "opaque":
@@ -97,14 +100,55 @@ def pull(
     stored = opened.stored(ref)
     written = formats.write(to, stored, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
-    size = output.size(written.size_bytes)
     return Answer(
         lambda: {
             "ref": stored.ref,
             "id": stored.digest,
             "path": str(written.path),
-            **describe.picked(written, "format size_bytes"),
+            **picked(written, "format size_bytes"),
         },
-        lambda: [f"pulled: {stored.ref}  {stored.digest.short}  {size} to {written.path}"],
+        lambda: [
+            f"pulled: {stored.ref}  {stored.digest.short}  {output.size(written.size_bytes)} to "
+            f"{written.path}"
+        ],
         notes=[f"saved with less precision: {lossy}"] if lossy else (),
+    )
+
+
+@command()
+def inspect(
+    *, file: Path = argument("FILE", "The file."), format_name: str | None = _FORMAT
+) -> Answer:
+    """Describe a file without reading the data of its tensors.
+
+    No registry is needed.
+    """
+    report = formats.inspect(file, format=format_name)
+    tensors = [
+        {"path": path, "dtype": one.dtype, "shape": list(one.shape)}
+        for path, one in report.tensors.items()
+    ]
+    head = {"format": report.format, "size": output.size(report.size_bytes)}
+    metadata = {f"metadata.{shown(key)}": value for key, value in (report.metadata or {}).items()}
+    return answer_of(
+        {**picked(report, "format size_bytes metadata"), "tensors": tensors},
+        {**head, **metadata},
+        "",
+        Table(_TENSORS, tensors),
+    )
+
+
+@command()
+def validate(
+    *, file: Path = argument("FILE", "The file."), format_name: str | None = _FORMAT
+) -> Answer:
+    """Check a file, and list its problems.
+
+    No registry is needed. The exit status is 3 if there are problems.
+    """
+    problems = formats.validate(file, format=format_name)
+    return Answer(
+        lambda: {"ok": not problems, "problems": problems},
+        lambda: problems or ["ok"],
+        status=InvalidInput.exit_code if problems else 0,
     )

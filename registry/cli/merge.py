@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from holdfast.registry.cli import describe, options, output
+from holdfast.registry.cli import describe, options
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, option
@@ -57,10 +57,9 @@ def merge(
     )
     is_new = run.manifest.count > known
     how = "merged" if is_new else "there already"
-    size = output.size(made.size_bytes)
     return Answer(
         lambda: {**describe.checkpoint_json(run, made), "new": is_new},
-        lambda: [f"{how}: {made.ref}  {made.digest.short}  {size}"],
+        lambda: [f"{how}: {describe.named(made)}"],
     )
 
 

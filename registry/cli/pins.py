@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.files import OPAQUE
 from holdfast.registry.cli.opening import moves, reads, writes
@@ -16,22 +16,18 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 
 _GATES = (
-    Column("gate", lambda gate: gate["name"]),
-    Column("phase", lambda gate: gate["phase"]),
+    Column("gate", "name"),
+    Column("phase"),
     Column("checkpoint", lambda gate: gate["source"] if gate["id"] else "-", folds=True),
-    Column("id", lambda gate: gate["id"].short if gate["id"] else ""),
-    Column("metrics when set", lambda gate: output.metrics(gate["metrics"]), folds=True),
-    Column("age", lambda gate: _age(gate["set"]), is_number=True),
+    Column("id", text=lambda digest: digest.short),
+    Column("metrics when set", "metrics", output.metrics, folds=True),
+    *numbers("age=set", text=lambda time: output.age(describe.time_ms_of(time))),
 )
 _ARTIFACTS = (
-    Column("artifact", lambda pin: pin.name),
-    Column("id", lambda pin: pin.manifest.short),
-    Column("age", lambda pin: output.age(pin.time_ms), is_number=True),
+    Column("artifact", "name"),
+    Column("id", "manifest.short"),
+    *numbers("age=time_ms", text=output.age),
 )
-
-
-def _age(time: str | int | None) -> str:
-    return "" if time is None else output.age(describe.time_ms_of(time))
 
 
 def _pin_json(run: Run, kind: str, name: str) -> dict[str, Any]:
@@ -100,10 +96,9 @@ def add_artifact(
     found = formats.read(file, portable=True)
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
-    size = output.size(stored.size_bytes)
     return answer_of(
         {**_pin_json(into, "artifact", name), "format": found.format},
-        f"added: {stored.ref}  {stored.digest.short}  {size}",
+        f"added: {describe.named(stored)}",
         *[OPAQUE] * (found.format == "opaque"),
     )
 

@@ -17,22 +17,19 @@ from holdfast.registry.pool.entries import PoolEntry
 from holdfast.registry.registry import Registry
 
 _LS = (
-    Column("version", lambda one: f"v{one.version:04d}"),
+    Column("version", text="v{:04d}".format),
     Column("phase"),
     *numbers("step"),
-    Column("mu", lambda one: f"{one.mu:.2f}", is_number=True),
-    Column("sigma", lambda one: f"{one.sigma:.2f}", is_number=True),
+    *numbers("mu", "sigma", text="{:.2f}".format),
     *numbers("games"),
-    Column(
-        "won", lambda one: "" if one.win_rate is None else f"{one.win_rate:.0%}", is_number=True
-    ),
-    Column("age", lambda one: output.age(one.record.time_ms), is_number=True),
-    Column("marks", lambda one: ", ".join(_marks(one)), folds=True),
+    *numbers("won=win_rate", text="{:.0%}".format),
+    *numbers("age=record.time_ms", text=output.age),
+    Column("marks", lambda one: _marks(one), ", ".join, folds=True),
 )
 _MATCHUPS = (
     *numbers("game"),
-    Column("opponent", lambda one: one.kind),
-    Column("version", lambda one: "" if one.version is None else one.version),
+    Column("opponent", "kind"),
+    Column("version"),
 )
 #: Name of the model in training, in place of a version.
 _SELF = "self"

@@ -17,19 +17,15 @@ from holdfast.registry.spec.presets import load_preset, preset_names
 from holdfast.registry.values.suggest import near
 
 _PRESETS = (
-    Column("preset", lambda one: one["name"]),
-    Column("about", lambda one: one["about"], folds=True),
+    Column("preset", "name"),
+    Column("about", folds=True),
 )
 _PHASES = (
-    Column("phase", lambda one: one["name"]),
-    Column("counter", lambda one: one["counter"]),
-    Column(
-        "save_every",
-        lambda one: "-" if one["save_every"] is None else one["save_every"],
-        is_number=True,
-    ),
-    Column("monitors", lambda one: ", ".join(one["monitors"]), folds=True),
-    Column("keeps", lambda one: "; ".join(_tiers(one["keeps"])), folds=True),
+    Column("phase", "name"),
+    Column("counter"),
+    Column("save_every", is_number=True, none="-"),
+    Column("monitors", text=", ".join, folds=True),
+    Column("keeps", text=lambda keeps: "; ".join(_tiers(keeps)), folds=True),
 )
 
 

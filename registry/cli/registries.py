@@ -8,7 +8,7 @@ import typer
 
 from holdfast.backends import parse
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import address_of
@@ -21,12 +21,9 @@ from holdfast.registry.storage.connecting import trust as trust_registry
 from holdfast.registry.sync import sync as sync_registries
 
 _SYNCED = (
-    Column("run", lambda done: done.run_id, folds=True),
-    Column("commits", is_number=True),
-    Column("checkpoints", is_number=True),
-    Column("packs sent", lambda done: done.packs_copied, is_number=True),
-    Column("present", lambda done: done.packs_present, is_number=True),
-    Column("bytes sent", lambda done: output.size(done.bytes_copied), is_number=True),
+    Column("run", "run_id", folds=True),
+    *numbers("commits", "checkpoints", "packs sent=packs_copied", "present=packs_present"),
+    *numbers("bytes sent=bytes_copied", text=output.size),
 )
 _URL = argument("URL", "The registry; by default that of -r.", default=None)
 

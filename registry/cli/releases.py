@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.registry.cli import describe, options, output
-from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, option
@@ -17,11 +17,11 @@ from holdfast.registry.registry import Registry
 
 _LS = (
     Column("version"),
-    Column("id", lambda one: one.digest.short),
-    Column("source", lambda one: one.source or "", folds=True),
-    Column("metrics", lambda one: output.metrics(one.metrics), folds=True),
-    Column("age", lambda one: output.age(one.record.time_ms), is_number=True),
-    Column("marks", lambda one: "latest" if one.is_latest else ""),
+    Column("id", "digest.short"),
+    Column("source", folds=True),
+    Column("metrics", text=output.metrics, folds=True),
+    *numbers("age=record.time_ms", text=output.age),
+    Column("marks", lambda one: "latest" if one.is_latest else None),
 )
 _VERSION = argument("VERSION", "The release, such as 1.4.0.")
 
@@ -60,12 +60,7 @@ def publish(
     checkpoint = opened.checkpoint(ref)
     releases = opened.run(checkpoint.run_id).releases
     release = releases.publish(version, checkpoint, card=card, metrics=metrics, only=only or None)
-    return Answer(
-        lambda: _json(release),
-        lambda: [
-            f"published: {release.ref}  {release.digest.short}  {output.size(release.size_bytes)}"
-        ],
-    )
+    return Answer(lambda: _json(release), lambda: [f"published: {describe.named(release)}"])
 
 
 @command(reads)

@@ -116,11 +116,10 @@ def _text(report: RepackReport) -> Iterator[Part]:
         yield f"{lost} {verb} placed by somebody else meanwhile; run it again."
 
 
-def _in_vain_text(report: RepackReport) -> str:
-    if not report.packs_in_vain:
-        return ""
+def _in_vain_text(report: RepackReport) -> str | None:
     packs = output.counted(report.packs_in_vain, "pack")
-    return f"{packs} of these, {output.size(report.in_vain_bytes)}, that no state needs now"
+    text = f"{packs} of these, {output.size(report.in_vain_bytes)}, that no state needs now"
+    return text if report.packs_in_vain else None
 
 
 def _left_text(report: RepackReport) -> str:
@@ -130,18 +129,15 @@ def _left_text(report: RepackReport) -> str:
     return left
 
 
-def _recoded_text(report: RepackReport) -> str:
-    if not report.recoded:
-        return ""
+def _recoded_text(report: RepackReport) -> str | None:
     before, after = output.size(report.recoded_before), output.size(report.recoded_after)
-    return f"{output.counted(report.recoded, 'chunk')}, {before} before, {after} after"
+    chunks = output.counted(report.recoded, "chunk")
+    return f"{chunks}, {before} before, {after} after" if report.recoded else None
 
 
-def _bases_text(report: RepackReport) -> str:
-    if not report.bases:
-        return ""
-    bases = output.counted(report.bases, "base")
-    return f"{bases} of deltas, {output.size(report.bases_bytes)}, that nothing needs any more"
+def _bases_text(report: RepackReport) -> str | None:
+    bases, size = output.counted(report.bases, "base"), output.size(report.bases_bytes)
+    return f"{bases} of deltas, {size}, that nothing needs any more" if report.bases else None
 
 
 def _packs_text(packs: Iterable[RewrittenPack], reason: str) -> str:

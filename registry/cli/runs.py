@@ -13,7 +13,7 @@ import typer
 
 from holdfast.backends.escape import shown
 from holdfast.registry.cli import lineage, options, output
-from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.columns import Column, Table, numbers, row
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import iso, plain, ref, source
 from holdfast.registry.cli.failures import mark
@@ -30,12 +30,12 @@ from holdfast.registry.spec.presets import load_preset
 from holdfast.registry.values.digest import Digest
 
 _LS = (
-    Column("run", lambda run: run.id),
+    Column("run", "id"),
     Column("status", lambda run: "dropped" if run.manifest.dropped is not None else run.status),
-    Column("phase", lambda run: "-" if run.phase is None else run.phase),
+    Column("phase", none="-"),
     Column("checkpoints", lambda run: len(run.manifest.live()), is_number=True),
-    Column("latest", lambda run: _latest(run)),
-    Column("age", lambda run: output.age(run.manifest.created_ms), is_number=True),
+    Column("latest", lambda run: _latest(run), none="-"),
+    *numbers("age=manifest.created_ms", text=output.age),
 )
 #: Fields of a retention policy, by the rules of `--keep`.
 _KEEP = {"last": "last", "best": "best", "every": "every", "days": "for_days"}
@@ -96,9 +96,9 @@ def ls(opened: Registry) -> Answer:
     return Answer(document, text, damaged=listing.damaged)
 
 
-def _latest(run: Run) -> str:
+def _latest(run: Run) -> str | None:
     latest = run.latest()
-    return latest.ref.removeprefix(f"{run.id}/") if latest else "-"
+    return latest.ref.removeprefix(f"{run.id}/") if latest else None
 
 
 @command(reads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column, Table
+from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads
@@ -17,17 +17,16 @@ from holdfast.registry.loading.stored import Stored
 from holdfast.registry.registry import Registry
 
 _STATS = (
-    Column("tensor", lambda one: one.path, folds=True),
+    Column("tensor", "path", folds=True),
     Column("dtype"),
-    Column("shape", lambda one: str(list(one.shape))),
-    Column("min", lambda one: _number(one.min), is_number=True),
-    Column("max", lambda one: _number(one.max), is_number=True),
-    Column("mean", lambda one: _number(one.mean), is_number=True),
-    Column("norm", lambda one: _number(one.norm), is_number=True),
-    Column("zeros", lambda one: output.share(one.zeros_share), is_number=True),
-    Column("nan", lambda one: f"{one.nan:,}", is_number=True),
-    Column("inf", lambda one: f"{one.inf:,}", is_number=True),
-    Column("", lambda one: "" if one.is_finite else "not finite"),
+    Column("shape", text=list),
+    *(
+        Column(name, text=lambda value: _number(value), is_number=True, none="-")
+        for name in ("min", "max", "mean", "norm")
+    ),
+    *numbers("zeros=zeros_share", text=output.share),
+    *numbers("nan", "inf", text="{:,}".format),
+    Column("", lambda one: None if one.is_finite else "not finite"),
 )
 
 
@@ -50,9 +49,7 @@ def stats(
     return Answer(lambda: _stats_json(stored, found), lambda: [*table, _total(found)])
 
 
-def _number(value: complex | None) -> str:
-    if value is None:
-        return "-"
+def _number(value: complex) -> str:
     if isinstance(value, int | float):
         return output.number(value)
     return f"{value.real:.6g}{value.imag:+.6g}j"

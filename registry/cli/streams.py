@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from holdfast.registry.cli import options, output
-from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import reads, writes
@@ -17,15 +17,15 @@ from holdfast.registry.cli.options import argument, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history.actions import Lifetime
 from holdfast.registry.history.log_values import json_ready
-from holdfast.registry.history.replay import StreamRecord
+from holdfast.registry.history.replay import Archive, StreamRecord
 from holdfast.registry.registry import Registry
 
 _LS = (
-    Column("stream", lambda one: one.name),
+    Column("stream", "name"),
     Column("lifetime"),
-    Column("entries", lambda one: f"{one.count:,}", is_number=True),
-    Column("segments", lambda one: len(one.segments), is_number=True),
-    Column("archives", lambda one: " ".join(_archives(one)), folds=True),
+    *numbers("entries=count", text="{:,}".format),
+    *numbers("segments", text=len),
+    Column("archives", text=lambda archives: " ".join(map(_archive_text, archives)), folds=True),
 )
 _NAME = argument("NAME", "The stream.")
 
@@ -114,8 +114,8 @@ def _json(stream: StreamRecord) -> dict[str, Any]:
     }
 
 
-def _archives(stream: StreamRecord) -> Iterator[str]:
-    return (f"{archive.label} ({archive.count:,})" for archive in stream.archives)
+def _archive_text(archive: Archive) -> str:
+    return f"{archive.label} ({archive.count:,})"
 
 
 # Lines of JSON

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.registry.cli import output
-from holdfast.registry.cli.columns import Column, Table, row
+from holdfast.registry.cli.columns import Column, Table, numbers, row
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.failures import mark
@@ -19,16 +19,15 @@ from holdfast.registry.registry import Registry
 from holdfast.registry.values.suggest import near
 
 _SIZES = (
-    Column("own", lambda one: output.size(one.own_bytes), is_number=True),
-    Column("shared", lambda one: output.size(one.shared_bytes), is_number=True),
-    Column("freed", lambda one: _size(one.freed_bytes), is_number=True),
+    *numbers("own=own_bytes", "shared=shared_bytes", text=output.size),
+    Column("freed", "freed_bytes", output.size, is_number=True, none="-"),
 )
 _RUNS = (
     Column("run", folds=True),
-    Column("states", lambda one: len(one.states), is_number=True),
+    *numbers("states", text=len),
     *_SIZES,
 )
-_STATES = (Column("state", lambda one: one.ref, folds=True), *_SIZES)
+_STATES = (Column("state", "ref", folds=True), *_SIZES)
 
 
 @command(reads)
@@ -76,10 +75,6 @@ def _text(
     if chosen or damaged:
         yield ""
     yield _sums(usage)
-
-
-def _size(nbytes: int | None) -> str:
-    return "-" if nbytes is None else output.size(nbytes)
 
 
 def _sums(usage: Usage) -> dict[str, object]:

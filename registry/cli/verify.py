@@ -15,7 +15,7 @@ from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.progress import Progress
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.maintenance.findings import Finding, VerifyReport
-from holdfast.registry.maintenance.repair import RepairReport
+from holdfast.registry.maintenance.repair import Left, RepairReport
 from holdfast.registry.registry import Registry
 
 
@@ -76,15 +76,9 @@ def _json(report: VerifyReport) -> dict[str, object]:
 
 def _text(report: VerifyReport) -> Iterator[Part]:
     for finding in report.findings:
-        yield from _finding(finding)
-    counts = ", ".join(
-        output.counted(count, noun)
-        for count, noun in (
-            (report.runs, "run"),
-            (report.checkpoints, "checkpoint"),
-            (report.objects, "object"),
-        )
-    )
+        yield from _fault(finding.severity, finding)
+    nouns = ("run", "checkpoint", "object")
+    counts = ", ".join(output.counted(getattr(report, f"{noun}s"), noun) for noun in nouns)
     read = "" if report.data is None else f"; {output.size(report.bytes_checked)} hashed"
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "ok" if report.ok else output.counted(errors, "error")
@@ -112,14 +106,13 @@ def _extent(report: VerifyReport) -> Iterator[Part]:
         )
 
 
-def _finding(finding: Finding) -> Iterator[Part]:
+def _fault(kind: str, fault: Finding | Left, *more: str) -> Iterator[Part]:
+    """Yield a fault, the states that it affects, and what else there is to say."""
     # Messages of errors begin with the place already.
-    place = "" if finding.message.startswith(finding.where) else f"{finding.where}: "
-    yield f"{finding.severity}: {place}{finding.message}"
-    for ref in finding.affects:
-        yield f"  affects {ref}"
-    if finding.advice:
-        yield f"  {finding.advice}"
+    place = "" if fault.message.startswith(fault.where) else f"{fault.where}: "
+    yield f"{kind}: {place}{fault.message}"
+    yield from (f"  affects {ref}" for ref in fault.affects)
+    yield from (f"  {line}" for line in (*more, fault.advice) if line)
 
 
 @command(writes, bar="verifying and mending")
@@ -164,15 +157,9 @@ def _repaired(report: RepairReport) -> Iterator[Part]:
     for mended in report.mended:
         yield f"{would}{mended.how}: {mended.where}"
         yield f"  from {mended.source}"
-        for ref in mended.affects:
-            yield f"  mends {ref}"
+        yield from (f"  mends {ref}" for ref in mended.affects)
     for left in report.left:
-        place = "" if left.message.startswith(left.where) else f"{left.where}: "
-        yield f"left: {place}{left.message}"
-        for ref in left.affects:
-            yield f"  affects {ref}"
-        yield f"  not mended: {left.reason}"
-        yield f"  {left.advice}"
+        yield from _fault("left", left, f"not mended: {left.reason}")
     verdict = "ok" if report.ok else f"{len(report.left):,} left"
     written = output.size(report.bytes_written)
     yield (

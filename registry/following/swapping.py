@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import NotFound
 from holdfast.registry.following.resident import LiveChunks, Resident
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.loading.fit import (
@@ -20,18 +19,18 @@ from holdfast.registry.loading.fit import (
     arrays_in,
     check_any_fits,
     check_component,
+    check_components,
     check_fit,
     filled_once,
     tensors_by_path,
     widened_paths,
 )
 from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused
-from holdfast.registry.values.suggest import near
 
 _Chunks = tuple[Digest, ...]
 
@@ -260,13 +259,7 @@ class SwappedModel:
         name = self._component
         if name is None:
             return manifest.components
-        if name not in manifest.components:
-            raise NotFound(
-                "no such component",
-                where=f"{ref}: {name}",
-                expected=", ".join(manifest.components),
-                hint=near(name, manifest.components),
-            )
+        check_components(ref, [name], manifest.components)
         return {name: manifest.components[name]}
 
 
@@ -274,6 +267,4 @@ def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> _Chunks:
     """Return the digests of a tensor's chunks; an inline tensor counts as one chunk."""
     if entry.inline is not None:
         return (Digest.of(entry.inline),)
-    if entry.chunk_list is not None:
-        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
-    return entry.chunks
+    return entry.chunk_digests(lists)

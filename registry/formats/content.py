@@ -13,13 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import NotFound
+from holdfast.registry.loading.fit import check_components
 from holdfast.registry.loading.stored import Stored, commit_keys, load_portable, reader_of
 from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
 from holdfast.registry.storage.manifest import Component, TensorEntry
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.suggest import near
 
 #: The component of an opaque file: its name, and its bytes as an array.
 OPAQUE = "file"
@@ -101,7 +100,9 @@ class StoredContent(Content):
 
     def __init__(self, stored: Stored, only: Sequence[str] | None) -> None:
         manifest, kept = stored.manifest, commit_keys(stored)
-        _check_names(stored.ref, only, manifest.components if kept is None else kept.order)
+        check_components(
+            stored.ref, only or (), manifest.components if kept is None else kept.order
+        )
         self.where, self.digest, self.size_bytes = stored.ref, stored.digest, stored.size_bytes
         self.kind = manifest.kind
         self.parts = {
@@ -156,7 +157,7 @@ class MemoryContent(Content):
 
     def __init__(self, state: object, only: Sequence[str] | None, where: str) -> None:
         flat = state if isinstance(state, FlatState) else pytree.flatten(state)
-        _check_names(where, only, [part.name for part in flat.components])
+        check_components(where, only or (), [part.name for part in flat.components])
         chosen = tuple(part for part in flat.components if only is None or part.name in only)
         self.where, self.digest, self.kind = where, None, flat.kind
         self.parts = {
@@ -242,18 +243,6 @@ def with_torch(state: Any) -> Any:
     flat = state if isinstance(state, FlatState) else pytree.flatten(state)
     leaves = [leaf for part in flat.components for leaf in part.leaves]
     return copied(flat) if any(isinstance(leaf.source, TensorBytes) for leaf in leaves) else state
-
-
-def _check_names(where: str, only: Sequence[str] | None, known: Iterable[str]) -> None:
-    known = list(known)
-    for name in only or ():
-        if name not in known:
-            raise NotFound(
-                "no such component",
-                where=f"{where}: {name}",
-                expected=", ".join(known),
-                hint=near(name, known),
-            )
 
 
 def opaque_name(parts: Mapping[str, Part | Component]) -> str | None:

@@ -15,8 +15,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, Unsupporte
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.source import available_bytes, stable
+from holdfast.registry.formats.source import KEEP, available_bytes, stable, unsound
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.pytree import ArrayLeaf
@@ -48,7 +49,7 @@ _DTYPES = frozenset(name for name in ITEM_SIZES if name in np.sctypeDict)
 _MAX_DEFLATE = 1032
 _DEFLATE_SLACK = 4096
 _METHODS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _MAX_DEFLATE}
-_KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+_broken = partial(unsound, "NumPy")
 _HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -198,7 +199,7 @@ def _checked(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _A
             where=where,
             expected="numbers, truth values or times",
             found=str(array.dtype)[:200],
-            hint=f"Nothing in it was run. Convert the array to numbers and save it again. {_KEEP}",
+            hint=f"Nothing in it was run. Convert the array to numbers and save it again. {KEEP}",
         ) from error
     if array.start + array.nbytes != entry.file_size:
         expected = f"{array.start + array.nbytes} bytes"
@@ -250,16 +251,6 @@ def _faults(archive: zipfile.ZipFile, path: Path) -> Iterator[str]:
             _loaded(archive, array, path)
         except InvalidInput as error:
             yield " ".join(str(error).split())
-
-
-def _broken(where: object, rule: str, expected: object, found: object) -> NoReturn:
-    raise InvalidInput(
-        f"not a sound file of NumPy: {rule}",
-        where=where,
-        expected=expected,
-        found=None if found is None else str(found)[:200],
-        hint=_KEEP,
-    )
 
 
 # Writing

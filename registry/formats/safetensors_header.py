@@ -7,11 +7,12 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.source import read_exactly
+from holdfast.registry.formats.source import KEEP, read_exactly, unsound
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.parse_limits import check_json
@@ -41,7 +42,7 @@ DTYPES = {
     "C64": "complex64",
 }
 NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
-HINT = "To keep its bytes as they are, push it under a name that ends otherwise, such as .bin."
+_broken = partial(unsound, "safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +84,30 @@ def _metadata(found: Any, path: Path) -> dict[str, str] | None:
     if found is not None and not (
         isinstance(found, dict) and all(isinstance(text, str) for text in found.values())
     ):
-        broken(path, "its metadata is not text by name", "an object of strings", found)
+        _broken(path, "its metadata is not text by name", "an object of strings", found)
     return found
 
 
 def _parse(file: BinaryIO, size: int, path: Path) -> tuple[dict[str, Any], int]:
     """Return the header and the number of bytes after it."""
     if size < 8:
-        broken(path, "shorter than the length of a header", "8 bytes or more", f"{size} bytes")
+        _broken(path, "shorter than the length of a header", "8 bytes or more", f"{size} bytes")
     head = bytearray(8)
     read_exactly(file, memoryview(head), path)
     (length,) = struct.unpack("<Q", head)
     if length > MAX_HEADER_BYTES:
-        broken(path, "the header is too long", f"at most {MAX_HEADER_BYTES} bytes", length)
+        _broken(path, "the header is too long", f"at most {MAX_HEADER_BYTES} bytes", length)
     if length > size - 8:
-        broken(path, "the header is longer than the file", f"at most {size - 8} bytes", length)
+        _broken(path, "the header is longer than the file", f"at most {size - 8} bytes", length)
     text = bytearray(length)
     read_exactly(file, memoryview(text), path)
     check_json(text, where=path, kind=InvalidInput)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        broken(path, "the header is not JSON of unique keys", "a JSON object", error)
+        _broken(path, "the header is not JSON of unique keys", "a JSON object", error)
     if not isinstance(header, dict):
-        broken(path, "the header is no object", "a JSON object", type(header).__name__)
+        _broken(path, "the header is no object", "a JSON object", type(header).__name__)
     return header, size - 8 - length
 
 
@@ -126,10 +127,10 @@ def _check_entries(header: Mapping[str, Any], data_bytes: int, path: Path) -> li
     for (start, stop), name in spans:
         if start != end:
             fault = "overlaps another tensor" if start < end else "leaves a hole before it"
-            broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
+            _broken(path, f"tensor {name!r} {fault}", f"data from offset {end}", start)
         end = stop
     if end != data_bytes:
-        broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
+        _broken(path, "the tensors do not end with the file", f"{data_bytes} bytes", end)
     return [name for _, name in spans]
 
 
@@ -138,38 +139,26 @@ def _span(name: str, entry: Any, path: Path) -> tuple[int, int]:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop], **rest}:
             pass
         case _:
-            broken(path, f"bad entry of tensor {name!r}", "dtype, shape, data_offsets", entry)
+            _broken(path, f"bad entry of tensor {name!r}", "dtype, shape, data_offsets", entry)
     if rest:
-        broken(path, f"unknown fields of tensor {name!r}", "no more", ", ".join(map(str, rest)))
+        _broken(path, f"unknown fields of tensor {name!r}", "no more", ", ".join(map(str, rest)))
     if dtype not in DTYPES:
         raise InvalidInput(
             f"tensor {name!r} has an element type that cannot be stored",
             where=path,
             expected=", ".join(DTYPES),
             found=dtype,
-            hint=HINT,
+            hint=KEEP,
         )
     numbers = [*shape, start, stop]
     if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
-        broken(path, f"bad numbers of tensor {name!r}", "whole numbers from 0 to 2^63", numbers)
+        _broken(path, f"bad numbers of tensor {name!r}", "whole numbers from 0 to 2^63", numbers)
     nbytes = ITEM_SIZES[DTYPES[dtype]]
     for axis in shape:
         nbytes *= axis
     if nbytes != stop - start:
-        broken(path, f"the shape of tensor {name!r} does not fit its data", nbytes, stop - start)
+        _broken(path, f"the shape of tensor {name!r} does not fit its data", nbytes, stop - start)
     return start, stop
-
-
-def broken(path: Path, rule: str, expected: object, found: object) -> NoReturn:
-    """Refuse a file, and name the rule that it breaks."""
-    text = str(found)
-    raise InvalidInput(
-        f"not a sound safetensors file: {rule}",
-        where=path,
-        expected=expected,
-        found=text if len(text) <= 200 else f"{text[:200]}...",
-        hint=HINT,
-    )
 
 
 def encode_header(

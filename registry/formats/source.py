@@ -12,9 +12,28 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
+
+#: A hint for a file that cannot be read as what its name says.
+KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+
+
+def unsound(program: str, where: object, rule: str, expected: object, found: object) -> NoReturn:
+    """Refuse a file of a program, and name the rule that it breaks.
+
+    Raises:
+        InvalidInput: Always.
+    """
+    text = None if found is None else str(found)
+    raise InvalidInput(
+        f"not a sound {program} file: {rule}",
+        where=where,
+        expected=expected,
+        found=text if text is None or len(text) <= 200 else f"{text[:200]}...",
+        hint=KEEP,
+    )
 
 
 @contextmanager

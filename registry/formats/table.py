@@ -77,6 +77,8 @@ FORMATS: tuple[Format, ...] = (
     Format("andrea"),
     OPAQUE,
 )
+#: All names.
+NAMES = ", ".join(one.name for one in FORMATS)
 #: All extensions, and the first one of each format: for messages and help texts.
 EXTENSIONS = ", ".join(extension for one in FORMATS for extension in one.extensions)
 MAIN_EXTENSIONS = ", ".join(one.extensions[0] for one in FORMATS if one.extensions)
@@ -91,9 +93,8 @@ def named(name: str) -> Format:
     for one in FORMATS:
         if one.name == name:
             return one
-    names = [one.name for one in FORMATS]
     raise InvalidInput(
-        "no such format", where=name, expected=", ".join(names), hint=near(name, names)
+        "no such format", where=name, expected=NAMES, hint=near(name, NAMES.split(", "))
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.content import Content
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.source import KEEP, stable, unsound
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -39,7 +40,7 @@ _CONTAINERS = (b"]", b"}", b"\x8f")
 #: bound of a record.
 _MAX_SHARING = 16
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)")
-_KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
+_broken = partial(unsound, "torch")
 
 
 def detect(path: Path) -> bool:
@@ -145,7 +146,7 @@ def _check_archive(file: BinaryIO, path: Path) -> int:
             "a TorchScript archive: it holds a program",
             where=path,
             expected="a file of torch.save(state_dict, path)",
-            hint=f"Save module.state_dict() instead. {_KEEP}",
+            hint=f"Save module.state_dict() instead. {KEEP}",
         )
     if "data.pkl" not in inner:
         _broken(path, "not an archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))
@@ -180,7 +181,7 @@ def _refuse_legacy(head: bytes, path: Path) -> NoReturn:
         kind,
         where=path,
         expected="the zip archive that torch.save writes since 1.6",
-        hint=f"Load it where you trust it, and save it again with today's torch. {_KEEP}",
+        hint=f"Load it where you trust it, and save it again with today's torch. {KEEP}",
     )
 
 
@@ -196,18 +197,8 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
         where=path,
         expected="tensors and plain values",
         hint="Nothing in it was run. Save state dicts and plain values only, or call run.save() in "
-        f"the program that has the objects. {_KEEP}",
+        f"the program that has the objects. {KEEP}",
     ) from error
-
-
-def _broken(path: Path, fault: str, expected: object, found: object) -> NoReturn:
-    raise InvalidInput(
-        f"not a sound torch file: {fault}",
-        where=path,
-        expected=expected,
-        found=None if found is None else str(found)[:200],
-        hint=_KEEP,
-    )
 
 
 # Extent

@@ -11,13 +11,11 @@ name.
 from __future__ import annotations
 
 import getpass
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from threading import RLock
 
 from holdfast.backends import refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
@@ -29,7 +27,7 @@ from holdfast.registry.history.tail import Look, SeenHead, Tail, check_newest
 from holdfast.registry.storage.keys import RUNS, epoch_key, is_run_id, slot_key, snapshot_key
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
-from holdfast.registry.values.process import host_name
+from holdfast.registry.values.process import ProcessLock, host_name
 
 #: A snapshot is written when the log has grown by this many slots.
 SNAPSHOT_EVERY = 64
@@ -57,7 +55,7 @@ class RunLog:
 
     def __init__(self, store: Store, run_id: str, *, snapshot_slot: int = -1) -> None:
         self._store = store
-        self._pid, self._made_lock = os.getpid(), RLock()
+        self._lock = ProcessLock()
         self._slots = Slots(store, run_id)
         self._snapshots = Snapshots(store, run_id, snapshot_slot)
         self._complete = RunManifest.empty(run_id)
@@ -68,13 +66,6 @@ class RunLog:
         self._durable = 0
         self.run_id = run_id
         self.run = self._complete.compact()
-
-    @property
-    def _lock(self) -> RLock:
-        if self._pid != os.getpid():
-            # A fork copies the lock, which nobody would ever release in the child.
-            self._pid, self._made_lock = os.getpid(), RLock()
-        return self._made_lock
 
     def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the run in at most three round trips.
@@ -89,7 +80,7 @@ class RunLog:
             IntegrityError: A slot is damaged, missing or not legal.
             RolledBack: The log is shorter than when it was seen, or another log.
         """
-        with self._lock:
+        with self._lock.here():
             self._complete, self._durable = RunManifest.empty(self.run_id), 0
             for slot in self._snapshots.listed():
                 if self._open_from(slot, check_head=check_head):
@@ -121,7 +112,7 @@ class RunLog:
             RolledBack: The new slots do not follow those that this handle has read.
             IntegrityError: A slot is damaged, missing or not legal.
         """
-        with self._lock:
+        with self._lock.here():
             following = self._slots.get(self.run.next_slot)
             if following is not None:
                 look = self.look()
@@ -141,7 +132,7 @@ class RunLog:
         Raises:
             Malformed: They do not continue the log legally.
         """
-        with self._lock:
+        with self._lock.here():
             return self._fold(lambda: slots)
 
     def read_to(self, stop: int) -> RunManifest:
@@ -150,7 +141,7 @@ class RunLog:
         Raises:
             Malformed: They do not continue the log legally, or one of them is absent.
         """
-        with self._lock:
+        with self._lock.here():
             numbers = range(self.run.next_slot, stop)
             if len(numbers) <= AHEAD:
                 slots = list(self.fetch(numbers))
@@ -166,7 +157,7 @@ class RunLog:
             RolledBack: The log does not lead to what was read.
             IntegrityError: A slot is damaged, missing or not legal.
         """
-        with self._lock:
+        with self._lock.here():
             if self.run.gone is None:
                 return self.run
             done, end = self._complete.next_slot, self.run.next_slot
@@ -205,12 +196,12 @@ class RunLog:
 
     def recall(self) -> None:
         """Make `run` complete, until the next refresh or the next slot that is put."""
-        with self._lock:
+        with self._lock.here():
             self.run = self.history()
 
     def forget(self) -> None:
         """Make `run` compact again, and forget the records of evicted checkpoints."""
-        with self._lock:
+        with self._lock.here():
             self.run = self.run.compact()
             self._complete = RunManifest.empty(self.run_id)
 
@@ -249,7 +240,7 @@ class RunLog:
 
         `append` waits for the result, so a caller that sends packs meanwhile loses no time.
         """
-        with self._lock:
+        with self._lock.here():
             number, digest = self.run.next_slot, self._tail.newest
         outcome = self._store.pools.small.submit(
             check_newest, self._store, self.run_id, number - 1, digest
@@ -262,7 +253,7 @@ class RunLog:
         A writer may have died before its slot was durable. No acknowledgement, later slot or
         deletion that depends on a slot may survive the loss of that slot.
         """
-        with self._lock:
+        with self._lock.here():
             if self._durable < self.run.next_slot:
                 seen = [slot_key(self.run_id, self.run.next_slot - 1)]
                 if self.run.epoch:
@@ -297,7 +288,7 @@ class RunLog:
             StoreUnavailable: The store did not say whether the slot was put.
             StoreUnsuitable: A file of the run is a symbolic link.
         """
-        with self._lock:
+        with self._lock.here():
             self.prepare_writing()
             if look is None or look.next_slot != self.run.next_slot:
                 look = self.look()

@@ -16,7 +16,7 @@ from holdfast.registry.history.actions import Evict, Place
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import format_time
 from holdfast.registry.history.replay import CheckpointRecord
-from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.manifest import Manifest, TensorEntry
 from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.reading import (
     Target,
@@ -142,7 +142,7 @@ class StateReader:
         if entry.chunk_list is None:
             return entry.chunks
         _, lists = self._relocated(self._index)
-        return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)
+        return entry.chunk_digests(lists)
 
     def check_lists(self, manifest: Manifest) -> None:
         """Check the lengths of digest lists against the packs, before memory is allocated."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
 from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.manifest import Component, TensorEntry
 from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.suggest import near
 
 _NAMED_AT_MOST = 8
 #: The prefix that `torch.compile` puts before the names of a module's tensors.
@@ -126,6 +127,28 @@ def settle(into: Mapping[str, Destination], pool: Executor) -> None:
     widen_all((one.widening for one in into.values() if one.widening), pool)
     for destination in into.values():
         destination.settle()
+
+
+def check_components(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Check that a state has some components.
+
+    Args:
+        where: The state, for the message.
+        names: The wanted components.
+        known: The components that it has.
+
+    Raises:
+        NotFound: One does not exist; the message suggests similar names.
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise NotFound(
+                "no such component",
+                where=f"{where}: {name}",
+                expected=", ".join(known),
+                hint=near(name, known),
+            )
 
 
 def arrays_in(skeleton: Json) -> list[int]:

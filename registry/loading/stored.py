@@ -25,6 +25,7 @@ from holdfast.registry.loading.destinations import Destination, check_device, to
 from holdfast.registry.loading.fit import (
     LoadReport,
     check_component,
+    check_components,
     check_fit,
     filled_once,
     leaves_by_path,
@@ -298,14 +299,7 @@ class Stored:
 
     def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
         names = list(manifest.components) if only is None else list(only)
-        for name in names:
-            if name not in manifest.components:
-                raise NotFound(
-                    "no such component",
-                    where=f"{self.ref}: {name}",
-                    expected=", ".join(manifest.components),
-                    hint=near(name, manifest.components),
-                )
+        check_components(self.ref, names, manifest.components)
         return {name: part for name, part in manifest.components.items() if name in names}
 
 

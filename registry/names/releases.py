@@ -20,6 +20,7 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import check_metrics, moment
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.fit import check_components
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.names.cards import check_card, read_card, write_card
 from holdfast.registry.names.pins import find_pin, own, sound
@@ -29,7 +30,6 @@ from holdfast.registry.storage.store import Store
 from holdfast.registry.values.canonical import float_to_hex
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.semver import release_version
-from holdfast.registry.values.suggest import near
 from holdfast.registry.writing.change import NewCommit
 from holdfast.registry.writing.committer import Committer
 from holdfast.registry.writing.placing import Written
@@ -342,14 +342,7 @@ def _parts(
     known = checkpoint.manifest.components
     if only is not None:
         chosen = [only] if isinstance(only, str) else list(only)
-        for name in chosen:
-            if name not in known:
-                raise NotFound(
-                    "no such component",
-                    where=f"{checkpoint.ref}: {name}",
-                    expected=", ".join(known),
-                    hint=near(name, known),
-                )
+        check_components(checkpoint.ref, chosen, known)
         if not chosen:
             raise InvalidInput("a release needs components", where=checkpoint.ref)
     else:

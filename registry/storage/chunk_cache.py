@@ -27,12 +27,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from threading import Lock
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.storage.cache_folder import OPEN, CacheFolder, busy, open_folder
 from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.process import ProcessLock
 
 #: The variable that names the folder of the cache; empty for none.
 FOLDER_VARIABLE = "HOLDFAST_CACHE"
@@ -74,8 +74,7 @@ class ChunkCache:
         )
         self.max_bytes = _bound(max_bytes)
         self._folder = os.path.join(self.path, _FOLDER)
-        self._mutex = Lock()
-        self._pid = os.getpid()
+        self._lock = ProcessLock()
         self._scanned = False
         self._said = False
         self._paused_until = 0.0
@@ -182,10 +181,7 @@ class ChunkCache:
     @contextmanager
     def _turn(self, folder: CacheFolder) -> Iterator[None]:
         """Hold the lock: first among the threads of this process, then among processes."""
-        if self._pid != os.getpid():
-            # A fork copies a lock that is held, and nobody would release it here.
-            self._pid, self._mutex = os.getpid(), Lock()
-        with self._mutex:
+        with self._lock.here():
             if time.monotonic() < self._paused_until:
                 raise busy()  # another thread has waited too long already
             try:

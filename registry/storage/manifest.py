@@ -88,6 +88,19 @@ class TensorEntry:
         """Size of the tensor in bytes."""
         return prod(self.shape) * ITEM_SIZES[self.dtype]
 
+    def chunk_digests(self, lists: Mapping[Digest, bytes]) -> tuple[Digest, ...]:
+        """Return the digests of its chunks, in the order of its grid; none if it is inline.
+
+        Args:
+            lists: The bytes of stored digest lists; its own is among them, if it has one.
+
+        Raises:
+            Malformed: The list does not cover the tensor.
+        """
+        if self.chunk_list is None:
+            return self.chunks
+        return parse_list(lists[self.chunk_list], self.grid.count, where=self.chunk_list)
+
     @property
     def content(self) -> Digest:
         """Digest of dtype, shape and bytes together; `original` does not count."""
@@ -215,9 +228,9 @@ class Manifest:
             lists: The bytes of each stored digest list.
         """
         lengths = dict(self.direct_chunks)
-        for digest, tensor in self.chunk_lists.items():
-            members = parse_list(lists[digest], tensor.grid.count, where=digest)
-            for member, length in zip(members, tensor.grid.sizes(), strict=True):
+        for tensor in self.chunk_lists.values():
+            members = zip(tensor.chunk_digests(lists), tensor.grid.sizes(), strict=True)
+            for member, length in members:
                 lengths.setdefault(member, length)
         return lengths
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.storage.fetching import Fetch, check_length
-from holdfast.registry.storage.manifest import Manifest, TensorEntry, parse_list
+from holdfast.registry.storage.manifest import Manifest, TensorEntry
 from holdfast.registry.storage.placement import ChunkIndex, Placement
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
@@ -135,11 +135,7 @@ def _chunks(
         if tensor.inline is not None:
             view[:] = tensor.inline
             continue
-        digests = tensor.chunks
-        if tensor.chunk_list is not None:
-            digests = parse_list(
-                lists[tensor.chunk_list], tensor.grid.count, where=tensor.chunk_list
-            )
+        digests = tensor.chunk_digests(lists)
         if len(digests) == 1:
             yield digests[0], view
             continue

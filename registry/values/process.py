@@ -1,11 +1,31 @@
-"""This process: the machine that it runs on, and its rank in a distributed job."""
+"""This process: its machine, its rank in a distributed job, and locks that a fork leaves free."""
 
 from __future__ import annotations
 
 import os
 import socket
+from threading import RLock
 
 from holdfast.registry.errors import Conflict
+
+
+class ProcessLock:
+    """A reentrant lock among the threads of one process, used as `with lock.here():`.
+
+    A fork copies a lock that another thread holds, and nobody would ever release it in the child.
+    So the child gets a lock of its own.
+    """
+
+    __slots__ = ("_lock", "_pid")
+
+    def __init__(self) -> None:
+        self._pid, self._lock = os.getpid(), RLock()
+
+    def here(self) -> RLock:
+        """Return the lock of this process."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), RLock()
+        return self._lock
 
 
 def host_name() -> str:

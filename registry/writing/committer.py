@@ -8,11 +8,9 @@ run has changed. `holdfast.registry.writing.change` defines a change. The rules 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from threading import RLock
 from typing import TypeVar
 
 from holdfast.registry import pytree
@@ -27,6 +25,7 @@ from holdfast.registry.storage.reading import read_lists
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused
+from holdfast.registry.values.process import ProcessLock
 from holdfast.registry.writing.adopting import adopt
 from holdfast.registry.writing.change import Actions, Change, Composed, Stale
 from holdfast.registry.writing.deltas import Trials
@@ -60,14 +59,7 @@ class Committer:
         self.writer = Writer(store, log)
         self._bases: dict[Digest, PlacedState] = {}
         self._trials = Trials()
-        self._pid, self._made_lock = os.getpid(), RLock()
-
-    @property
-    def _lock(self) -> RLock:
-        if self._pid != os.getpid():
-            # A fork copies the lock, which a running save of the parent may hold.
-            self._pid, self._made_lock = os.getpid(), RLock()
-        return self._made_lock
+        self._lock = ProcessLock()
 
     def commit(self, change: Change | Actions) -> RunManifest:
         """Carry a change through: its objects first, then its lines in one slot.
@@ -84,7 +76,7 @@ class Committer:
         if not isinstance(change, Change):
             change = Composed(change)
         # A change that writes no objects need not wait for a running save.
-        with self._lock if change.writes else nullcontext():
+        with self._lock.here() if change.writes else nullcontext():
             for _ in range(_ATTEMPTS):
                 run = self._attempt(change)
                 if run is None:

@@ -17,7 +17,7 @@ from holdfast.registry.errors import IntegrityError, InvalidInput
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.storage.fetching import Fetch
-from holdfast.registry.storage.manifest import TensorEntry, parse_list
+from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.storage.placement import MAX_DEPTH
 from holdfast.registry.storage.reading import index_chunks
 from holdfast.registry.storage.store import Store
@@ -155,12 +155,6 @@ class Predecessors:
                 paths = pytree.leaf_paths(name, part.skeleton)
                 for index, entry in enumerate(part.tensors):
                     if entry.inline is None and paths[index] not in origins:
-                        digests = _chunks(entry, base.lists)
+                        digests = entry.chunk_digests(base.lists)
                         origins[paths[index]] = _Origin(entry, digests, base)
         return origins
-
-
-def _chunks(entry: TensorEntry, lists: Mapping[Digest, bytes]) -> Sequence[Digest]:
-    if entry.chunk_list is None:
-        return entry.chunks
-    return parse_list(lists[entry.chunk_list], entry.grid.count, where=entry.chunk_list)

@@ -11,7 +11,7 @@ from holdfast.backends import Backend, open_backend
 from holdfast.backends.local import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.testing import BackendContract
-from holdfast.backends.wrappers import Cached, Metered, Retrying
+from holdfast.backends.wrappers import Metered
 
 
 class TestMemory(BackendContract):
@@ -34,7 +34,7 @@ class TestLocal(BackendContract):
 class TestWrapped(BackendContract):
     @pytest.fixture
     def backend(self) -> Backend:
-        return Retrying(Metered(Cached(MemoryBackend(), ["race/", "n/"])))
+        return Metered(MemoryBackend())
 
 
 class TestMoto(BackendContract):

@@ -10,7 +10,7 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.maintenance.repacking.survey import Survey
 from holdfast.registry.maintenance.window import in_batches
 from holdfast.registry.storage.keys import ObjectKey
-from holdfast.registry.storage.manifest import Manifest, parse_list
+from holdfast.registry.storage.manifest import Manifest
 from holdfast.registry.storage.pack import PackEntry
 from holdfast.registry.storage.reading import read_lists
 from holdfast.registry.storage.store import Store
@@ -75,13 +75,8 @@ def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Te
 def _tensors(store: Store, place: Place, manifest: Manifest) -> Iterator[_Tensor]:
     lists = read_lists(store, manifest, store.placement(place.placement_key))
     for tensor in manifest.tensors():
-        if tensor.chunk_list is None:
-            if tensor.inline is None:
-                yield tensor.dtype, tensor.chunks, tensor.grid.sizes()
-        else:
-            where = tensor.chunk_list
-            digests = parse_list(lists[where], tensor.grid.count, where=where)
-            yield tensor.dtype, digests, tensor.grid.sizes()
+        if tensor.inline is None:
+            yield tensor.dtype, tensor.chunk_digests(lists), tensor.grid.sizes()
 
 
 def check_bases(entries: Collection[tuple[ObjectKey, PackEntry]]) -> None:

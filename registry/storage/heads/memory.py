@@ -12,15 +12,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
-from threading import RLock
 
 from holdfast.backends import Location
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError, RolledBack
 from holdfast.registry.storage.heads import folder
 from holdfast.registry.storage.heads.record import Head, HeadLines, HeadsFile, advice
 from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.process import ProcessLock
 
 #: The environment variable that turns remembering off: `0`.
 MEMORY = "HOLDFAST_HEADS"
@@ -49,7 +49,7 @@ class Heads:
         self._noted: dict[str, Head] = {}
         self._unwritten: set[str] = set()
         self._written_s = time.monotonic()
-        self._pid, self._lock = os.getpid(), RLock()
+        self._lock = ProcessLock()
 
     def check_registry(self, registry_id: str, *, replace: bool = False) -> None:
         """Check that this is the registry that was seen here before.
@@ -84,7 +84,7 @@ class Heads:
 
     def all(self) -> Mapping[str, Head]:
         """Return the heads of all runs that were seen."""
-        with self._held():
+        with self._lock.here():
             return {**(self._kept.heads if self._kept is not None else {}), **self._noted}
 
     def check_runs(self, listed: Iterable[str], seen: Mapping[str, Head]) -> None:
@@ -123,7 +123,7 @@ class Heads:
                 found=f"epoch {epoch}",
                 hint=f"Let nobody write until it is restored. {advice(self.url)}",
             )
-        with self._held():
+        with self._lock.here():
             if epoch > self._epoch:
                 self._epoch = epoch
                 self._remember()
@@ -138,7 +138,7 @@ class Heads:
             link: Link to the last one.
             slot: The slot that holds that commit; `None` if unknown.
         """
-        with self._held():
+        with self._lock.here():
             before = self.seen(run_id)
             if slot is None and before is not None and before.commits == commits:
                 slot = before.slot
@@ -150,7 +150,7 @@ class Heads:
 
     def write(self) -> None:
         """Add the noted heads to the file; after a failure they are dropped without an error."""
-        with self._held():
+        with self._lock.here():
             if self not in _pending:
                 return
             _pending.discard(self)
@@ -179,12 +179,6 @@ class Heads:
         except (OSError, RegistryError) as error:
             _say(self.url, error)
             return None
-
-    def _held(self) -> AbstractContextManager[object]:
-        if self._pid != os.getpid():
-            # A fork copies a lock that is held, and nobody would release it here.
-            self._pid, self._lock = os.getpid(), RLock()
-        return self._lock
 
     def _remember(self) -> None:
         _pending.add(self)

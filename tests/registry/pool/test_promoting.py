@@ -10,9 +10,10 @@ from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.history import log
 from holdfast.registry.history.actions import Mark
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.pool.promoting import Terms
+from holdfast.registry.pool.promoting import PromotionCommit, Source, Terms
 from holdfast.registry.pool.ratings import Rating
 from holdfast.registry.storage.keys import ObjectKey, epoch_key
+from holdfast.registry.writing.change import Stale
 from tests.registry.pool.league import league, player, playing
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same
@@ -120,6 +121,26 @@ def test_a_model_that_nobody_holds_any_more_is_cut_anew(make, hooked, other):
     assert kinds == ["runs", "manifests", "placements", "runs"]
     assert (again.version, playing(run)) == (3, [3])
     assert reg.verify(deep=True).findings == ()
+
+
+def test_a_model_that_only_an_earlier_attempt_wrote_is_cut_anew(make, other):
+    """The attempt in between wrote nothing, because a rival's entry played; that entry has left."""
+    run, _ = make(size=1)
+    first, second = save(run, 1, 2)
+    rival = other()
+    commit = PromotionCommit(
+        run.pool._committer, lambda manifest: Source(manifest.by_n[first.record.n]), Terms()
+    )
+    assert len(commit.write_states()) == 1
+    rival.pool.promote(rival.find(first.record.n))
+    run.refresh()
+    assert len(commit.write_states()) == 0
+    rival.pool.promote(rival.find(second.record.n))
+    run.refresh()
+    with pytest.raises(Stale):
+        commit.actions(run.manifest)
+    assert len(commit.write_states()) == 1
+    assert commit.actions(run.manifest)
 
 
 def test_a_sweep_between_cutting_and_committing_asks_for_a_new_cut(make, hooked, backend, other):

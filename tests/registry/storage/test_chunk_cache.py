@@ -774,7 +774,7 @@ def test_what_a_dead_writer_left_is_cleared_up(tmp_path, monkeypatch):
 
 def test_a_forked_child_may_use_it(tmp_path):
     cache = ChunkCache(tmp_path, max_bytes=MIB)
-    with cache._mutex:  # as if another thread were at it
+    with cache._lock.here():  # as if another thread were at it
         child = os.fork()
         if not child:
             cache.offer(dict([chunk(1, 1000)]))

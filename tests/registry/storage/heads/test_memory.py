@@ -221,7 +221,7 @@ def test_saving_writes_them_now_and_then_and_the_end_of_a_program_the_last(tmp_p
 def test_a_forked_child_does_not_wait_for_its_parents_lock(kept):
     found = heads()
     found.note("night", 1, 1, LINK, 0)
-    with found._held():
+    with found._lock.here():
         child = os.fork()
         if child == 0:
             try:
