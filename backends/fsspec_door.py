@@ -4,6 +4,7 @@
 |---|---|
 | `s3fs.core.S3FileSystem` | S3, its bytes by boto3; by s3fs with `transport="s3fs"` |
 | `adlfs.spec.AzureBlobFileSystem` | Azure, by adlfs |
+| `gcsfs.core.GCSFileSystem`, `gcsfs.extended_gcsfs.ExtendedGcsFileSystem` | Google, by gcsfs |
 | `LocalFileSystem` | our folder, which syncs and links |
 | `MemoryFileSystem` | our store in memory |
 | one that keeps copies (`simplecache`, `filecache`, ...) | refused: old copies hide new commits |
@@ -42,6 +43,7 @@ from holdfast.backends.secrets import Secrets
 # Which extra of Holdfast brings the driver of a scheme.
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
 }
 _NUMBER = re.compile(r"[0-9]+")
@@ -64,6 +66,10 @@ class _Listed:
 
 _LISTED = {
     "s3fs.core.S3FileSystem": _Listed("s3fs", (2025, 9), ("fsspec_s3", "S3Dialect")),
+    **dict.fromkeys(
+        ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem"),
+        _Listed("gcsfs", (2026, 10), ("fsspec_gcs", "GcsDialect")),
+    ),
     "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
 }
 _UNPROVEN = (

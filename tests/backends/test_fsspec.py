@@ -63,6 +63,12 @@ class TestAdlfsOnAzurite(BackendContract):
         return open_backend(azure_url)
 
 
+class TestGcsfsOnFakeGcs(BackendContract):
+    @pytest.fixture
+    def backend(self, gs_url: str) -> Backend:
+        return open_backend(gs_url)
+
+
 # Who answered
 
 
