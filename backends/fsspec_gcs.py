@@ -4,7 +4,7 @@
 |---|---|
 | an object that a listing does not show | ObjectNotFound |
 | 404 for a bucket | InvalidLocation |
-| 416 | ObjectTruncated |
+| 416, and a listing that agrees | ObjectTruncated |
 | 401, 403, no usable credentials | AccessDenied |
 | 429, 5xx, timeouts, broken connections, an answer without proof | StoreUnavailable |
 | anything else | StorageError |
@@ -89,6 +89,12 @@ class GcsDialect(Dialect):
             # An answer without proof: somebody else may have given it.
             self.stat(call, path)
             raise unanswered("HTTP 404 for what the store lists", path) from None
+        except HttpError as error:
+            if str(error.code) != "416":
+                raise
+            if self.stat(call, path).size_bytes > start:
+                raise unanswered("HTTP 416 for a range within the object", path) from error
+            raise ObjectTruncated("the object ends before the range begins", where=path) from error
         return found
 
     def read_all(self, call: Call, path: str) -> bytes:
@@ -159,7 +165,7 @@ class GcsDialect(Dialect):
                 "no such bucket", where=where, hint="Create it first, or check the spelling."
             ) from error
         except OSError as error:
-            if str(error).startswith("Forbidden"):
+            if str(error).startswith("Forbidden") and "<" not in str(error):
                 raise _denied(error, where) from error
             raise unanswered(_said(error), where, writes=writes) from error
         except ValueError as error:
@@ -194,13 +200,11 @@ async def _range(fs: Any, path: str, start: int, end: int) -> bytes:
 
 def _of_google(error: HttpError, where: str, writes: bool) -> StorageError:
     code = int(error.code) if str(error.code).isdigit() else 0
+    # Errors of Google are JSON; of others gcsfs repeats the whole text.
+    if code in (408, 416, 429) or code >= 500 or "<" in str(error):
+        return unanswered(_said(error), where, writes=writes)
     if code in (401, 403):
         return _denied(error, where)
-    if code == 416:
-        return ObjectTruncated("the object ends before the range begins", where=where)
-    # Errors of Google are JSON; of others gcsfs repeats the whole text.
-    if code in (408, 429) or code >= 500 or "<" in str(error):
-        return unanswered(_said(error), where, writes=writes)
     return StorageError("the store refused the request", where=where, found=_said(error))
 
 
