@@ -120,8 +120,8 @@ class Dialect:
         """Return what `Backend.server` returns."""
         return ""
 
-    def put_options(self) -> dict[str, Any]:
-        """Return options of `pipe_file`."""
+    def put_options(self, data: bytes) -> dict[str, Any]:  # noqa: ARG002
+        """Return options of `pipe_file` for an object."""
         return {}
 
     def says_exists(self, error: Exception) -> bool:

@@ -77,7 +77,7 @@ class GcsDialect(Dialect):
         """Return the endpoint, if it is another one than Google's."""
         return str(fs._location).removeprefix("https://storage.googleapis.com")
 
-    def put_options(self) -> dict[str, Any]:
+    def put_options(self, data: bytes) -> dict[str, Any]:  # noqa: ARG002
         """Have one request for each object."""
         return {"chunksize": _ONE_PUT_BYTES}
 

@@ -143,7 +143,7 @@ class FsspecBackend(Backend):
         data = _joined(body)
 
         def ask(call: Call) -> None:
-            call("pipe_file", path, data, **self._dialect.put_options())
+            call("pipe_file", path, data, **self._dialect.put_options(data))
             self._prove(call, key, path, len(data))
 
         self._ask("put", key, ask, len(data))
@@ -283,7 +283,7 @@ class FsspecBackend(Backend):
 
     def _create(self, call: Call, path: str, data: bytes) -> bool:
         try:
-            call("pipe_file", path, data, mode="create", **self._dialect.put_options())
+            call("pipe_file", path, data, mode="create", **self._dialect.put_options(data))
         except Exception as error:
             if self._dialect.says_exists(error):
                 return False
