@@ -77,7 +77,7 @@ _LISTED = {
     "s3fs.core.S3FileSystem": _Listed("s3fs", (2025, 9), ("fsspec_s3", "S3Dialect")),
     **dict.fromkeys(
         ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem"),
-        _Listed("gcsfs", (2026, 10), ("fsspec_gcs", "GcsDialect")),
+        _Listed("gcsfs", (2025, 9), ("fsspec_gcs", "GcsDialect")),
     ),
     "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
 }
