@@ -97,6 +97,10 @@ class Dialect:
         self.name = name
         self.reason = reason
 
+    def class_of(self, fs: Any) -> type:
+        """Return the class of our own instances."""
+        return type(fs)
+
     def options(self, given: Mapping[str, Any], patience: Patience) -> dict[str, Any]:  # noqa: ARG002
         """Return the options for an instance of our own, from those of the user's instance."""
         return dict(given)
@@ -116,13 +120,26 @@ class Dialect:
         """Return what `Backend.server` returns."""
         return ""
 
-    def put_options(self) -> dict[str, Any]:
-        """Return options of `pipe_file`."""
+    def put_options(self, data: bytes) -> dict[str, Any]:  # noqa: ARG002
+        """Return options of `pipe_file` for an object."""
         return {}
 
     def says_exists(self, error: Exception) -> bool:
         """Return whether an exclusive create was refused because the object exists."""
         return isinstance(error, FileExistsError)
+
+    def read(self, call: Call, path: str, start: int, end: int) -> bytes:
+        """Read a range of an object."""
+        found: bytes = call("cat_file", path, start=start, end=end)
+        return found
+
+    def remove(self, call: Call, path: str) -> None:
+        """Remove an object.
+
+        Raises:
+            ObjectNotFound: It is absent; the error of the file system for that counts, too.
+        """
+        call("rm_file", path)
 
     def read_all(self, call: Call, path: str) -> bytes:
         """Read an object by one request, so that all bytes are of one version of it."""

@@ -4,6 +4,7 @@
 |---|---|
 | `s3fs.core.S3FileSystem` | S3, its bytes by boto3; by s3fs with `transport="s3fs"` |
 | `adlfs.spec.AzureBlobFileSystem` | Azure, by adlfs |
+| `gcsfs.core.GCSFileSystem`, `gcsfs.extended_gcsfs.ExtendedGcsFileSystem` | Google, by gcsfs |
 | `LocalFileSystem` | our folder, which syncs and links |
 | `MemoryFileSystem` | our store in memory |
 | one that keeps copies (`simplecache`, `filecache`, ...) | refused: old copies hide new commits |
@@ -16,19 +17,22 @@ the server decides, from the version on that has it.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from typing import Any
 
 import fsspec
 import fsspec.config
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from holdfast.backends.base import Backend
 from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
@@ -42,8 +46,15 @@ from holdfast.backends.secrets import Secrets
 # Which extra of Holdfast brings the driver of a scheme.
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
 }
+# Options of every file system, and the beginnings of those that adlfs passes on when it logs in.
+_COMMON = (
+    *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"),
+    *("asynchronous", "loop", "batch_size"),
+)
+_OF_LOGIN = ("exclude_", "managed_identity_", "workload_identity_")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -64,6 +75,10 @@ class _Listed:
 
 _LISTED = {
     "s3fs.core.S3FileSystem": _Listed("s3fs", (2025, 9), ("fsspec_s3", "S3Dialect")),
+    **dict.fromkeys(
+        ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem"),
+        _Listed("gcsfs", (2025, 9), ("fsspec_gcs", "GcsDialect")),
+    ),
     "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
 }
 _UNPROVEN = (
@@ -79,7 +94,7 @@ def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
         InvalidLocation: fsspec knows no such scheme, or refuses the options.
         StoreUnsuitable: The driver is not installed.
     """
-    hidden = Secrets(options)
+    hidden = Secrets([options, configured(scheme)])
     try:
         made: type = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -97,6 +112,7 @@ def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
             expected="a path, file:///PATH, memory://NAME, s3://BUCKET/PREFIX, or a scheme that "
             "fsspec knows",
         ) from error
+    _check_options(made, options, url)
     try:
         named = made._get_kwargs_from_urls(url)  # type: ignore[attr-defined]
         return made(**{**named, **options}, skip_instance_cache=True)
@@ -108,6 +124,29 @@ def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
             found=hidden.hide(f"{type(error).__name__}: {error}"),
             hint=f"Options given: {', '.join(sorted(options)) or 'none'}.",
         ) from None
+
+
+def _check_options(made: type, options: Mapping[str, Any], url: str) -> None:
+    """Refuse options that a listed class would ignore.
+
+    Raises:
+        InvalidLocation: There is one.
+    """
+    if f"{made.__module__}.{made.__qualname__}" not in _LISTED:
+        return  # of others nobody knows which options they have
+    known = {*_COMMON}
+    for one in made.__mro__:
+        if one not in (AsyncFileSystem, AbstractFileSystem, object) and "__init__" in vars(one):
+            known |= signature(one.__init__).parameters.keys()  # type: ignore[misc]
+    unknown = [n for n in options if n not in known and not n.startswith(_OF_LOGIN)]
+    if unknown:
+        close = get_close_matches(unknown[0], known - {"self", "args", "kwargs"})
+        raise InvalidLocation(
+            f"{made.__module__.partition('.')[0]} has no such option",
+            where=redact(url),
+            found=", ".join(sorted(unknown)),
+            hint=f"Did you mean {close[0]}?" if close else None,
+        )
 
 
 def open_file_system(fs: Any, path: str) -> Backend:
@@ -147,7 +186,7 @@ def dialect_of(fs: Any) -> Dialect:
 
 def options_of(fs: Any) -> dict[str, Any]:
     """Return the options with which a file system was made, each by its name."""
-    bound = inspect.signature(type(fs).__init__).bind(fs, *fs.storage_args, **fs.storage_options)
+    bound = signature(type(fs).__init__).bind(fs, *fs.storage_args, **fs.storage_options)
     named = dict(bound.arguments)
     rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
     for name in rest:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -82,9 +84,14 @@ class S3Dialect(Dialect):
         found = urlencode({k: v for k, v in named.items() if v is not None}, safe=":/")
         return f"?{found}" if found else ""
 
-    def put_options(self) -> dict[str, Any]:
-        """Have one PUT for each object."""
-        return {"chunksize": _ONE_PUT_BYTES}
+    def put_options(self, data: bytes) -> dict[str, Any]:
+        """Have one PUT for each object, with its checksum in a header.
+
+        Over TLS the SDK would otherwise send the checksum after a body whose length is not
+        announced; radosgw refuses that.
+        """
+        checksum = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+        return {"chunksize": _ONE_PUT_BYTES, "ChecksumCRC32": checksum}
 
     def says_exists(self, error: Exception) -> bool:
         """Return whether the condition failed; servers differ in what they say besides."""

@@ -78,7 +78,7 @@ class FsspecBackend(Backend):
     def __init__(
         self, fs: Any, root: str, dialect: Dialect, patience: Patience | None = None
     ) -> None:
-        self._class: type = type(fs)
+        self._class: type = dialect.class_of(fs)
         self._args: tuple[Any, ...] = fs.storage_args
         self._given: Mapping[str, Any] = fs.storage_options
         self._secrets = Secrets([self._args, self._given])
@@ -138,7 +138,7 @@ class FsspecBackend(Backend):
         data = _joined(body)
 
         def ask(call: Call) -> None:
-            call("pipe_file", path, data, **self._dialect.put_options())
+            call("pipe_file", path, data, **self._dialect.put_options(data))
             self._prove(call, key, path, len(data))
 
         self._ask("put", key, ask, len(data))
@@ -212,7 +212,7 @@ class FsspecBackend(Backend):
         path = self._path(key)
         self._refuse_if_read_only(key)
         try:
-            self._ask("delete", key, lambda call: call("rm_file", path))
+            self._ask("delete", key, lambda call: self._dialect.remove(call, path))
         except ObjectNotFound:
             return
 
@@ -278,7 +278,7 @@ class FsspecBackend(Backend):
 
     def _create(self, call: Call, path: str, data: bytes) -> bool:
         try:
-            call("pipe_file", path, data, mode="create", **self._dialect.put_options())
+            call("pipe_file", path, data, mode="create", **self._dialect.put_options(data))
         except Exception as error:
             if self._dialect.says_exists(error):
                 return False
@@ -296,7 +296,7 @@ class FsspecBackend(Backend):
     def _first(self, call: Call, key: str, path: str) -> bytes:
         try:
             with self._dialect.translated(self._where(key)):
-                data: bytes = call("cat_file", path, start=0, end=_FIRST_BYTES)
+                data = self._dialect.read(call, path, 0, _FIRST_BYTES)
         except ObjectTruncated:
             # An empty object has no range.
             if self._size(call, key, path) == 0:
@@ -305,7 +305,7 @@ class FsspecBackend(Backend):
         return data
 
     def _part(self, call: Call, key: str, path: str, wanted: ByteRange) -> bytes:
-        data: bytes = call("cat_file", path, start=wanted.start, end=wanted.stop)
+        data = self._dialect.read(call, path, wanted.start, wanted.stop)
         if len(data) > len(wanted):
             raise unanswered(f"{len(data)} bytes for a range of {len(wanted)}", self._where(key))
         if len(data) < len(wanted):

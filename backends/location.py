@@ -17,7 +17,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.backends.base import check_key
 from holdfast.backends.errors import InvalidLocation
@@ -146,7 +146,7 @@ def _parse_path(text: str) -> Location:
 
 
 def _parse_file(text: str) -> Location:
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidLocation(
             "not a folder of this machine", where=text, expected="file:///ABSOLUTE/PATH"
@@ -166,7 +166,7 @@ def _parse_foreign(text: str, scheme: str, rest: str) -> Location:
 
 
 def _parse_memory(text: str) -> Location:
-    parts = urlsplit(text)
+    parts = _split(text)
     _refuse_options(text, parts.query, known=())
     _refuse_fragment(text, parts.fragment)
     name = (parts.netloc + parts.path).strip("/")
@@ -176,7 +176,7 @@ def _parse_memory(text: str) -> Location:
 
 
 def _parse_s3(text: str) -> Location:
-    parts = urlsplit(text)
+    parts = _split(text)
     options = _refuse_options(text, parts.query, known=S3_OPTIONS)
     _refuse_fragment(text, parts.fragment)
     if not _BUCKET.fullmatch(parts.netloc):
@@ -194,13 +194,23 @@ def _parse_s3(text: str) -> Location:
     return Location("s3", parts.netloc, prefix, endpoint, options.get("region"))
 
 
+def _split(text: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError:
+        # Without the cause, which repeats what is between the brackets.
+        raise InvalidLocation(
+            "brackets that hold no IPv6 address", where=redact(text), expected=_forms()
+        ) from None
+
+
 def check_endpoint(text: str, endpoint: str) -> None:
     """Check the address of a server, which the URL `text` or its options name.
 
     Raises:
         InvalidLocation: It is none.
     """
-    parts = urlsplit(endpoint)
+    parts = _split(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in endpoint:
         raise InvalidLocation(
             "endpoint_url is not the address of a server",

@@ -6,6 +6,7 @@ is replaced there; `holdfast.backends.location` does the same for URLs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from holdfast.backends.location import redact
 _SECRET = re.compile(r"key|secret|token|pass|cred|sas|sig|connection|auth|header", re.IGNORECASE)
 # A part of a connection string or of a signed address.
 _PART = re.compile(r"(\w+)=([^;&\s]+)")
+# Variables that drivers read begin with these.
+_READ = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_")
 # Shorter texts would hide words that are no secret.
 _LEAST = 6
 
@@ -26,14 +29,15 @@ def may_be_secret(name: str) -> bool:
 
 
 class Secrets:
-    """The secrets of some options.
+    """The secrets of some options, and those in the environment that drivers read.
 
     Args:
         options: Options, as mappings and lists of any depth.
     """
 
     def __init__(self, options: object) -> None:
-        found = set(_secrets(options, secret=False))
+        read = {name: text for name, text in os.environ.items() if name.startswith(_READ)}
+        found = set(_secrets([options, read], secret=False))
         self._found = sorted(found, key=len, reverse=True)
 
     def hide(self, text: str) -> str:

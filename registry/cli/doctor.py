@@ -42,7 +42,7 @@ from holdfast.registry.training.pending import EXIT_WAIT
 
 Status = Literal["ok", "warn", "fail"]
 
-_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "fsspec", "s3fs", "adlfs")
+_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "s3fs", "adlfs", "gcsfs")
 _VARIABLES = (
     *("HOLDFAST_RUN", FOLDER_VARIABLE, BYTES_VARIABLE, MAX_RECORD, ALLOW, EXIT_WAIT, MEMORY),
     *(TIMEOUT, LEAST_RATE),

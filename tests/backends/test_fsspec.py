@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import socket
@@ -11,7 +12,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import fsspec
 import pytest
 
 from holdfast.backends import (
@@ -32,10 +36,15 @@ from holdfast.backends.testing import BackendContract
 from tests.backends.test_gateway import BELIEVED, CALLS, LIES, fixed
 from tests.servers.azurite import KEY, Azurite
 from tests.servers.gateway import Gateway
+from tests.servers.gcs import FakeGcs
 
 s3fs = pytest.importorskip("s3fs")
 
 PATIENCE = Patience(attempts=2, first_s=0.001)
+# The same requests as others, and here nothing else.
+ALIKE = ("get into", "put large", "put_if_absent large", "list none")
+# gcsfs follows them, and it takes long to learn that there is no such host.
+FOLLOWED = ("301 page", "302 page")
 
 
 def by_s3fs(url: str) -> Backend:
@@ -63,6 +72,12 @@ class TestAdlfsOnAzurite(BackendContract):
         return open_backend(azure_url)
 
 
+class TestGcsfsOnFakeGcs(BackendContract):
+    @pytest.fixture
+    def backend(self, gs_url: str) -> Backend:
+        return open_backend(gs_url)
+
+
 # Who answered
 
 
@@ -80,6 +95,60 @@ def behind(
     backend.put("dir/b", b"another 10")
     yield backend
     backend.close()
+
+
+@pytest.fixture
+def behind_azure(azurite: Azurite, azure_url: str) -> Iterator[tuple[Gateway, Backend]]:
+    with Gateway(azurite.endpoint_url) as between:
+        host = azurite.endpoint_url.split("/")[2]
+        said = azurite.connection_string.replace(host, between.url.split("/")[2])
+        fs = fsspec.filesystem("az", connection_string=said, skip_instance_cache=True)
+        with filled(fs, azure_url) as backend:
+            yield between, backend
+
+
+@pytest.fixture
+def behind_google(fake_gcs: FakeGcs, gs_url: str) -> Iterator[tuple[Gateway, Backend]]:
+    with Gateway(fake_gcs.endpoint_url) as between:
+        fs = fsspec.filesystem("gs", endpoint_url=between.url, token="anon")
+        with filled(fs, gs_url) as backend:
+            yield between, backend
+
+
+@contextmanager
+def filled(fs: Any, url: str) -> Iterator[Backend]:
+    backend = FsspecBackend(fs, url, dialect_of(fs), PATIENCE)
+    backend.put("a", b"0123456789")
+    backend.put("dir/b", b"another 10")
+    yield backend
+    backend.close()
+
+
+@pytest.mark.parametrize("store", ["azure", "google"])
+def test_answer_in_the_place_of_another_store(store: str, request: pytest.FixtureRequest) -> None:
+    between, backend = request.getfixturevalue(f"behind_{store}")
+    believed = []
+    for name, (operation, call) in CALLS.items():
+        # Google's stat is a listing. Nobody asks Azure for versions.
+        asked = "list" if (store, operation) == ("google", "head") else operation
+        if (store, operation) == ("azure", "versioning") or name in ALIKE:
+            continue
+        for said, lie in LIES.items():
+            if store == "google" and said in FOLLOWED:
+                continue
+            between.lie(lambda request, asked=asked: request.operation == asked, lie)
+            try:
+                call(backend)
+            except StorageError as error:
+                if isinstance(error, ObjectNotFound) and name == "get of what is absent":
+                    continue  # that is true, and a listing of Google confirmed it
+                if isinstance(error, ObjectNotFound | EOFError):
+                    believed.append((name, said, type(error).__name__))
+            else:
+                believed.append((name, said, "done"))
+    between.be_honest()
+    assert not believed, "\n".join(map(str, believed))
+    assert [info.key for info in backend.list()] == ["a", "dir/b"]
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -125,6 +194,21 @@ def test_create_sends_the_condition_and_one_put(gateway: Gateway, behind: Backen
     assert len(put.body) >= 100_000
 
 
+def test_checksum_goes_in_a_header(
+    moto_url: Callable[[], str], gateway: Gateway, behind: Backend
+) -> None:
+    """The SDK's own one would follow the body over TLS, without a length, which radosgw refuses."""
+    gateway.requests.clear()
+    options = {
+        "endpoint_url": gateway.url,
+        "config_kwargs": {"request_checksum_calculation": "when_required"},
+    }
+    store = open_backend(behind.url, options, transport="s3fs")
+    store.put("new", b"123456789")
+    (put,) = (request for request in gateway.requests if request.operation == "put")
+    assert {n.lower(): v for n, v in put.headers.items()}["x-amz-checksum-crc32"] == "y/Q5Jg=="
+
+
 def test_listing_asks_only_for_what_is_wanted(gateway: Gateway, behind: Backend) -> None:
     gateway.requests.clear()
     assert [info.key for info in behind.list(start_after="a", limit=1)] == ["dir/b"]
@@ -152,10 +236,12 @@ def test_expected_owner_goes_with_every_request(
 # Processes and instances
 
 
-@pytest.fixture(params=["s3fs", "adlfs"])
+@pytest.fixture(params=["s3fs", "adlfs", "gcsfs"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "adlfs":
         return open_backend(request.getfixturevalue("azure_url"))
+    if request.param == "gcsfs":
+        return open_backend(request.getfixturevalue("gs_url"))
     return by_s3fs(request.getfixturevalue("moto_url")())
 
 
@@ -195,7 +281,7 @@ def test_forked_child_can_end(backend: Backend) -> None:
 
 def test_url_opens_the_same_store(backend: Backend) -> None:
     backend.put("a", b"x")
-    assert backend.url.startswith(("s3://test-", "az://test-"))
+    assert backend.url.startswith(("s3://test-", "az://test-", "gs://test-"))
     assert open_backend(backend.url).get("a") == b"x"
 
 
@@ -240,9 +326,15 @@ def test_whole_object_beyond_the_limit_is_not_read(
 # Errors
 
 
-def test_absent_bucket_and_container(moto_url: Callable[[], str], azure_url: str) -> None:
-    moto_url()
-    for url, transport in (("s3://none-such/x", "s3fs"), ("az://none-such/x", None)):
+@pytest.mark.parametrize("store", ["boto3", "s3fs", "azure", "google"])
+def test_absent_bucket_and_container(store: str, request: pytest.FixtureRequest) -> None:
+    if store in ("boto3", "s3fs"):
+        request.getfixturevalue("moto_url")()
+        places = [("s3://none-such/x", store)]
+    else:
+        request.getfixturevalue("azure_url" if store == "azure" else "gs_url")
+        places = [("az://none-such/x" if store == "azure" else "gs://none-such/x", None)]
+    for url, transport in places:
         backend = open_backend(url, transport=transport)  # type: ignore[arg-type]
         calls = (
             lambda b=backend: b.get("a"),
@@ -276,6 +368,17 @@ def test_wrong_credentials_on_azurite(azurite: Azurite, azure_url: str) -> None:
         assert wrong not in everything_said(caught.value)
 
 
+def test_wrong_credentials_at_google(behind_google: tuple[Gateway, Backend]) -> None:
+    """The emulator asks for none, so the answers are those that Google documents."""
+    between, backend = behind_google
+    for code in (401, 403):
+        said = {"error": {"code": code, "message": "Invalid Credentials", "errors": []}}
+        between.lie(lambda _: True, fixed(code, json.dumps(said).encode()))
+        for call in (backend.get, lambda key: backend.put(key, b"x"), backend.stat):
+            with pytest.raises(AccessDenied, match="GOOGLE_APPLICATION_CREDENTIALS"):
+                call("a")
+
+
 def test_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.backends.patience.Patience.pause_s", lambda *_: 0.0)
     options = {"endpoint_url": "http://127.0.0.1:1", "key": "k", "secret": "secret"}
@@ -299,6 +402,9 @@ def at_silent(store: str, silent: str) -> Backend:
         client = {"config_kwargs": {"read_timeout": 60}, "key": "k", "secret": "secret"}
         options = {"endpoint_url": f"http://{silent}", **client}
         return open_backend("s3://bucket/x", options, transport=store)  # type: ignore[arg-type]
+    if store == "google":
+        pytest.importorskip("gcsfs")
+        return open_backend("gs://bucket/x", {"endpoint_url": f"http://{silent}", "token": "anon"})
     pytest.importorskip("adlfs")
     said = f"AccountName=a;AccountKey={KEY};BlobEndpoint=http://{silent}/a;"
     return open_backend("az://container/x", {"connection_string": said, "read_timeout": 60})
@@ -307,7 +413,7 @@ def at_silent(store: str, silent: str) -> Backend:
 WRITES = ("put", "put_if_absent", "delete")
 
 
-@pytest.mark.parametrize("store", ["boto3", "s3fs", "azure", "http"])
+@pytest.mark.parametrize("store", ["boto3", "s3fs", "azure", "google", "http"])
 def test_server_that_says_nothing_is_given_up(
     store: str, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +441,7 @@ def test_server_that_says_nothing_is_given_up(
     backend.close()
 
 
-@pytest.mark.parametrize("store", ["s3fs", "azure"])
+@pytest.mark.parametrize("store", ["s3fs", "azure", "google"])
 def test_line_says_what_is_waited_for(
     store: str, silent: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,7 +90,7 @@ def test_file_system_object_gives_its_settings(url: str, options: dict[str, Any]
     backend.put("a", b"x")
     by_s3fs = open_backend(url, fs=fs, transport="s3fs")
     assert by_s3fs.get("a") == b"x"
-    assert by_s3fs._fs(1) is not fs  # type: ignore[attr-defined]
+    assert by_s3fs._made is not fs  # type: ignore[attr-defined]
     with pytest.raises(InvalidLocation, match="beside a file system object; found key"):
         open_backend(url, {"key": "x"}, fs=fs)
 
@@ -287,14 +287,51 @@ def test_caches_and_chains_are_refused(tmp_path: Path) -> None:
         open_backend("/x", fs=fs)
 
 
-@pytest.mark.parametrize(("place", "extra"), [("az://c/x", "azure"), ("abfs://c@a.dfs/x", "azure")])
+@pytest.mark.parametrize(
+    ("place", "extra"),
+    [
+        ("az://c/x", "azure"),
+        ("abfs://c@a.dfs/x", "azure"),
+        ("gs://bucket/x", "gs"),
+        ("gcs://bucket/x", "gs"),
+        ("s3://bucket/x", "s3"),
+    ],
+)
 def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, place: str, extra: str) -> None:
     def missing(name: str) -> None:
         raise ImportError(f"install a driver for {name}")
 
     monkeypatch.setattr("fsspec.get_filesystem_class", missing)
     with pytest.raises(StoreUnsuitable, match=rf"pip install 'holdfast\[{extra}\]'"):
-        open_backend(place)
+        open_backend(place, transport="s3fs" if extra == "s3" else None)
+
+
+@pytest.mark.parametrize(
+    ("driver", "place", "transport"),
+    [("s3fs", "s3://bucket/x", "s3fs"), ("adlfs", "az://c/x", None), ("gcsfs", "gs://b/x", None)],
+)
+def test_option_that_a_driver_would_ignore_is_refused(
+    driver: str, place: str, transport: Any
+) -> None:
+    pytest.importorskip(driver)
+    with pytest.raises(InvalidLocation, match=f"{driver} has no such option.*tokenn") as caught:
+        open_backend(place, {"tokenn": SECRET, "asynchronous": False}, transport=transport)
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("adlfs")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=a;AccountKey={SECRET}")
+    backend = open_backend("az://container/x", {"blocksize": 1000})
+    text = f"refused: {SECRET}"
+    with pytest.raises(StorageError) as caught, backend._secrets.hidden():  # type: ignore[attr-defined]
+        raise StorageError(text)
+    assert SECRET not in everything_said(caught.value)
+    for said in (f"AccountKey={SECRET}", f"{SECRET};;", f"AccountName=a;AccountKey={SECRET};Blob"):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", said)
+        with pytest.raises(InvalidLocation, match="refuses the location") as refused:
+            open_backend("az://container/x")
+        assert SECRET not in everything_said(refused.value)
 
 
 def test_unknown_scheme_and_options() -> None:

@@ -14,14 +14,15 @@ from holdfast.errors import InvalidLocation
 from tests.servers.fixtures import S3Server
 
 
-@pytest.mark.parametrize("store", ["azure", "s3fs"])
+@pytest.mark.parametrize("store", ["azure", "google", "s3fs"])
 def test_life(
     store: str, request: pytest.FixtureRequest, moto_url: Callable[[], str], tmp_path: Path
 ) -> None:
     pytest.importorskip("s3fs")
-    url = request.getfixturevalue("azure_url") if store == "azure" else moto_url()
+    fresh = {"azure": "azure_url", "google": "gs_url"}
+    url = request.getfixturevalue(fresh[store]) if store in fresh else moto_url()
     holdfast.init(url, skip_race_probe=store == "s3fs").close()
-    # Azure through its URL; S3 by the transport that is not the usual one.
+    # Azure and Google through their URLs; S3 by the transport that is not the usual one.
     transport: Literal["s3fs"] | None = "s3fs" if store == "s3fs" else None
     registry = holdfast.open(url, transport=transport)
     plain = holdfast.init(tmp_path / "plain")

