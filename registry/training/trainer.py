@@ -25,6 +25,7 @@ from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
+from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
@@ -52,6 +53,7 @@ class Trainer:
         self.name = committer.log.run_id
         self.is_stopped = False
         self._writer_token = WriterToken(committer.log.run_id)
+        self._earlier = EarlierSteps()
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -144,6 +146,7 @@ class Trainer:
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes all later ones."""
         self._writer_token.resume_at(checkpoint.n, self._log.run)
+        self._earlier.forget()
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
@@ -172,7 +175,7 @@ class Trainer:
         with self._lock:
             takes_over = save.request.takes_over
             run, store = self._log.run, self._committer.store
-            commit = SaveCommit(self._committer, self._writer_token, save, run.spec.finite)
+            commit = SaveCommit(self._committer, self._writer_token, save, self._earlier)
             self._committer.commit(commit)
             if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
@@ -183,6 +186,7 @@ class Trainer:
                 )
             if takes_over:
                 self._committed()
+                self._earlier.remember(save.phase, save.request.step, commit.components)
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
 

@@ -39,7 +39,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     return set_to
 
 
-def test_without_a_cadence_the_last_interval_counts(run, clock):
+def test_without_a_cadence_the_last_interval_counts(clock, run):
     for step, clock.now in ((1, 2000.0), (2, 2100.0), (3, 2150.0)):
         run.save({"w": np.full(3, step)}, step=step)
     assert last_heard(run.manifest, 2_300_000).is_overdue is False
@@ -49,7 +49,7 @@ def test_without_a_cadence_the_last_interval_counts(run, clock):
     assert last_heard(run.manifest, 2_300_001).is_overdue is False
 
 
-def test_a_takeover_is_heard_too(run, clock, backend, open_registry):
+def test_a_takeover_is_heard_too(clock, run, backend, open_registry):
     run.save(STATE, step=1)
     clock.now = 5000.0
     other = open_registry(backend).run("run")
