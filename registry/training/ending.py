@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-from holdfast.registry.errors import RegistryError
+from holdfast.registry.errors import RegistryError, RolledBack
 from holdfast.registry.history.actions import RunStatus
 
 #: Seconds for which the end of a process tries.
@@ -68,6 +68,8 @@ def _set_all(trainers: list[Trains], status: RunStatus) -> None:
     for trainer in trainers:
         try:
             trainer.end(status)
+        except RolledBack:
+            _LOGGER.info("%s: the run is gone, so it has no status", trainer.name)
         except (RegistryError, OSError, RuntimeError) as error:
             _LOGGER.warning("%s: the status was not set to %s: %s", trainer.name, status, error)
 
