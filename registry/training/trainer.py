@@ -42,7 +42,6 @@ class Trainer:
     """The saving side of a run's handle. It owns the run from its first save on.
 
     Attributes:
-        name: The run.
         is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
             `failed` by what the signal caused.
     """
@@ -50,7 +49,6 @@ class Trainer:
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
-        self.name = committer.log.run_id
         self.is_stopped = False
         self._writer_token = WriterToken(committer.log.run_id)
         self._earlier = EarlierSteps()
@@ -117,27 +115,17 @@ class Trainer:
         finally:
             self._background.close()
 
-    def leave(self, status: RunStatus, *, if_running: bool = False) -> None:
-        """Set the run's status, unless another trainer owns the run.
-
-        Args:
-            status: The status; after a signal always `interrupted`.
-            if_running: Only set it if it is `running`.
-        """
+    def leave(self, status: RunStatus) -> None:
+        """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         said: RunStatus = "interrupted" if self.is_stopped else status
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
-            is_over = run.dropped is not None or run.status == said
-            is_said = if_running and run.status != "running"
-            return None if is_fenced or is_over or is_said else [SetStatus(status=said)]
+            is_said = run.dropped is not None or run.status == said
+            return None if is_fenced or is_said else [SetStatus(status=said)]
 
         self._committer.commit(Composed(actions, on_dropped=True))
-
-    def end(self, status: RunStatus) -> None:
-        """Set the status at the end of the process, if nothing else has set it."""
-        if self._log.run.status == "running":
-            self.leave(status, if_running=True)
+        ending.has_ended(self._committer.store, self._log.run_id)
 
     def looks_for_a_state(self) -> None:
         """Note that the handle asked for a state to continue from, whether there is one or not."""
@@ -169,7 +157,7 @@ class Trainer:
     def _committed(self) -> None:
         self.is_stopped = False
         self._writer_token.committed()
-        ending.owns(self)
+        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
