@@ -99,9 +99,8 @@ class Checkpointer:
         finally:
             self._signals.remove()
             self._deadline.close()
-            if kind is None and not self.stopped and self._signals.stop is not None:
-                # It came after the last look at it; the handlers from before decide.
-                signal.raise_signal(self._signals.stop)
+            if kind is None and not self.stopped:
+                self._signals.pass_on()
             getattr(self._ranks, "close", _nothing)()
             _LOGGER.info(
                 "%s: training waited for saves for %.1f %% of %.0f s",

@@ -16,7 +16,7 @@ from holdfast.registry.loop import cadence, notice
 from holdfast.registry.loop.overhead import told
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.spec.signals import Signals
-from tests.support.faults import Gate, Silent
+from tests.support.faults import Gate, Hooked, Once, Silent
 
 LOSS = Monitor(metric="loss", mode="min")
 
@@ -290,6 +290,32 @@ def test_a_signal_after_the_last_step_still_counts(run):
         checkpointer.step(1, state(1))
         send(signal.SIGTERM)
     assert (steps(run), run.refresh().status) == ([1], "interrupted")
+
+
+def test_a_signal_during_the_last_save_still_counts(backend, open_registry):
+    hooked = Hooked(backend)
+    run = open_registry(hooked).create_run("run")
+    with pytest.raises(SystemExit) as left, run.checkpointer() as checkpointer:
+        checkpointer.step(1, state(1))
+        hooked.before = Once("packs/", lambda: send(signal.SIGTERM))
+    assert (left.value.code, steps(run), run.refresh().status) == (143, [1], "interrupted")
+
+
+class Interrupting:
+    """Ranks that are interrupted at the very end, when nobody looks at requests any more."""
+
+    rank = 0
+
+    def highest(self, value: int) -> int:
+        send(signal.SIGINT)
+        return value
+
+
+def test_a_signal_after_the_last_look_reaches_the_handler_from_before(run):
+    looking = run.checkpointer(ranks=Interrupting(), save_at_end=False)
+    with pytest.raises(KeyboardInterrupt), looking:  # by Python's own handler
+        pass
+    assert looking.stop_requested
 
 
 def test_a_step_that_fails_after_a_signal_interrupts_the_run(run):
