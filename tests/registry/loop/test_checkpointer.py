@@ -38,7 +38,7 @@ def send(signum: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def handlers(sigint_is_heard: None) -> Iterator[None]:
     """Check that a test leaves the handlers as they were."""
     kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = {kind: signal.getsignal(kind) for kind in kinds}
