@@ -149,6 +149,10 @@ SAVE = {
 }
 
 
+#: What a checkpointer gets with each step.
+PER_STEP = {"metrics", "meta", "tier", "companions", "streams"}
+
+
 def shown(function: Callable[..., Any]) -> dict[str, str]:
     """Return the options of a call as an editor shows them."""
     empty = inspect.Parameter.empty
@@ -245,6 +249,14 @@ def test_every_option_of_a_transition_is_passed_on(monkeypatch, reg) -> None:
     call = reg.create_run("run").transition
     given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.TransitionOptions", 2)
     assert found == given
+
+
+def test_every_option_of_a_checkpointer_is_passed_on(monkeypatch, reg) -> None:
+    call = reg.create_run("run").checkpointer
+    given, found = passed_on(monkeypatch, call, "holdfast.registry.runs.rooms.LoopOptions")
+    of_saves = found.pop("save")
+    assert {**found, **of_saves} == given
+    assert set(of_saves) == set(SAVE) - {"state", "step", *PER_STEP}
 
 
 @pytest.mark.parametrize("name", ["create_run", "fork", "run"])

@@ -134,6 +134,14 @@ def age(time_ms: int) -> str:
     return "now"
 
 
+def duration(seconds: float) -> str:
+    """Return a time span in its largest unit."""
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} s"
+
+
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics on one line."""
     return " ".join(f"{name}={number(value)}" for name, value in values.items())

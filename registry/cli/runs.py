@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+import time as clock
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,9 @@ from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.loop.last_heard import LastHeard, last_heard
+from holdfast.registry.loop.overhead import waited_share
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs.run import Run
 from holdfast.registry.spec import Retention
@@ -31,10 +35,11 @@ from holdfast.registry.values.digest import Digest
 
 _LS = (
     Column("run", "id"),
-    Column("status", lambda run: "dropped" if run.manifest.dropped is not None else run.status),
+    Column("status", lambda run: _status(run)),
     Column("phase", none="-"),
     Column("checkpoints", lambda run: len(run.manifest.live()), is_number=True),
     Column("latest", lambda run: _latest(run), none="-"),
+    Column("heard", lambda run: _heard(run).time_ms, output.age, is_number=True),
     *numbers("age=manifest.created_ms", text=output.age),
 )
 #: Fields of a retention policy, by the rules of `--keep`.
@@ -90,10 +95,32 @@ def ls(opened: Registry) -> Answer:
 
     def text() -> list[Part]:
         described = listing.described(runs, lambda run: row(_LS, run))
-        rows = listing.by_name(described, lambda name, error: (name, mark(error), *"----"))
+        rows = listing.by_name(described, lambda name, error: (name, mark(error), *"-----"))
         return [Table(_LS, rows) if rows else Note("no runs yet")]
 
     return Answer(document, text, damaged=listing.damaged)
+
+
+def _heard(run: Run) -> LastHeard:
+    return last_heard(run.manifest, int(clock.time() * 1000))
+
+
+def _status(run: Run) -> str:
+    if run.manifest.dropped is not None:
+        return "dropped"
+    return f"{run.status}, overdue" if _heard(run).is_overdue else run.status
+
+
+def _heard_json(run: Run) -> dict[str, Any]:
+    heard = _heard(run)
+    every_s = None if heard.interval_ms is None else heard.interval_ms / 1000
+    return {"time": iso(heard.time_ms), "interval_s": every_s, "overdue": heard.is_overdue}
+
+
+def _waited_json(run: Run) -> float | None:
+    """Return the share of the time in which training waited for saves, as of the latest one."""
+    latest = run.manifest.latest()
+    return None if latest is None else waited_share(decode_plain(latest.meta))
 
 
 def _latest(run: Run) -> str | None:
@@ -106,8 +133,24 @@ def show(opened: Registry, *, run: options.Run) -> Answer:
     """Show a run: its settings, and its state now."""
     found = opened.run(run)
     shape = _json(found, lineage.forks_of(opened.store, run))
-    created = output.time(found.manifest.created_ms)
-    return Answer(lambda: shape, lambda: _text({**shape, "created": created}))
+    shown_here = {
+        "created": output.time(found.manifest.created_ms),
+        "last_heard": _heard_text(_heard(found)),
+        "waited_share": _waited_text(shape["waited_share"]),
+    }
+    return Answer(lambda: shape, lambda: _text({**shape, **shown_here}))
+
+
+def _heard_text(heard: LastHeard) -> str:
+    when = output.time(heard.time_ms)
+    if not heard.is_overdue or heard.interval_ms is None:
+        return when
+    every = output.duration(heard.interval_ms / 1000)
+    return f"{when}, {output.age(heard.time_ms)} ago; overdue: it saved about every {every}"
+
+
+def _waited_text(share: float | None) -> str | None:
+    return None if share is None else f"{output.share(share)} of the time, for saves"
 
 
 def _text(shape: dict[str, Any]) -> Iterator[Part]:
@@ -161,6 +204,8 @@ def _json(run: Run, forks: list[str]) -> dict[str, Any]:
         "status": manifest.status,
         **lineage.lineage_json(run, forks),
         "created": iso(manifest.created_ms),
+        "last_heard": _heard_json(run),
+        "waited_share": _waited_json(run),
         "seed": f"0x{created.seed}" if created else None,
         "config": plain(created.config if created else None),
         "config_hash": created.config_hash if created else None,

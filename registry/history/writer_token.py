@@ -21,6 +21,7 @@ class WriterToken:
     """The right of one handle to save into a run.
 
     Attributes:
+        token: Random; the newest one of a run's log may save.
         resumed_at: Commit number of the checkpoint that training resumed from; `None` if the next
             save simply continues.
         has_asked: Whether the handle looked for a state to resume from, or has warned that it did
@@ -35,7 +36,7 @@ class WriterToken:
 
     def reset(self) -> None:
         """Take a new token, as in a forked process: the old token is its parent's."""
-        self._token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
 
@@ -67,7 +68,7 @@ class WriterToken:
         """Return the actions by which the next save takes the run over and rewinds it."""
         actions: list[Action] = []
         if not self._taken:
-            actions.append(TakeOver(token=self._token, host=host_name()))
+            actions.append(TakeOver(token=self.token, host=host_name()))
         if run.status != "running":
             actions.append(SetStatus(status="running"))
         if self.resumed_at is not None and run.is_superseded(self.resumed_at):
@@ -85,7 +86,7 @@ class WriterToken:
     def warn_of_owner(self, run: RunManifest) -> None:
         """Warn once if a handle that restored nothing is about to take a run from its trainer."""
         owner = run.writer
-        is_taken = owner is not None and owner.token != self._token and run.status == "running"
+        is_taken = owner is not None and owner.token != self.token and run.status == "running"
         if self.has_asked or self._taken or not is_taken:
             return
         assert owner is not None
@@ -106,7 +107,7 @@ class WriterToken:
 
     def is_fenced(self, run: RunManifest) -> bool:
         """Return whether another trainer, or nobody, owns the run."""
-        return run.writer is None or run.writer.token != self._token
+        return run.writer is None or run.writer.token != self.token
 
     @property
     def begins(self) -> bool:

@@ -99,6 +99,8 @@ class Checkpointer:
         finally:
             self._signals.remove()
             self._deadline.close()
+            if kind is None and not self.stopped:
+                self._signals.pass_on()
             getattr(self._ranks, "close", _nothing)()
             _LOGGER.info(
                 "%s: training waited for saves for %.1f %% of %.0f s",
@@ -207,7 +209,7 @@ class Checkpointer:
             return "converged", True
         if reaches or is_time:
             return "cadence", False
-        return ("best", False) if is_best else (None, False)
+        return ("best", True) if is_best else (None, False)
 
     def _request(self, why: Why | None) -> int:
         if self._signals.stop is None and self._notice.has_come():
@@ -278,6 +280,8 @@ class Checkpointer:
             self._trainer.settle()
         if self._options.save_at_end and self._ranks.highest(self._is_unsaved):
             self._save("end", now=True)
+            if (agreed := self._ranks.highest(self._request(None))) >= _STOP:
+                self._stop(agreed)
 
     def _stop(self, agreed: int) -> None:
         """Save the last step and leave: by SystemExit, or by `stopped` if `exits` is false."""

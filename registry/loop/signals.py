@@ -70,6 +70,11 @@ class SignalHandlers:
             signal.set_wakeup_fd(-1)
         self._is_removed = True
 
+    def pass_on(self) -> None:
+        """Raise a SIGTERM or SIGINT again that nobody acted upon: it came at the very end."""
+        if self.stop is not None and self._previous.get(signal.Signals(self.stop)) in _DEFAULTS:
+            signal.raise_signal(self.stop)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._is_removed:  # or who has replaced this handler calls it
             self._note(signum)

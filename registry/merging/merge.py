@@ -34,6 +34,7 @@ from holdfast.registry.merging.mixing import Mixing
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.codecs import COMPRESSIONS
 from holdfast.registry.storage.manifest import Component
+from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
 from holdfast.registry.writing.change import Stale
@@ -162,8 +163,8 @@ class _MergeCommit(SaveCommit):
     def __init__(
         self, committer: Committer, save: PreparedSave, wanted: _Wanted, plan: MergePlan
     ) -> None:
-        watched = committer.log.run.spec.finite
-        super().__init__(committer, WriterToken(committer.log.run_id), save, watched)
+        # It takes nothing over, so it is compared with no step.
+        super().__init__(committer, WriterToken(committer.log.run_id), save, EarlierSteps())
         self._wanted = wanted
         self._tensors = plan.tensors
         self._is_written = False

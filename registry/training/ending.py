@@ -13,43 +13,74 @@ import multiprocessing.process
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
 
-from holdfast.registry.errors import RegistryError
-from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.errors import NotFound, RegistryError, RolledBack
+from holdfast.registry.history.actions import Action, RunStatus, SetStatus
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.storage.store import Store
+from holdfast.registry.writing.committer import Committer
 
 #: Seconds for which the end of a process tries.
 _LONGEST_S = 10.0
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Trains(Protocol):
-    """A trainer, as the end of a process needs it."""
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A run that this process trains. It holds no handle: a program may have thousands of runs.
 
-    name: str
+    Attributes:
+        store: The registry's objects.
+        run_id: The run.
+        token: The writer token.
+        pid: The process.
+    """
+
+    store: Store
+    run_id: str
+    token: str
+    pid: int
 
     def end(self, status: RunStatus) -> None:
-        """Set the status, if the run is still running and this trainer owns it."""
+        """Set the status, if the run is still running and this token is its newest."""
+
+        def actions(run: RunManifest) -> Sequence[Action] | None:
+            is_ours = run.writer is not None and run.writer.token == self.token
+            is_over = run.status != "running" or run.dropped is not None
+            return [SetStatus(status=status)] if is_ours and not is_over else None
+
+        log = RunLog(self.store, self.run_id)
+        log.open()
+        if actions(log.run) is not None:
+            Committer(self.store, log).commit(actions)
 
 
-#: The trainers of this process that have taken a run over, with the process that did.
-_trainers: dict[Trains, int] = {}
+#: The runs of this process, by registry and name.
+_owned: dict[tuple[int, str], Owned] = {}
 
 
-def owns(trainer: Trains) -> None:
-    """Note that a trainer of this process has taken a run over."""
-    _trainers[trainer] = os.getpid()
+def owns(store: Store, run_id: str, token: str) -> None:
+    """Note that a handle of this process has taken a run over."""
+    _owned[id(store), run_id] = Owned(store, run_id, token, os.getpid())
+
+
+def has_ended(store: Store, run_id: str) -> None:
+    """Note that the status of a run was set."""
+    _owned.pop((id(store), run_id), None)
 
 
 def forget_all() -> None:
-    """Forget the trainers; for tests, whose runs end before the process."""
-    _trainers.clear()
+    """Forget all runs; for tests, whose runs end before the process."""
+    _owned.clear()
 
 
 def _end() -> None:
-    mine = [trainer for trainer, pid in _trainers.items() if pid == os.getpid()]
-    _trainers.clear()
+    mine = [owned for owned in _owned.values() if owned.pid == os.getpid()]
+    _owned.clear()
     if not mine:
         return
     status: RunStatus = "failed" if _has_failed() else "interrupted"
@@ -64,12 +95,14 @@ def _end() -> None:
         _LOGGER.warning("the store did not answer in time: the status of a run was not set")
 
 
-def _set_all(trainers: list[Trains], status: RunStatus) -> None:
-    for trainer in trainers:
+def _set_all(owned: Sequence[Owned], status: RunStatus) -> None:
+    for one in owned:
         try:
-            trainer.end(status)
+            one.end(status)
+        except (NotFound, RolledBack):
+            _LOGGER.info("%s: the run is gone, so it has no status", one.run_id)
         except (RegistryError, OSError, RuntimeError) as error:
-            _LOGGER.warning("%s: the status was not set to %s: %s", trainer.name, status, error)
+            _LOGGER.warning("%s: the status was not set to %s: %s", one.run_id, status, error)
 
 
 def _has_failed() -> bool:

@@ -7,7 +7,7 @@ in one slot, so they become visible together or not at all.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.registry.errors import Conflict, IncompatibleState
 from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetrics
@@ -26,7 +26,9 @@ from holdfast.registry.pool.promotion import (
 )
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.spec.requirements import inference_parts
+from holdfast.registry.storage.manifest import Component
 from holdfast.registry.streams.appends import PlannedAppend, plan_append
+from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest
 from holdfast.registry.values.canonical import float_to_hex
 from holdfast.registry.values.digest import Digest
@@ -49,13 +51,14 @@ class SaveCommit(NewCommit):
         committer: Committer,
         writer_token: WriterToken,
         save: PreparedSave,
-        watched: Sequence[str],
+        earlier: EarlierSteps,
     ) -> None:
         self._committer = committer
         self._writer_token = writer_token
         self._save = save
         self._request = save.request
-        self._watched = watched
+        self._earlier = earlier
+        self._watched = committer.log.run.spec.finite
         self._main: Written
         self._companions: dict[str, Written] = {}
         self._model: Written | None = None
@@ -78,6 +81,8 @@ class SaveCommit(NewCommit):
         bases = committer.choose_bases(self._writer_token.base_order(run))
         self._main = self._write(self._save.state, bases, self._watched)
         self.nonfinite = self._main.nonfinite
+        if self._request.takes_over:
+            self._check_changes(run, bases)
         if self._same_step(run) is not None:
             # The known checkpoint may have been evicted since this handle read the log.
             run = committer.log.refresh()
@@ -105,6 +110,24 @@ class SaveCommit(NewCommit):
             *([self._model] if self._model else []),
             *(append.written for append in self._appends),
         ]
+
+    def _check_changes(self, run: RunManifest, bases: Sequence[PlacedState]) -> None:
+        """Compare the state with earlier steps: those of this handle, and the newest checkpoint."""
+        phase, step = self._save.phase, self._request.step
+        newest = next((one for one in run.newest_first(phase) if not self._is_behind(one)), None)
+        if newest is not None:
+            for base in bases:
+                if base.manifest.digest == newest.manifest:
+                    self._earlier.remember(phase, newest.step, base.manifest.components)
+        self._earlier.check(phase, step, self.components, run.spec.must_change, self._where)
+
+    def _is_behind(self, record: CheckpointRecord) -> bool:
+        return self._writer_token.is_behind(record)
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """The components of the state, once it is stored."""
+        return self._main.base.manifest.components
 
     def _write(
         self, state: FlatState, bases: Sequence[PlacedState], watched: Sequence[str] = ()

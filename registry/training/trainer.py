@@ -25,6 +25,7 @@ from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
+from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
 from holdfast.registry.training.save_request import PreparedSave, SaveRequest, prepare_save
@@ -41,7 +42,6 @@ class Trainer:
     """The saving side of a run's handle. It owns the run from its first save on.
 
     Attributes:
-        name: The run.
         is_stopped: Whether a signal has ended the training; it is then never `completed`, nor
             `failed` by what the signal caused.
     """
@@ -49,9 +49,9 @@ class Trainer:
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
         self._log = committer.log
-        self.name = committer.log.run_id
         self.is_stopped = False
         self._writer_token = WriterToken(committer.log.run_id)
+        self._earlier = EarlierSteps()
         self._lock = RLock()
         self._handing_over = RLock()
         self._pid = os.getpid()
@@ -115,27 +115,17 @@ class Trainer:
         finally:
             self._background.close()
 
-    def leave(self, status: RunStatus, *, if_running: bool = False) -> None:
-        """Set the run's status, unless another trainer owns the run.
-
-        Args:
-            status: The status; after a signal always `interrupted`.
-            if_running: Only set it if it is `running`.
-        """
+    def leave(self, status: RunStatus) -> None:
+        """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         said: RunStatus = "interrupted" if self.is_stopped else status
 
         def actions(run: RunManifest) -> Sequence[Action] | None:
             is_fenced = run.writer is not None and self._writer_token.is_fenced(run)
-            is_over = run.dropped is not None or run.status == said
-            is_said = if_running and run.status != "running"
-            return None if is_fenced or is_over or is_said else [SetStatus(status=said)]
+            is_said = run.dropped is not None or run.status == said
+            return None if is_fenced or is_said else [SetStatus(status=said)]
 
         self._committer.commit(Composed(actions, on_dropped=True))
-
-    def end(self, status: RunStatus) -> None:
-        """Set the status at the end of the process, if nothing else has set it."""
-        if self._log.run.status == "running":
-            self.leave(status, if_running=True)
+        ending.has_ended(self._committer.store, self._log.run_id)
 
     def looks_for_a_state(self) -> None:
         """Note that the handle asked for a state to continue from, whether there is one or not."""
@@ -144,6 +134,7 @@ class Trainer:
     def resume_at(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: the next save supersedes all later ones."""
         self._writer_token.resume_at(checkpoint.n, self._log.run)
+        self._earlier.forget()
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""
@@ -166,13 +157,13 @@ class Trainer:
     def _committed(self) -> None:
         self.is_stopped = False
         self._writer_token.committed()
-        ending.owns(self)
+        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token)
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         with self._lock:
             takes_over = save.request.takes_over
             run, store = self._log.run, self._committer.store
-            commit = SaveCommit(self._committer, self._writer_token, save, run.spec.finite)
+            commit = SaveCommit(self._committer, self._writer_token, save, self._earlier)
             self._committer.commit(commit)
             if commit.nonfinite and not save.request.allow_nonfinite:
                 _LOGGER.warning(
@@ -183,6 +174,7 @@ class Trainer:
                 )
             if takes_over:
                 self._committed()
+                self._earlier.remember(save.phase, save.request.step, commit.components)
             record = self._log.knowing(commit.outcome).by_n[commit.outcome]
             return Checkpoint(store, self._log, record)
 

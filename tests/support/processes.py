@@ -9,6 +9,7 @@ from multiprocessing.context import ForkServerContext
 _PROGRAMS = [
     "holdfast.backends.s3",
     "tests.contention.processes",
+    "tests.crash.looper",
     "tests.crash.pusher",
     "tests.storm.storm",
 ]

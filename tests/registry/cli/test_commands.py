@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 
 import holdfast
 from holdfast.registry.spec import RunSpec
-from tests.registry.cli.calling import Call
+from tests.registry.cli.calling import Call, CallJson
 
 
 def test_init(call: Call, tmp_path: Path) -> None:
@@ -127,10 +129,29 @@ def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
 
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
-    assert listed[0].split() == ["run", "status", "phase", "checkpoints", "latest", "age"]
+    assert listed[0].split() == [
+        *("run", "status", "phase", "checkpoints", "latest", "heard", "age"),
+    ]
     assert listed[1].split()[:5] == ["demo", "running", "2", "2", "phase2/step00000020"]
     shown = call("run", "show", "demo").stdout
     assert "tags\n  keeper  demo/phase2/step00000020" in shown
+
+
+def test_run_ls_and_show_tell_what_is_overdue(
+    call: Call, call_json: CallJson, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(url) as opened:
+        run = opened.create_run("night")
+        with run.checkpointer(every_steps=1, every_s=600, background=False) as checkpointer:
+            for step in (1, 2):
+                checkpointer.step(step, {"w": step})
+    assert call_json("run", "show", "night")["last_heard"]["interval_s"] == 600
+    later_s = time.time() + 7200
+    monkeypatch.setattr("holdfast.registry.cli.runs.clock", SimpleNamespace(time=lambda: later_s))
+    assert "night  running, overdue  main" in call("run", "ls").stdout
+    shown = call("run", "show", "night").stdout
+    assert "overdue: it saved about every 10 min" in shown
+    assert "% of the time, for saves" in shown
 
 
 def test_ls(call: Call) -> None:

@@ -327,7 +327,7 @@ def test_the_example_of_the_page_works(reg, tmp_path):
         model = torch.nn.ModuleDict({"body": torch.nn.Linear(4, 4), "head": torch.nn.Linear(4, 2)})
         return {
             "model": model.state_dict(),
-            "optimizer": {"state": {0: {"exp_avg": torch.zeros(4)}}},
+            "optimizer": {"state": {0: {"exp_avg": torch.full((4,), i, dtype=torch.float32)}}},
             "rng": i,
             "config": {"lr": 0.1},
             "schema": "1.0",

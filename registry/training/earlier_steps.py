@@ -1,0 +1,208 @@
+"""The alarm for a state that is saved under a later step than the one that it is of.
+
+An asynchronous saver that hands on an old buffer saves the bytes of an earlier step again. The
+digests of components show that for nothing: only components that are equal to an earlier step's are
+looked into.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from holdfast.backends.escape import printable
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.storage.manifest import Component
+from holdfast.registry.values.canonical import Json
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.dtypes import FLOATING
+
+_LOGGER = logging.getLogger("holdfast")
+#: Saves that are remembered, and digests of components in all of them.
+_SAVES, _DIGESTS = 64, 4096
+#: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
+_PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
+#: Where the state of an optimizer, or of several in a dict, begins.
+_DEPTH = 3
+#: Length of torch's state of a generator on the CPU, in bytes, and of Python's, in numbers.
+_TORCH_RNG_BYTES, _PYTHON_RNG_NUMBERS = 5056, 625
+
+Components = Mapping[str, Component]
+
+
+class EarlierSteps:
+    """The components of earlier steps that a handle knows.
+
+    A component that has to change, and is equal to that of an earlier step, is refused or warned
+    about.
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all steps, because training goes back."""
+        self._saves: list[tuple[str, int, dict[str, Digest]]] = []
+
+    def remember(self, phase: str, step: int, components: Components) -> None:
+        """Remember the components of a step."""
+        digests = {name: one.digest for name, one in components.items()}
+        self._saves = [save for save in self._saves if save[:2] != (phase, step)]
+        self._saves = [*self._saves[1 - _SAVES :], (phase, step, digests)]
+        while len(self._saves) > 1 and sum(len(save[2]) for save in self._saves) > _DIGESTS:
+            del self._saves[0]
+
+    def check(
+        self,
+        phase: str,
+        step: int,
+        components: Components,
+        declared: tuple[str, ...] | None,
+        where: str,
+    ) -> None:
+        """Compare a state with those of earlier steps.
+
+        Args:
+            phase: Its phase.
+            step: Its step.
+            components: Its components.
+            declared: Patterns of components that have to change; `None` to find them by what they
+                hold.
+            where: Run, phase and step, for messages.
+
+        Raises:
+            IncompatibleState: A declared component is that of an earlier step.
+        """
+        equal = self._equal(phase, step, components)
+        if declared is not None:
+            for name, earlier in equal.items():
+                if any(fnmatchcase(name, pattern) for pattern in declared):
+                    raise _refusal(name, earlier, components[name].digest, where)
+            return
+        for name in _suspicious(components, equal):
+            if name not in self._warned:
+                self._warned.add(name)
+                _LOGGER.warning(
+                    "%s: %s has the bytes of step %d. Was an old copy saved? If it may stay the "
+                    "same, the preset's `must_change` can say so",
+                    where,
+                    printable(name),
+                    equal[name],
+                )
+
+    def _equal(self, phase: str, step: int, components: Components) -> dict[str, int]:
+        """Return the newest earlier step of each component that is equal there."""
+        found: dict[str, int] = {}
+        for known_phase, known_step, digests in self._saves:
+            if known_phase != phase or known_step >= step:
+                continue
+            for name, digest in digests.items():
+                if name in components and components[name].digest == digest:
+                    found[name] = known_step
+        return found
+
+
+def _refusal(name: str, earlier: int, digest: Digest, where: str) -> IncompatibleState:
+    return IncompatibleState(
+        f"component {printable(name)} has to change, and has the bytes of step {earlier}",
+        where=where,
+        expected=f"another state than at step {earlier}",
+        found=digest.short,
+        hint="Save a copy that was made at this step; the preset lists the component in "
+        "`must_change`.",
+    )
+
+
+def _suspicious(components: Components, equal: Mapping[str, int]) -> list[str]:
+    """Return the components, among those that are equal to earlier ones, that had to change."""
+    rest = []
+    found = []
+    for name in equal:
+        part = components[name]
+        if _has_generator(part) or any("step" in kept for kept in _kept(_optimizers(part))):
+            found.append(name)
+        elif _floating(part) and not list(_optimizers(part)):
+            rest.append(name)
+    return found + (_unchanged_weights(components, rest) if rest else [])
+
+
+def _unchanged_weights(components: Components, equal: Iterable[str]) -> list[str]:
+    """Return the components that fit the optimizers' parameters, if none of them has changed."""
+    groups = [
+        group
+        for part in components.values()
+        for optimizer in _optimizers(part)
+        for group in _groups(optimizer)
+    ]
+    if not any(_is_learning(group) for group in groups):
+        return []
+    count = sum(len(params) for group in groups if isinstance(params := group.get("params"), list))
+    fitting = [
+        name
+        for name, part in components.items()
+        if _floating(part) >= max(count, 1) and not list(_optimizers(part))
+    ]
+    return fitting if set(fitting) <= set(equal) else []
+
+
+def _floating(part: Component) -> int:
+    return sum(tensor.dtype in FLOATING for tensor in part.tensors)
+
+
+def _is_learning(group: Mapping[str, Json]) -> bool:
+    """Return whether a learning rate is not zero; a tensor is taken for one that is not."""
+    rate = group.get("lr", 0)
+    return rate not in (0, {"f": "0" * 16})
+
+
+def _has_generator(part: Component) -> bool:
+    """Return whether a component holds the state of a random generator."""
+    if any(one.dtype == "uint8" and one.shape == (_TORCH_RNG_BYTES,) for one in part.tensors):
+        return True
+    stack: list[Json] = [part.skeleton]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            if len(node) == _PYTHON_RNG_NUMBERS and all(type(one) is int for one in node):
+                return True
+            stack += [child for child in node if isinstance(child, list | dict)]
+        elif isinstance(node, dict):
+            if "bit_generator" in _pairs(node):
+                return True
+            stack += [child for child in node.values() if isinstance(child, list | dict)]
+    return False
+
+
+def _optimizers(part: Component) -> Iterator[dict[str, Json]]:
+    """Yield the results of `Optimizer.state_dict` in a component."""
+    level: list[Json] = [part.skeleton]
+    for _ in range(_DEPTH):
+        dicts = [pairs for node in level if (pairs := _pairs(node))]
+        yield from (one for one in dicts if {"state", "param_groups"} <= one.keys())
+        level = [child for one in dicts for child in one.values()]
+
+
+def _kept(optimizers: Iterable[dict[str, Json]]) -> Iterator[dict[str, Json]]:
+    """Yield what optimizers keep for each parameter."""
+    for optimizer in optimizers:
+        yield from (_pairs(kept) for kept in _pairs(optimizer["state"]).values())
+
+
+def _groups(optimizer: Mapping[str, Json]) -> list[dict[str, Json]]:
+    groups = optimizer["param_groups"]
+    return [_pairs(group) for group in groups] if isinstance(groups, list) else []
+
+
+def _pairs(node: Json) -> dict[str, Json]:
+    """Return a node of a skeleton as a dict, with its keys as texts; empty if it is no dict."""
+    if not isinstance(node, dict):
+        return {}
+    for tag, payload in node.items():
+        if tag in _PAIRS and isinstance(payload, list):
+            at = _PAIRS[tag]
+            pairs = payload if at is None else payload[at] if at < len(payload) else None
+            if isinstance(pairs, list):
+                return {str(one[0]): one[1] for one in pairs if isinstance(one, list) and one[1:]}
+    return {}
