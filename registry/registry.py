@@ -179,7 +179,7 @@ class Registry:
         Raises:
             NotFound: There is no such run; near names are suggested.
             Conflict: It was begun with other monitors, another preset, seed or input hash. Another
-                configuration is only warned of.
+                configuration is only warned of, unless the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
@@ -192,7 +192,7 @@ class Registry:
         if create:
             log.make_durable()  # the caller may rely on the run
         handles.check_same(log.run, options)
-        return self._hold(handles.Run(self._store, log))
+        return self._hold(handles.Run(self._store, log, options.compared))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):

@@ -48,6 +48,7 @@ _GROUPS = {
             "create": "runs.create: Create a run and print its name.",
             "ls": "runs.ls: List the runs by name.",
             "show": "runs.show: Show a run: its settings, and its state now.",
+            "pivot": "runs.pivot: Change the policy of a run within its phase.",
             "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
             "drop": "runs.drop: Release everything that a run holds. This cannot be undone.",
         },

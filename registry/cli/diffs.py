@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.backends.escape import quoted
 from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.command import Answer, command
@@ -13,7 +12,7 @@ from holdfast.registry.cli.describe import picked, tensor_json
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff, ValueDiff
+from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff
 from holdfast.registry.comparing.diff import diff as compare
 from holdfast.registry.comparing.distances import Distance
 from holdfast.registry.history.log_values import json_ready
@@ -57,7 +56,7 @@ def _print_diff(found: Diff) -> Iterator[Part]:
         ],
     )
     lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
-    lines += [_value_line(value) for value in found.values]
+    lines += [str(value) for value in found.values]
     if lines:
         yield ""
     yield from lines[:SHOWN]
@@ -90,13 +89,6 @@ def _distance(found: Distance) -> str:
     if found.nonfinite:
         parts.append(f"{found.nonfinite:,} NOT FINITE")
     return ", ".join(parts)
-
-
-def _value_line(value: ValueDiff) -> str:
-    detail = quoted(value.after if value.kind == "added" else value.before)
-    if value.kind == "changed":
-        detail = f"{quoted(value.before)} -> {quoted(value.after)}"
-    return f"{_SIGNS[value.kind]} {value.path}: {detail}"
 
 
 def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:

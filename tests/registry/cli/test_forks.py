@@ -237,6 +237,7 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
         {
             "phase": "finetune",
             "from": 2,
+            "pivot": None,
             "source": "phase2/best",
             "commit": 4,
             "superseded": False,
