@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.runs.rooms import (
+        Branches,
         GcReport,
         Progress,
         RepackReport,
@@ -217,6 +218,23 @@ class Registry:
         for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
+
+    def compare(self, first: str, second: str) -> Branches:
+        """Compare two runs side by side: a fork and its parent, two forks, or any two.
+
+        Their settings, configurations and metrics by step, the checkpoint that both continue from,
+        and the first step at which their states differ, tensor by tensor. Reads no tensors.
+
+        Args:
+            first: Name of a run.
+            second: Name of another one.
+
+        Raises:
+            NotFound: There is no such run; near names are suggested.
+            IntegrityError: A log or a manifest is damaged or gone.
+        """
+        one, two = (self._open_log(name, must_exist=True) for name in (first, second))
+        return rooms.compare_runs(self._store, one, two)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.

@@ -49,6 +49,7 @@ _GROUPS = {
             "ls": "runs.ls: List the runs by name.",
             "show": "runs.show: Show a run: its settings, and its state now.",
             "pivot": "runs.pivot: Change the policy of a run within its phase.",
+            "diff": "diffs.run_diff: Compare two runs side by side, such as two forks.",
             "fork": "runs.fork: Create a run that continues from a checkpoint, and print its name.",
             "drop": "runs.drop: Release everything that a run holds. This cannot be undone.",
         },

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.registry.comparing.branches import Branches, compare_runs
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
     from holdfast.registry.loop.checkpointer import Checkpointer
@@ -54,6 +55,7 @@ else:
     __getattr__ = at_first_use(
         __name__,
         {
+            "Branches": "comparing.branches",
             "Checkpointer": "loop.checkpointer",
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
@@ -80,6 +82,7 @@ else:
             "check_keyframe_every": "writing.deltas",
             "check_mode": "transitions",
             "collect": "maintenance.gc",
+            "compare_runs": "comparing.branches",
             "find_stale": "transitions",
             "inherit": "names.forking",
             "inheritance": "names.forking",
@@ -97,6 +100,7 @@ else:
     )
 
 __all__ = [
+    "Branches",
     "Checkpointer",
     "Following",
     "GcReport",
@@ -123,6 +127,7 @@ __all__ = [
     "check_keyframe_every",
     "check_mode",
     "collect",
+    "compare_runs",
     "find_stale",
     "inherit",
     "inheritance",
