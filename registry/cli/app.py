@@ -36,6 +36,7 @@ _COMMANDS = {
     "gc": "collection.gc: Delete the objects that no run needs any more.",
     "repack": "repacking.repack: Remove dead bytes from packs, and combine small packs.",
     "verify": "verify.verify: Check that every checkpoint is complete.",
+    "verify-resume": "resuming.verify_resume: Verify that a training program resumes exactly.",
     "trust": "registries.trust: Accept a registry that was set back or replaced.",
     "repair": "verify.repair: Restore missing and damaged data from a mirror.",
     "sync": "registries.sync: Copy runs from one registry to another.",
