@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.actions import CreateRun
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.runs.rooms import (
+        Branches,
         GcReport,
         Progress,
         RepackReport,
@@ -179,7 +180,7 @@ class Registry:
         Raises:
             NotFound: There is no such run; near names are suggested.
             Conflict: It was begun with other monitors, another preset, seed or input hash. Another
-                configuration is only warned of.
+                configuration is only warned of, unless the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
         """
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
@@ -192,7 +193,7 @@ class Registry:
         if create:
             log.make_durable()  # the caller may rely on the run
         handles.check_same(log.run, options)
-        return self._hold(handles.Run(self._store, log))
+        return self._hold(handles.Run(self._store, log, options.compared))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):
@@ -217,6 +218,23 @@ class Registry:
         for gone in sorted(seen.keys() - set(runs)):
             _LOGGER.warning("%s: the run %s was here and is gone", self.url, gone)
         return runs
+
+    def compare(self, first: str, second: str) -> Branches:
+        """Compare two runs side by side: a fork and its parent, two forks, or any two.
+
+        Their settings, configurations and metrics by step, the checkpoint that both continue from,
+        and the first step at which their states differ, tensor by tensor. Reads no tensors.
+
+        Args:
+            first: Name of a run.
+            second: Name of another one.
+
+        Raises:
+            NotFound: There is no such run; near names are suggested.
+            IntegrityError: A log or a manifest is damaged or gone.
+        """
+        one, two = (self._open_log(name, must_exist=True) for name in (first, second))
+        return rooms.compare_runs(self._store, one, two)
 
     def checkpoint(self, ref: str) -> Checkpoint:
         """Return exactly the checkpoint that a ref names.

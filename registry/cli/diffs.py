@@ -1,23 +1,26 @@
-"""`diff`: the differences between two checkpoints."""
+"""`diff` and `run diff`: the differences between two checkpoints, and between two runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.backends.escape import quoted
 from holdfast.registry.cli import output
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.describe import picked, tensor_json
+from holdfast.registry.cli.lineage import parent_ref
 from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag
 from holdfast.registry.cli.output import Part
-from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff, ValueDiff
+from holdfast.registry.comparing.branches import Branches, pair_ref
+from holdfast.registry.comparing.diff import KINDS, Diff, TensorDiff
 from holdfast.registry.comparing.diff import diff as compare
 from holdfast.registry.comparing.distances import Distance
 from holdfast.registry.history.log_values import json_ready
-from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
+from holdfast.registry.history.plain_values import ValueDiff
+from holdfast.registry.history.replay import CheckpointRecord
+from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo, phase_value
 from holdfast.registry.registry import Registry
 
 _DIFF = (
@@ -27,6 +30,13 @@ _DIFF = (
 )
 #: How many differences a person is shown; `--json` has all.
 SHOWN = 40
+_SAME = {True: "same", False: "differs", None: "-"}
+_BRANCHES = (
+    Column("step", lambda pair: pair_ref(pair)),
+    Column("first", lambda pair: _metrics(pair.first)),
+    Column("second", lambda pair: _metrics(pair.second)),
+    Column("state", lambda pair: _SAME[pair.is_same]),
+)
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
@@ -47,6 +57,81 @@ def diff(
     )
 
 
+@command(reads)
+def run_diff(
+    opened: Registry,
+    *,
+    first: str = argument("RUN", "The first run."),
+    second: str = argument("RUN", "The second one."),
+) -> Answer:
+    """Compare two runs side by side, such as two forks.
+
+    Shows their settings, their metrics by step, and the first difference of their states.
+    """
+    found = opened.compare(first, second)
+    return Answer(lambda: _branches_json(found), lambda: _print_branches(found))
+
+
+def _print_branches(found: Branches) -> Iterator[Part]:
+    fork = found.fork
+    yield f"fork: {'none in common' if fork is None else parent_ref(fork)}"
+    yield from (str(one) for one in (*found.settings, *found.config))
+    yield ""
+    yield Table(_BRANCHES, found.steps)
+    yield ""
+    if found.difference is None or found.differs_at is None:
+        yield "no common step differs"
+        return
+    yield f"first difference, at {pair_ref(found.differs_at)}:"
+    yield from _print_diff(found.difference)
+
+
+def _metrics(record: CheckpointRecord | None) -> str:
+    return "-" if record is None else output.metrics(record.metrics) or record.manifest.short
+
+
+def _branches_json(found: Branches) -> dict[str, Any]:
+    fork, at = found.fork, found.differs_at
+    return {
+        "first": found.first,
+        "second": found.second,
+        "fork": fork and {"ref": parent_ref(fork), "id": fork.checkpoint, "commit": fork.commit},
+        "settings": [_value_json(one) for one in found.settings],
+        "config": [_value_json(one) for one in found.config],
+        "steps": [
+            {
+                "phase": phase_value(pair.phase),
+                "step": pair.step,
+                "same": pair.is_same,
+                "first": _record_json(pair.first),
+                "second": _record_json(pair.second),
+            }
+            for pair in found.steps
+        ],
+        "differs_at": at and {"phase": phase_value(at.phase), "step": at.step},
+        "tensors": [
+            tensor_diff_json(one)
+            for one in (found.difference.tensors if found.difference else ())
+            if one.kind != "same"
+        ],
+        "values": [
+            _value_json(one) for one in (found.difference.values if found.difference else ())
+        ],
+    }
+
+
+def _record_json(record: CheckpointRecord | None) -> dict[str, Any] | None:
+    return None if record is None else {"id": record.manifest, "metrics": record.metrics}
+
+
+def _value_json(value: ValueDiff) -> dict[str, Any]:
+    return {
+        **picked(value, "kind path"),
+        "before": json_ready(value.before),
+        "after": json_ready(value.after),
+    }
+
+
 def _print_diff(found: Diff) -> Iterator[Part]:
     yield Table(
         _DIFF,
@@ -56,7 +141,7 @@ def _print_diff(found: Diff) -> Iterator[Part]:
         ],
     )
     lines = [_tensor_line(tensor) for tensor in found.tensors if tensor.kind != "same"]
-    lines += [_value_line(value) for value in found.values]
+    lines += [str(value) for value in found.values]
     if lines:
         yield ""
     yield from lines[:SHOWN]
@@ -91,13 +176,6 @@ def _distance(found: Distance) -> str:
     return ", ".join(parts)
 
 
-def _value_line(value: ValueDiff) -> str:
-    detail = quoted(value.after if value.kind == "added" else value.before)
-    if value.kind == "changed":
-        detail = f"{quoted(value.before)} -> {quoted(value.after)}"
-    return f"{_SIGNS[value.kind]} {value.path}: {detail}"
-
-
 def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:
     return {
         "before": {"ref": old.ref, "id": old.digest},
@@ -117,14 +195,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
             for tensor in found.tensors
             if tensor.kind != "same"
         ],
-        "values": [
-            {
-                **picked(value, "kind path"),
-                "before": json_ready(value.before),
-                "after": json_ready(value.after),
-            }
-            for value in found.values
-        ],
+        "values": [_value_json(value) for value in found.values],
     }
 
 

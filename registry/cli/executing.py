@@ -70,7 +70,7 @@ class Command:
         try:
             return child.wait()
         except BaseException:
-            _end(child)
+            end(child)
             raise
 
     def _not_startable(self, name: str, why: str) -> InvalidInput:
@@ -114,7 +114,7 @@ def _values(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[bytes]) -> None:
     """End a command and its process group: by SIGTERM, then by SIGKILL."""
     try:
         _signal(child, signal.SIGTERM)

@@ -190,6 +190,8 @@ def _entered(action: actions.EnterPhase) -> str:
     for row in action.rows:
         changes.setdefault(row.change, []).append(f"{row.part} as {row.to}" if row.to else row.part)
     changed = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
+    if action.name is not None:
+        return f"pivot {action.name} in phase {action.to_phase}{changed}"
     return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{changed}"
 
 

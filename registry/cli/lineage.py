@@ -57,6 +57,7 @@ def lineage_json(run: Run, forks: list[str]) -> dict[str, Any]:
             {
                 "phase": phase_value(record.to_phase),
                 "from": phase_value(record.from_phase),
+                "pivot": record.name,
                 "source": record.source,
                 "commit": record.n,
                 "superseded": record.superseded,

@@ -108,7 +108,7 @@ def _doubts(spec: RunSpec) -> Iterator[str]:
     patterns += [("dtypes", rule.path) for rule in spec.dtypes]
     for field, path in patterns:
         key, slash, _ = path.partition("/")
-        if not slash and "*" not in key:
+        if not slash and "*" not in key and (field, f"{key}/*") not in patterns:
             yield f"{field}: {path!r} matches no path below this key; {f'{path}/*'!r} does"
         yield from _unrequired(field, key, named)
     for field, keys in (("required_keys", named), ("inference", spec.inference)):

@@ -191,6 +191,8 @@ def _value_text(value: Any) -> object:
 
 
 def _phase_text(phase: dict[str, Any]) -> str:
+    if phase["pivot"] is not None:
+        return f"pivot {phase['pivot']}{' (superseded)' * phase['superseded']}"
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 
@@ -226,6 +228,43 @@ def _json(run: Run, forks: list[str]) -> dict[str, Any]:
         "commits": manifest.commits,
         "head": manifest.head,
     }
+
+
+@command(writes)
+def pivot(
+    opened: Registry,
+    *,
+    run: options.Run,
+    name: str = argument("NAME", "Name of the pivot."),
+) -> Answer:
+    """Change the policy of a run within its phase.
+
+    Stop its trainer before. Resettable streams are archived, and best begins again. The next
+    `restore` returns the newest checkpoint, changed by the preset's table. The same name again
+    changes nothing.
+    """
+    found = opened.run(run)
+    before, status = len(found.manifest.pivots), found.status
+    pivoted = found.pivot(name)
+    if found.status != status:
+        found.set_status(status)  # nobody trains yet
+    is_new = len(found.manifest.pivots) > before
+    changes = [{"part": one.part, "change": one.change, "to": one.to} for one in pivoted.report]
+    return Answer(
+        lambda: {
+            "run": run,
+            "pivot": name,
+            "new": is_new,
+            "from": pivoted.checkpoint.ref,
+            "id": pivoted.checkpoint.digest,
+            "rows": changes,
+        },
+        lambda: [
+            f"pivoted: {run} at {pivoted.checkpoint.ref}"
+            if is_new
+            else f"{run} pivoted to {name} before: nothing was changed"
+        ],
+    )
 
 
 @command(writes)

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from holdfast.registry.comparing.distances import Distance, distances
-from holdfast.registry.errors import RegistryError
-from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.plain_values import ValueDiff, compare_values, plain_values
 from holdfast.registry.loading.checkpoint import Checkpoint, TensorInfo
-from holdfast.registry.pytree import leaf_kinds
-from holdfast.registry.pytree.paths import component, segment
-from holdfast.registry.storage.manifest import Component
-from holdfast.registry.values import canonical
-from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
 
 #: `reshaped` is another shape or element type, or another original type before precision was lost.
@@ -56,23 +50,6 @@ class TensorDiff:
         """Its size in the second checkpoint, or in the first if it was removed."""
         found = self.after or self.before
         return found.nbytes if found else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ValueDiff:
-    """A plain value that differs between the two.
-
-    Attributes:
-        kind: `changed`, `added` or `removed`.
-        path: Its path.
-        before: Its value in the first checkpoint.
-        after: Its value in the second.
-    """
-
-    kind: Kind
-    path: str
-    before: Any
-    after: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +151,6 @@ def compare_tensors(
     return (*found, *removed)
 
 
-def compare_values(before: Mapping[str, Json], after: Mapping[str, Json]) -> tuple[ValueDiff, ...]:
-    """Return the encoded plain values that differ, decoded."""
-    return tuple(_differing(before, after))
-
-
-def _differing(before: Mapping[str, Json], after: Mapping[str, Json]) -> Iterator[ValueDiff]:
-    for path, new in after.items():
-        if path not in before:
-            yield ValueDiff("added", path, None, _decode(new))
-        elif canonical.encode(before[path]) != canonical.encode(new):
-            yield ValueDiff("changed", path, _decode(before[path]), _decode(new))
-    for path, old in before.items():
-        if path not in after:
-            yield ValueDiff("removed", path, _decode(old), None)
-
-
 def _with_distances(
     before: Checkpoint, after: Checkpoint, tensors: Iterable[TensorDiff]
 ) -> tuple[TensorDiff, ...]:
@@ -228,42 +189,3 @@ def _owner(path: str) -> str:
         name, _ = json.JSONDecoder().raw_decode(path)
         return str(name)
     return path.partition("/")[0]
-
-
-# Plain values
-
-
-def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
-    """Return the plain values of components by path, encoded as in the manifest."""
-    found: dict[str, Json] = {}
-    for name, part in parts.items():
-        _collect(component(name), part.skeleton, found)
-    return found
-
-
-def _collect(path: str, node: Any, found: dict[str, Json]) -> None:
-    match node:
-        case {"t": _} | {"n": _} | {"nt": _} | {"B": _} | {"BA": _} | {"S": _}:
-            return  # an array: compared as a tensor
-        case {"d": [_, *_] as pairs} | {"od": [_, *_] as pairs}:
-            for key, child in pairs:
-                _collect(f"{path}/{segment(key)}", child, found)
-        case {"sd": [[*pairs], metadata]}:
-            _collect(path, {"od": pairs}, found)
-            _collect(f"{path}/_metadata", metadata, found)
-        case {"tu": [_, *_] as items}:
-            _collect(path, items, found)
-        case [_, *_]:
-            for index, child in enumerate(node):
-                _collect(f"{path}/{index}", child, found)
-        case _:
-            found[path] = node
-
-
-def _decode(node: Json) -> Any:
-    try:
-        if not leaf_kinds(node):
-            return decode_plain(node)
-    except RegistryError:
-        pass  # a container whose arrays belong to a larger skeleton
-    return "(a container with tensors in it)"

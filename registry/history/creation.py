@@ -24,15 +24,17 @@ from holdfast.registry.history.log_values import (
     encode_plain,
     plain_digest,
 )
+from holdfast.registry.history.plain_values import compare_configs
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.spec import Retention, RunSpec
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.presets import load_preset
-from holdfast.registry.values.canonical import Json, encode
 from holdfast.registry.values.environment import describe_environment
 
 _LOGGER = logging.getLogger("holdfast")
 _COLLISIONS = 100
+#: Differences of two configurations that an error lists.
+_SHOWN = 20
 _SECRET = re.compile(
     r"(?i)(^|[^a-z])(pass(word|wd|phrase)?|secret|(api|access|private)[_-]?key|credentials?"
     r"|(auth|access|bearer|api|hf|wandb)[_-]?token)([^a-z]|$)"
@@ -51,6 +53,12 @@ class RunOptions:
     monitor: Monitor | Iterable[Monitor] = ()
     retention: Retention | None = None
     input_hash: str | None = None
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """What is compared with a run that exists, of the things that its rules may demand."""
+        given = {"config": self.config, "input_hash": self.input_hash}
+        return frozenset(name for name, value in given.items() if value is not None)
 
 
 class SecretWarning(UserWarning):
@@ -127,12 +135,12 @@ def _is_unfinished(run: RunManifest, action: CreateRun) -> bool:
 def check_same(run: RunManifest, options: RunOptions) -> None:
     """Refuse to open a run that was created with other options.
 
-    Another configuration is only a warning: it may hold values that differ at each start, such as a
-    time.
+    Another configuration is only a warning, unless the rules of the run say that it must match: it
+    may hold values that differ at each start, such as a time.
 
     Raises:
         Conflict: The seed, input hash, monitors, preset or retention of the run differ from the
-            given ones.
+            given ones, or its configuration, which must match.
         InvalidInput: An option is wrong.
     """
     _check_same_spec(run, options)
@@ -156,7 +164,7 @@ def check_same(run: RunManifest, options: RunOptions) -> None:
             hint="Open it without `input_hash`, or create another run.",
         )
     if options.config is not None:
-        _compare_configs(run.run_id, created, options.config)
+        _compare_configs(run, created, options.config)
 
 
 def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
@@ -181,31 +189,30 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
         )
 
 
-def _compare_configs(run_id: str, created: CreateRun, config: object) -> None:
-    """Warn if the given configuration differs from that of the run."""
+def _compare_configs(run: RunManifest, created: CreateRun, config: object) -> None:
+    """Refuse another configuration than that of the run, or warn of it, as its rules say."""
     mine = encode_plain(config, "config")
     if plain_digest(mine) == created.config_hash:
         return
-    theirs, given = _by_key(created.config), _by_key(mine)
-    for key in {**theirs, **given}:
-        if key not in theirs or key not in given or theirs[key] != given[key]:
-            _LOGGER.warning(
-                "%s: the configuration differs from the one that the run was created with, first "
-                "at %s; the run keeps the first one",
-                run_id,
-                printable(key),
-            )
-            return
-
-
-def _by_key(encoded: Json) -> dict[str, bytes]:
-    """Return the encoded values of a configuration by key; one that is no mapping as `config`.
-
-    Encoded values are compared, since 1, 1.0 and True are equal in Python and NaN is not.
-    """
-    config = decode_plain(encoded)
-    items = config if isinstance(config, Mapping) else {"config": config}
-    return {shown(key): encode(encode_plain(value, "config")) for key, value in items.items()}
+    found = compare_configs(created.config, mine)
+    if not found:
+        return  # the same values in another order
+    if "config" in (run.spec.must_match or ()):
+        more = len(found) - _SHOWN
+        lines = [*map(str, found[:_SHOWN]), *([f"... and {more} more"] if more > 0 else [])]
+        listed = "".join(f"\n  {line}" for line in lines)
+        raise Conflict(
+            f"the run was created with another configuration, and its preset demands the same one; "
+            f"of the run -> given:{listed}",
+            where=run.run_id,
+            hint="Give the configuration of the run, or create or fork another one.",
+        )
+    _LOGGER.warning(
+        "%s: the configuration differs from the one that the run was created with, first at %s; "
+        "the run keeps the first one",
+        run.run_id,
+        printable(found[0].name),
+    )
 
 
 def default_ids(seed: int) -> list[str]:

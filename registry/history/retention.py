@@ -215,6 +215,8 @@ class _Group:
         for monitor in self.monitors:
             best = run.best(monitor, self.phase)
             protect(best.n if best else None, f"best/{monitor.label}")
+            for pivot, before in run.bests_before(monitor, self.phase):
+                protect(before.n, f"best/{monitor.label} before {pivot}")
         if run.pinned:
             for pin in run.pins:
                 if pin.kind in ("gate", "tag"):

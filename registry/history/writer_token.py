@@ -32,6 +32,7 @@ class WriterToken:
         self._run_id = run_id
         self.resumed_at: int | None = None
         self.has_asked = False
+        self._keeps = -1
         self.reset()
 
     def reset(self) -> None:
@@ -40,12 +41,18 @@ class WriterToken:
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
 
-    def resume_at(self, n: int, run: RunManifest) -> None:
+    def resume_at(self, n: int, run: RunManifest, *, keeps: int | None = None) -> None:
         """Continue from a checkpoint: the next save supersedes all later checkpoints.
 
         That save takes the run over, even if this handle was fenced meanwhile.
+
+        Args:
+            n: Commit number of the checkpoint.
+            run: The run as it was read.
+            keeps: Commit number of a pivot after the checkpoint, which is not superseded.
         """
         self.resumed_at, self._attempted = n, None
+        self._keeps = n if keeps is None else keeps
         self._taken = self._taken and not self.is_fenced(run)
 
     def committed(self) -> None:
@@ -80,6 +87,12 @@ class WriterToken:
         if self.resumed_at is not None and (
             any(map(self.is_behind, run.newest_first())) or any(map(self.is_behind, run.phases))
         ):
+            if self._keeps != self.resumed_at:
+                raise Conflict(
+                    "another trainer has continued after the pivot that this handle resumed from",
+                    where=self._run_id,
+                    hint="Call `run.restore()` to continue from its newest checkpoint.",
+                )
             actions.append(Rewind(to=self.resumed_at))
         return actions
 
@@ -103,7 +116,7 @@ class WriterToken:
         """Return whether the next save supersedes a checkpoint, or a phase that was entered."""
         if self.resumed_at is None or record.superseded:
             return False
-        return record.n > self.resumed_at
+        return record.n > self._keeps
 
     def is_fenced(self, run: RunManifest) -> bool:
         """Return whether another trainer, or nobody, owns the run."""

@@ -18,7 +18,7 @@ from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.cadence import BestSoFar, Cadence
 from holdfast.registry.loop.deadline import Deadline
 from holdfast.registry.loop.notice import Notice
-from holdfast.registry.loop.options import LoopOptions
+from holdfast.registry.loop.options import LoopOptions, stop_step
 from holdfast.registry.loop.overhead import META_KEY, Overhead
 from holdfast.registry.loop.ranks import ranks_here
 from holdfast.registry.loop.signals import SignalHandlers
@@ -81,6 +81,7 @@ class Checkpointer:
         self._notice = Notice(options.notice)
         self._overhead = Overhead()
         self._deadline = Deadline(self._reaction.deadline_s, self._announce, self._leave_late)
+        self._stop_step = stop_step()
         self._signals = SignalHandlers(self._deadline.begin)
         self._signals.install(self._deadline.fd)
         return self
@@ -215,6 +216,8 @@ class Checkpointer:
         if self._signals.stop is None and self._notice.has_come():
             self._signals.stop = signal.SIGTERM
             self._deadline.begin(signal.SIGTERM)
+        if self._stop_step is not None and self._last and self._last.step >= self._stop_step:
+            return _STOP
         return max(_REQUESTS[self._signals.stop], _SAVE if why else _NOTHING)
 
     # Saving

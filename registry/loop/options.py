@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -78,6 +79,20 @@ class Reaction:
     sigint_exit_code: int
     sigusr1: Literal["now", "at_cadence"]
     deadline_s: float
+
+
+def stop_step() -> int | None:
+    """Return the step at which `holdfast verify-resume` ends this program, if it runs it.
+
+    Raises:
+        InvalidInput: `HOLDFAST_STOP_STEP` is not a step.
+    """
+    text = os.environ.get("HOLDFAST_STOP_STEP", "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise _wrong("HOLDFAST_STOP_STEP", "a whole number from 0", text)
+    return int(text)
 
 
 def _check_count(name: str, value: object, least: int, most: int) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from holdfast.registry import pytree
-from holdfast.registry.comparing.diff import compare_values, plain_values
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.history.plain_values import compare_values, plain_values
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.pytree import FlatComponent, FlatState
 from holdfast.registry.pytree.leaves import NamedLeaf

@@ -1,7 +1,8 @@
-"""A run as its trainer uses it: save, restore, change phase, end.
+"""A run as its trainer uses it: save, end.
 
-`Run` inherits the queries of `holdfast.registry.runs.view`, and the pins and evictions of
-`holdfast.registry.runs.curation`. Nothing here touches a store: `holdfast.registry.training`
+`Run` inherits the queries of `holdfast.registry.runs.view`, the pins and evictions of
+`holdfast.registry.runs.curation`, and starting, restoring and changes of phase and policy of
+`holdfast.registry.runs.resuming`. Nothing here touches a store: `holdfast.registry.training`
 carries saves out, `holdfast.registry.transitions` and `holdfast.registry.merging` the rest.
 """
 
@@ -16,36 +17,27 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.actions import RunStatus, SetStatus
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.writer_token import check_not_dropped
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.loading.stored import Stored, load_to_train
-from holdfast.registry.names import pins, pruning
+from holdfast.registry.loading.stored import Stored
+from holdfast.registry.names import pruning
 from holdfast.registry.precision.policy import PrecisionPolicy
 from holdfast.registry.runs import rooms
-from holdfast.registry.runs.curation import CuratedRun
+from holdfast.registry.runs.resuming import ResumableRun
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.signals import WhenAsked
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
 from holdfast.registry.training.pending import Busy, PendingSave
-from holdfast.registry.training.restoring import Restored, check_source, restore_newest
 from holdfast.registry.training.save_request import SaveRequest
-from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
-    from holdfast.registry.runs.rooms import (
-        Checkpointer,
-        Initialise,
-        NoticeSource,
-        Ranks,
-        Transitioned,
-    )
+    from holdfast.registry.runs.rooms import Checkpointer, NoticeSource, Ranks
 
 _LOGGER = logging.getLogger("holdfast")
 
 
-class Run(CuratedRun):
+class Run(ResumableRun):
     """A run of a registry. One handle trains; any number of others read and annotate.
 
     As a context manager the handle that trains sets the run's status: `completed` at the end of
@@ -53,9 +45,8 @@ class Run(CuratedRun):
     exception. A handle that only reads, or that was fenced, leaves the status alone.
     """
 
-    def __init__(self, store: Store, log: RunLog) -> None:
-        super().__init__(Committer(store, log))
-        self._trainer = Trainer(self._committer)
+    def __init__(self, store: Store, log: RunLog, compared: frozenset[str] = frozenset()) -> None:
+        super().__init__(Committer(store, log), compared)
 
     def __enter__(self) -> Self:
         return self
@@ -424,89 +415,6 @@ class Run(CuratedRun):
             save=save,
         )
         return rooms.Checkpointer(self._trainer, options)
-
-    # Coming back
-
-    def restore(
-        self, at: Checkpoint | None = None, *, map_location: object = "cpu"
-    ) -> Restored | None:
-        """Return the newest state that can be loaded whole, and continue the run from there.
-
-        The next save takes the run over, and everything after the checkpoint that was restored is
-        superseded: never latest or best, still readable by its digest.
-
-        Args:
-            at: Exactly this checkpoint, without falling back. Default: the newest sound one.
-            map_location: Device for the tensors.
-
-        Returns:
-            The state, its checkpoint and the skipped ones; `None` if nothing was saved yet.
-            Tensors that were saved with less precision have the types that they had before, and a
-            warning names them.
-
-        Raises:
-            InvalidInput: `at` is another run's.
-            Conflict: `at` is superseded or evicted, or the run was dropped.
-            RestoreFailed: Every checkpoint is damaged; the message lists each one with the reason.
-        """
-        self._trainer.settle()
-        check_not_dropped(self._log.refresh())
-        self._trainer.looks_for_a_state()
-        if at is None:
-            return restore_newest(self._trainer, self._newest_first, map_location)
-        if isinstance(at, Checkpoint) and at.run_id == self.id:
-            at = self.find(pins.own(self._committer, at, "run.restore"))
-        check_source(self.id, at)
-        loaded = load_to_train(at, map_location)
-        self._trainer.resume_at(at)
-        return Restored(loaded, at, ())
-
-    def _newest_first(self) -> list[Checkpoint]:
-        return [self._checkpoint(record) for record in reversed(self._log.run.live())]
-
-    # From phase to phase
-
-    def transition(
-        self,
-        to: int | str,
-        *,
-        targets: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, object] | None = None,
-        enable: str | Iterable[str] = (),
-        initialise: Initialise | None = None,
-        map_location: object = "cpu",
-    ) -> Transitioned:
-        """Begin a phase by the transition that the preset declares, in one commit.
-
-        The source is loaded whole and verified; every check is made before the commit. A second
-        call before the first save in the phase returns the same and commits nothing. Like a save it
-        takes the run over; after `restore` it supersedes the checkpoints after the restored one.
-
-        Args:
-            to: The phase.
-            targets: Modules or states, by part, that the strictly checked parts must fit.
-            metrics: Metrics that decide whether the source is ready; they override its own.
-            enable: Conditions of the preset that hold.
-            initialise: Functions that make the reset parts, by part. For a pattern, the function
-                returns new values by their paths below the key. A part without one is left out.
-            map_location: Device for the tensors, as `torch.device` or its name.
-
-        Returns:
-            The state that the phase begins with, the frozen companions, the seeds, the source, and
-            every row of the transition that was applied.
-
-        Raises:
-            IncompatibleState: The source does not fit: it differs from a target, a part that must
-                be zero is not, a metric has not reached its bound, or rows and parts do not cover
-                each other. The message lists everything.
-            InvalidInput: No such transition is declared, or an argument names nothing.
-            NotFound: The source, or an anchor of the pool, does not exist.
-            IntegrityError: The source, or an anchor, is damaged; no other one is used instead.
-            Conflict: The phase has begun already, or the run is over.
-            Fenced: Another trainer has taken the run over.
-        """
-        options = rooms.TransitionOptions(targets, metrics, enable, initialise, map_location)
-        return rooms.transition(self._trainer, self._committer, to, options)
 
     # Ending
 

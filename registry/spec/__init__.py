@@ -23,7 +23,7 @@ from holdfast.registry.spec.run_spec import (
     RunSpec,
     Stream,
 )
-from holdfast.registry.spec.transition_table import Change, Readiness, Row, Transition
+from holdfast.registry.spec.transition_table import Change, Pivot, Readiness, Row, Transition
 
 __all__ = [
     "Change",
@@ -31,6 +31,7 @@ __all__ = [
     "DtypeRule",
     "Gate",
     "Phase",
+    "Pivot",
     "Pool",
     "Readiness",
     "Retention",

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.policies import Retention, Tier
 from holdfast.registry.spec.signals import Signals
-from holdfast.registry.spec.transition_table import Transition
+from holdfast.registry.spec.transition_table import Pivot, Row, Transition
 from holdfast.registry.values.dtypes import ITEM_SIZES
 from holdfast.registry.values.records import Name, PhaseName, Record
 
@@ -170,6 +170,13 @@ class RunSpec(Record):
         streams: Declared streams.
         card_fields: Fields that a release's model card must have.
         transitions: The transitions between phases.
+        pivot: The changes at a pivot within a phase; without it everything is carried.
+        warm_start: The changes when a run starts from another run's checkpoint; a key without a row
+            is reset.
+        compatible_keys: Paths of plain values that the program has to expect when it starts from a
+            checkpoint, and that must be equal there.
+        must_match: What a resume must be given and must equal that of the run.
+        sources: Places in a state, or `streams/NAME`, whose keys are names of the caller's sources.
         layout: File names in a folder, by their purpose; for `checkout`.
         signals: How a training reacts to signals; the defaults of `Signals` without it.
         must_change: Patterns of the components that no later step may repeat; without it they are
@@ -194,6 +201,11 @@ class RunSpec(Record):
     streams: tuple[Stream, ...] = ()
     card_fields: tuple[str, ...] = ()
     transitions: tuple[Transition, ...] = ()
+    pivot: Pivot | None = None
+    warm_start: tuple[Row, ...] | None = None
+    compatible_keys: tuple[str, ...] | None = None
+    must_match: tuple[Literal["config", "input_hash"], ...] | None = None
+    sources: tuple[str, ...] | None = None
     layout: dict[str, str] = Field(default={})
     signals: Signals | None = None
     must_change: tuple[str, ...] | None = None
@@ -224,9 +236,20 @@ class RunSpec(Record):
             frozen = [row.companion for row in transition.rows if row.companion]
             declared = self.phase(transition.to_phase).companions
             _known(f"phase {transition.to_phase}: companion", frozen, declared)
-            resettable = [s.name for s in self.streams if s.lifetime == "resettable"]
-            _known("archived stream", transition.archives, resettable)
+            _known("archived stream", transition.archives, self._resettable)
+        if self.pivot is not None:
+            _known("pivot: archived stream", self.pivot.archives or (), self._resettable)
+        for row in self.warm_start or ():
+            if row.companion or row.when or row.unless:
+                raise ValueError(f"warm_start: row {row.part}: no companions and conditions")
+        moved = {path.split("/")[0] for path in self.compatible_keys or ()} & {*self.commit_keys}
+        if moved:
+            raise ValueError(f"compatible_keys: {min(moved)} is one of the commit_keys")
         return self
+
+    @property
+    def _resettable(self) -> list[str]:
+        return [stream.name for stream in self.streams if stream.lifetime == "resettable"]
 
     def phase(self, name: str) -> Phase:
         """Return the rules of a phase: the declared ones, or those of an undeclared run."""

@@ -46,6 +46,22 @@ def child(seed: int, phase: int, component: int) -> SeedSequence:
     return _sequence(seed, _whole(phase, "phase", 32), _whole(component, "component", 32))
 
 
+def pivot_child(spec: RunSpec, seed: int, phase: str, component: int, ordinal: int) -> SeedSequence:
+    """Return the seed sequence of a component after a pivot within a phase.
+
+    It has four numbers in its key, so it differs from those of the phase and of drawn opponents.
+
+    Args:
+        spec: The specification of the run.
+        seed: Master seed of the run.
+        phase: Name of the phase.
+        component: Its index among the seeded components.
+        ordinal: Number of the pivot within the phase, from 1.
+    """
+    number = phase_number(spec, phase)
+    return _sequence(seed, number, _whole(component, "component", 32), 0, ordinal)
+
+
 def phase_number(spec: RunSpec, phase: str) -> int:
     """Return the number of a phase in the tree of seeds.
 

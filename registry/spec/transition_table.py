@@ -107,6 +107,29 @@ class Readiness(Record):
         return self
 
 
+class Pivot(Record):
+    """The changes at a pivot: training stays in its phase, under a new policy.
+
+    Attributes:
+        rows: The change of parts of the newest checkpoint; a key without a row is carried.
+        archives: Resettable streams to archive; all of them without this field.
+    """
+
+    rows: tuple[Row, ...] = ()
+    archives: tuple[Name, ...] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for row in self.rows:
+            if row.companion:
+                raise ValueError(f"row {row.part}: a pivot has no companions of its own")
+            if row.when or row.unless:
+                raise ValueError(f"row {row.part}: a pivot has no conditions")
+            if row.change == "reseed" and not row.seeds:
+                raise ValueError(f"row {row.part}: `reseed` at a pivot needs `seeds`")
+        return self
+
+
 class Transition(Record):
     """A transition from one phase to the next.
 

@@ -46,11 +46,15 @@ class Restored:
         state: The state.
         checkpoint: Its checkpoint.
         report: The newer checkpoints that were skipped, newest first.
+        pivot: The name of a pivot after the checkpoint: the state is changed as it says.
+        stale: Paths of names in the state, or in streams, whose source is gone.
     """
 
     state: Any
     checkpoint: Checkpoint
     report: tuple[Attempt, ...]
+    pivot: str | None = None
+    stale: tuple[str, ...] = ()
 
 
 def check_source(run_id: str, at: Checkpoint) -> None:
@@ -84,7 +88,10 @@ def check_source(run_id: str, at: Checkpoint) -> None:
 
 
 def restore_newest(
-    trainer: Trainer, newest_first: Callable[[], Sequence[Checkpoint]], map_location: object
+    trainer: Trainer,
+    newest_first: Callable[[], Sequence[Checkpoint]],
+    map_location: object,
+    check: Callable[[Checkpoint], None] | None = None,
 ) -> Restored | None:
     """Load the newest intact checkpoint, and continue from it.
 
@@ -92,13 +99,14 @@ def restore_newest(
         trainer: Continues from it.
         newest_first: Reads the log and returns the kept checkpoints.
         map_location: Device for the tensors.
+        check: Called with a checkpoint before it is loaded; its errors are raised.
 
     Raises:
         RestoreFailed: There are checkpoints, and none could be loaded.
     """
     while True:
         try:
-            return _first_intact(trainer, newest_first(), map_location)
+            return _first_intact(trainer, newest_first(), map_location, check)
         except _Evicted:
             continue  # and collected meanwhile: read the log again
 
@@ -108,7 +116,10 @@ class _Evicted(Exception):
 
 
 def _first_intact(
-    trainer: Trainer, checkpoints: Sequence[Checkpoint], map_location: object
+    trainer: Trainer,
+    checkpoints: Sequence[Checkpoint],
+    map_location: object,
+    check: Callable[[Checkpoint], None] | None,
 ) -> Restored | None:
     skipped: list[Attempt] = []
     for checkpoint in checkpoints:
@@ -117,6 +128,8 @@ def _first_intact(
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, why))
             continue
         try:
+            if check is not None:
+                check(checkpoint)
             state = load_to_train(checkpoint, map_location)
         except BeyondLimit:
             raise  # it may be intact, so do not silently restore an older one
@@ -126,7 +139,7 @@ def _first_intact(
             trainer.suspect(checkpoint)
             skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
             continue
-        trainer.resume_at(checkpoint)
+        pivot = trainer.resume_after(checkpoint)
         for passed in skipped:
             _LOGGER.warning(
                 "restored %s and passed over the newer %s (%s): %s",
@@ -135,7 +148,7 @@ def _first_intact(
                 passed.digest.short,
                 passed.reason,
             )
-        return Restored(state, checkpoint, tuple(skipped))
+        return Restored(state, checkpoint, tuple(skipped), pivot)
     if not skipped:
         return None
     damaged = any(not checkpoint.record.held_back for checkpoint in checkpoints)

@@ -132,9 +132,29 @@ class Trainer:
         self._writer_token.has_asked = True
 
     def resume_at(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint: the next save supersedes all later ones."""
+        """Continue from exactly a checkpoint: the next save supersedes all that came later."""
         self._writer_token.resume_at(checkpoint.n, self._log.run)
         self._earlier.forget()
+
+    def resume_after(self, checkpoint: Checkpoint) -> str | None:
+        """Continue from a checkpoint and, if it is the newest, from the pivots after it.
+
+        Returns:
+            The name of the last pivot that is kept.
+        """
+        run = self._log.run
+        kept = run.pivots_after(checkpoint.n)
+        self._writer_token.resume_at(checkpoint.n, run, keeps=kept[-1].n if kept else None)
+        for one in run.pivots:
+            if one.n > checkpoint.n and not kept:
+                _LOGGER.warning(
+                    "%s: the pivot %s came after %s and will be undone by the next save; pivot "
+                    "again if it is to stay",
+                    run.run_id,
+                    one.name,
+                    checkpoint.ref,
+                )
+        return kept[-1].name if kept else None
 
     def suspect(self, checkpoint: Checkpoint) -> None:
         """Do not use the objects of a damaged checkpoint; write them again if a save has them."""

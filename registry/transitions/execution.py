@@ -14,7 +14,13 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
 from holdfast.registry.history.log_values import check_phase
-from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, Pin, RunManifest
+from holdfast.registry.history.replay import (
+    CheckpointRecord,
+    PhaseRecord,
+    Pin,
+    RunManifest,
+    StreamRecord,
+)
 from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
 from holdfast.registry.loading.stored import Stored, load_to_train
 from holdfast.registry.names.pins import find_pin
@@ -42,7 +48,7 @@ _NAMED_AT_MOST = 12
 
 @dataclass(frozen=True, slots=True)
 class Transitioned:
-    """The state, companions and seeds that a phase begins with.
+    """The state, companions and seeds that a phase begins with, or goes on with after a pivot.
 
     Attributes:
         state: Carried parts, frozen copies, and new parts. Parts that are reset without a value
@@ -154,7 +160,9 @@ class _TransitionCommit(NewCommit):
         for pin, written in self._entries:
             actions += self._promotion(after_commit(run, actions), pin, written)
         return actions + [
-            ArchiveStream(stream=name, label=_label(run, name, origin.rules.from_phase))
+            ArchiveStream(
+                stream=name, label=archive_label(stream, phase_segment(origin.rules.from_phase))
+            )
             for name in origin.rules.archives
             if (stream := run.stream(name)) is not None and stream.count
         ]
@@ -192,7 +200,7 @@ class _TransitionCommit(NewCommit):
         # The whole of exactly this checkpoint: damage is an error, and there is no fallback
         # (seeds/hydra.md, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
-        self._table = Table(rules, self._enabled, source)
+        self._table = Table(rules.rows, self._enabled, source)
         self._ready, unready = readiness.readiness(rules, record.metrics, options.metrics)
         problems = [
             *readiness.differences(rules, source, options.targets or {}),
@@ -324,14 +332,13 @@ def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
     return before == (enter.from_phase, enter.manifest, enter.rows, enter.companions)
 
 
-def _label(run: RunManifest, name: str, phase: str) -> str:
-    """Return an unused label for the archive of a stream at the end of a phase."""
-    stream = run.stream(name)
-    taken = {archive.label for archive in stream.archives} if stream else set()
-    label, number = phase_segment(phase), 1
+def archive_label(stream: StreamRecord, base: str) -> str:
+    """Return an unused label for the archive of a stream: the base, or it with a number."""
+    taken = {archive.label for archive in stream.archives}
+    label, number = base, 1
     while label in taken:
         number += 1
-        label = f"{phase_segment(phase)}_{number}"
+        label = f"{base[:60]}_{number}"
     return label
 
 

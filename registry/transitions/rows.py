@@ -1,4 +1,4 @@
-"""The rows of a transition's table: find their parts in a source, then carry them out.
+"""The rows of a table of changes: find their parts in a source, then carry them out.
 
 Finding changes nothing and notes every problem; carrying out then makes the state that the new
 phase begins with. Nothing here knows of runs or commits.
@@ -6,15 +6,15 @@ phase begins with. Nothing here knows of runs or commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.pytree import traversal
-from holdfast.registry.spec import Change, Row, Transition
+from holdfast.registry.spec import Change, Row
 from holdfast.registry.spec.requirements import first_of
 from holdfast.registry.values.suggest import near
 
@@ -78,7 +78,13 @@ class _Found:
 
 
 class Table:
-    """The rows of a transition that apply, found in a source.
+    """The rows that apply, found in a source.
+
+    Args:
+        rows: The rows.
+        enabled: The conditions that hold.
+        source: The state.
+        rest: The change of keys that no row names; without it such keys are a problem.
 
     Attributes:
         problems: Problems, as clauses; only a table without any can be carried out.
@@ -86,12 +92,16 @@ class Table:
     """
 
     def __init__(
-        self, rules: Transition, enabled: Collection[str], source: Mapping[str, Any]
+        self,
+        rows: Iterable[Row],
+        enabled: Collection[str],
+        source: Mapping[str, Any],
+        rest: Literal["carry", "reset"] | None = None,
     ) -> None:
         self._source = source
         self._rows = [
             row
-            for row in rules.rows
+            for row in rows
             if (row.when is None or row.when in enabled) and row.unless not in enabled
         ]
         self.problems: list[str] = []
@@ -100,6 +110,8 @@ class Table:
             for name, value in source.items()
         }
         self._taken = list(self._find(("carry", "freeze"), leaves))
+        unnamed = [] if rest is None else self._unnamed()
+        self._carried = unnamed if rest == "carry" else []
         made = self._made(leaves)
         self._cut = list(self._find(("reset", "discard"), made, patterns=True))
         self._left = [
@@ -107,10 +119,11 @@ class Table:
             for row in self._rows
             if row.change in ("reset", "discard", "reseed") and not row.is_pattern
         ]
-        self._check_complete(made)
+        self._check_complete(made, unnamed)
         found = [*self._taken, *self._cut, *self._left]
         found.sort(key=lambda one: self._rows.index(one.row))
-        self.applied = tuple(one.applied() for one in found)
+        rests = [Applied(name, rest, None, (), "") for name in unnamed if rest is not None]
+        self.applied = (*(one.applied() for one in found), *rests)
 
     @property
     def reseeded(self) -> dict[str, int | None]:
@@ -137,7 +150,7 @@ class Table:
             IncompatibleState: It made other paths or dtypes than were taken out.
         """
         makers = self._makers(initialise)
-        made = NewPhase()
+        made = NewPhase({name: self._source[name] for name in self._carried})
         for found in self._taken:
             part = self._take(found)
             if found.row.companion is None:
@@ -153,6 +166,9 @@ class Table:
         for found in self._left:
             if found.row.part in makers:
                 made.state[found.part] = makers[found.row.part]()
+        if self._carried:  # in the order of the source, on which ids depend
+            ordered = {name: made.state[name] for name in self._source if name in made.state}
+            return NewPhase({**ordered, **made.state}, made.companions)
         return made
 
     def _find(
@@ -173,7 +189,7 @@ class Table:
 
     def _made(self, leaves: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Return the leaves of the new state, before patterns take some out."""
-        made: dict[str, list[str]] = {}
+        made = {name: leaves[name] for name in self._carried}
         in_companions = set()
         for found in self._taken:
             if found.row.companion is not None:
@@ -189,14 +205,20 @@ class Table:
             made[to] = [to + path[len(found.key) :] for path in paths]
         return made
 
-    def _check_complete(self, made: Collection[str]) -> None:
+    def _unnamed(self) -> list[str]:
+        """Return the keys of the source that no row names as a whole."""
+        whole = [row for row in self._rows if not row.is_pattern]
+        named = {first_of(row.part, self._source) for row in whole}
+        return [name for name in self._source if name not in named]
+
+    def _check_complete(self, made: Collection[str], unnamed: Collection[str]) -> None:
         """Note keys with contradicting rows, and keys without a row."""
         for one in self._left:
             if one.part in made:
                 self.problems.append(f"two rows about {one.part}: one makes it, one does not")
         named = {one.key for one in [*self._taken, *self._left] if not one.row.is_pattern}
         for name in self._source:
-            if name not in named:
+            if name not in named and name not in unnamed:
                 self.problems.append(f"no row says what becomes of {name}")
 
     def _makers(self, initialise: Initialise) -> dict[str, Callable[[], Any]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.pytree import register_adapter
     from holdfast.registry.registry import Registry
+    from holdfast.registry.resume_check import verify_resume
     from holdfast.registry.runs.run import Run
     from holdfast.registry.spec import Retention
     from holdfast.registry.spec.migrations import register_migration
@@ -47,6 +48,7 @@ else:
             "rng": "",
             "sync": "sync",
             "trust": "storage.connecting",
+            "verify_resume": "resume_check",
         },
     )
 
@@ -69,4 +71,5 @@ __all__ = [
     "register_migration",
     "sync",
     "trust",
+    "verify_resume",
 ]

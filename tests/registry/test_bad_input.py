@@ -687,7 +687,8 @@ def test_a_configuration_may_hold_integers_of_any_length(reg, caplog):
         reg.create_run("big", config=config | {"password": "x", 10**5001: {"password": "y"}})
     assert reg.run("big").config["nested"] == [10**5000]
     reg.run("big", config=config | {10**5000: 0})
-    assert "first at 0x" in caplog.text
+    assert 'first at {"i":"' in caplog.text
+    assert len(caplog.text) < 1000
 
 
 def test_lines_of_the_log_are_tamed(reg, caplog):

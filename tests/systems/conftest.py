@@ -40,9 +40,10 @@ def place(fresh: Callable[[], str]) -> Place:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave Hydra's long life in a bucket to a soak; in every run it is lived in a folder."""
+    """Leave the long lives in a bucket to a soak; in every run they are lived in a folder."""
     for item in items:
-        named = "/test_hydra" in item.nodeid and getattr(item, "callspec", None)
+        long = ("/test_hydra", "/test_andrea", "/test_cobre")
+        named = any(one in item.nodeid for one in long) and getattr(item, "callspec", None)
         if named and named.params.get("fresh") == "s3":
             item.add_marker(pytest.mark.soak)
 

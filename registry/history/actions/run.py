@@ -119,16 +119,17 @@ class AppliedRow(Record):
 
 
 class PhaseFields(Record):
-    """A change of phase.
+    """A change of phase, or a pivot or a warm start within one.
 
     Attributes:
         from_phase: The phase that ends.
-        to_phase: The phase that begins.
+        to_phase: The phase that begins; the same one at a pivot and a warm start.
         source: Ref, within the run, of the state that was loaded.
         manifest: Id of that state.
         rows: The change of each part.
         ready: Metrics that were checked, with their values.
         companions: Frozen states that every checkpoint of the phase has as companions.
+        name: The name of a pivot.
     """
 
     from_phase: PhaseName
@@ -138,10 +139,11 @@ class PhaseFields(Record):
     rows: tuple[AppliedRow, ...] = ()
     ready: Metrics = Field(default={})
     companions: dict[Name, DigestField] = Field(default={})
+    name: Name | None = None
 
 
 class EnterPhase(PhaseFields):
-    """Enter a phase by a transition.
+    """Enter a phase by a transition, or the present one again by a pivot.
 
     Attributes:
         enabled: Conditions that the caller enabled.

@@ -14,7 +14,12 @@ from typing import Any
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay.evicted import EvictedDraft, Forgotten
-from holdfast.registry.history.replay.run_manifest import RunManifest, rating_metrics, rating_of
+from holdfast.registry.history.replay.run_manifest import (
+    RunManifest,
+    rating_metrics,
+    rating_of,
+    stays_by_phase,
+)
 from holdfast.registry.history.replay.run_parts import (
     CheckpointRecord,
     ClaimRecord,
@@ -85,6 +90,7 @@ class Draft:
         self._changed: set[int] = set()
         self._touched: set[Digest] = set()
         self._claimed: set[Digest] = set()
+        self._restarted = False
 
     def require(self, holds: bool, rule: str) -> None:
         """Refuse a history that breaks a rule.
@@ -208,6 +214,7 @@ class Draft:
         for position, phase in enumerate(self.phases):
             if phase.n > kept and not phase.superseded:
                 self.phases[position] = phase.model_copy(update={"superseded": True})
+                self._restarted = self._restarted or phase.stays
                 self._release(phase.companions.values())
 
     def _note(self, record: CheckpointRecord, *, is_there: bool = True) -> None:
@@ -226,6 +233,7 @@ class Draft:
     def _bests(self) -> dict[tuple[Monitor, str | None], tuple[float, int] | None]:
         """Return the best checkpoints that are known without looking at every checkpoint."""
         known, found = self._read("by_n"), {}
+        since = {name: records[-1].n for name, records in stays_by_phase(self.phases).items()}
         # A copy: another thread may ask the run before for another best.
         for (monitor, phase), best in list(self.base.bests.items()):
             if best is not None and best[1] in self._changed:
@@ -233,6 +241,8 @@ class Draft:
             for n in self._changed:
                 record = known.get(n)
                 if record is None or not record.is_rated_in(phase):
+                    continue
+                if n <= since.get(record.phase, -1):
                     continue
                 rank = record.rank(monitor)
                 if not isnan(rank) and (best is None or (rank, n) < best):
@@ -261,8 +271,9 @@ class Draft:
                 pinned[pin.checkpoint] = pinned.get(pin.checkpoint, 0) + 1
 
     def enter(self, phase: PhaseRecord) -> None:
-        """Enter a phase."""
+        """Enter a phase, or the present one again."""
         self.phases.append(phase)
+        self._restarted = self._restarted or phase.stays
         self._hold(phase.companions.values())
 
     def set_entry(self, entry: PoolRecord) -> None:
@@ -376,7 +387,7 @@ class Draft:
             is_same = lookup != "spec" or self.created is base.created
             if found is not None and is_same:
                 run.__dict__[lookup] = found
-        if "bests" in base.__dict__ and len(self._changed) <= _FEW:
+        if "bests" in base.__dict__ and len(self._changed) <= _FEW and not self._restarted:
             run.__dict__["bests"] = self._bests()
         return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from math import isnan
@@ -54,7 +54,7 @@ class RunManifest(Record):
         dropped: The reason why the run was dropped; `None` if it was not.
         writer: The trainer that may save.
         phase: The present phase of training; `None` before the first checkpoint.
-        phases: Phases that were entered by a transition.
+        phases: Phases that were entered by a transition, and pivots.
         checkpoints: The kept checkpoints, superseded ones included, in log order; in a complete run
             also the evicted ones.
         pins: Gates, releases, artifacts and tags.
@@ -319,11 +319,30 @@ class RunManifest(Record):
         return [entry for entry in self.pool if entry.evicted is None]
 
     def entered(self, phase: str) -> PhaseRecord | None:
-        """Return the last entry into a phase on the current line of training."""
+        """Return the last transition into a phase on the current line of training."""
         for record in reversed(self.phases):
-            if record.to_phase == phase and not record.superseded:
+            if record.to_phase == phase and not record.superseded and not record.stays:
                 return record
         return None
+
+    @property
+    def pivots(self) -> list[PhaseRecord]:
+        """The pivots of the current line of training, in log order."""
+        return [one for one in self.phases if one.name is not None and not one.superseded]
+
+    def pivots_after(self, n: int) -> list[PhaseRecord]:
+        """Return the pivots after a checkpoint if it is the newest one of the line, else none."""
+        newest = next(self.newest_first(), None)
+        if newest is None or newest.n != n:
+            return []
+        return [one for one in self.pivots if one.n > n]
+
+    def restarts(self) -> dict[str, list[PhaseRecord]]:
+        """Return the pivots and warm starts of the current line by phase, in log order.
+
+        From each of them on the best of the phase is found among its later checkpoints alone.
+        """
+        return stays_by_phase(self.phases)
 
     def live(self, phase: str | None = None) -> list[CheckpointRecord]:
         """Return the kept checkpoints of the current line of training, in log order."""
@@ -369,8 +388,29 @@ class RunManifest(Record):
     def rated(
         self, monitor: Monitor, phase: str | None = None
     ) -> list[tuple[float, int, CheckpointRecord]]:
-        """Return rank, number and record of each live checkpoint that has a value."""
-        phase = self._compared(phase)
+        """Return rank, number and record of each live checkpoint that has a value.
+
+        Those from before the last pivot of their phase do not count.
+        """
+        since = {name: records[-1].n for name, records in self.restarts().items()}
+        return [
+            one
+            for one in self._rated(monitor, self._compared(phase))
+            if one[1] > since.get(one[2].phase, -1)
+        ]
+
+    def bests_before(self, monitor: Monitor, phase: str) -> Iterator[tuple[str, CheckpointRecord]]:
+        """Yield the name of each pivot in a phase, with the checkpoint that was best until then."""
+        since = -1
+        for restart in self.restarts().get(phase, ()):
+            until = [one for one in self._rated(monitor, phase) if since < one[1] < restart.n]
+            since = restart.n
+            if until:
+                yield restart.name or "", min(until)[2]
+
+    def _rated(
+        self, monitor: Monitor, phase: str | None
+    ) -> list[tuple[float, int, CheckpointRecord]]:
         rated = (
             (one.rank(monitor), one.n, one)
             for one in (self.checkpoints if self.dropped is None else ())
@@ -423,6 +463,15 @@ class RunManifest(Record):
         """Return whether a place is current and its manifest is needed: rule W2a."""
         current = self.by_manifest.get(place.manifest) == place
         return current and place.manifest in self.held
+
+
+def stays_by_phase(phases: Iterable[PhaseRecord]) -> dict[str, list[PhaseRecord]]:
+    """Return the pivots and warm starts that are not superseded, by phase."""
+    found: dict[str, list[PhaseRecord]] = {}
+    for one in phases:
+        if one.stays and not one.superseded:
+            found.setdefault(one.to_phase, []).append(one)
+    return found
 
 
 def rating_metrics(created: CreateRun | None) -> tuple[str, str]:

@@ -196,7 +196,7 @@ class StreamRecord(Record):
 
 
 class PhaseRecord(PhaseFields):
-    """A phase that was entered by a transition.
+    """A phase that was entered by a transition, or again by a pivot.
 
     Attributes:
         n: Number of the commit.
@@ -205,6 +205,11 @@ class PhaseRecord(PhaseFields):
 
     n: int
     superseded: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether training stayed in its phase: a pivot, or a warm start."""
+        return self.from_phase == self.to_phase
 
 
 class ClaimRecord(ClaimFields):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -237,6 +238,7 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
         {
             "phase": "finetune",
             "from": 2,
+            "pivot": None,
             "source": "phase2/best",
             "commit": 4,
             "superseded": False,
@@ -247,6 +249,57 @@ def test_phase_of_a_run(call: Call, call_json: CallJson, url: str) -> None:
     assert "phases       2 to finetune" in shown
     call("run", "create", "new")
     assert call("run", "ls").stdout.splitlines()[2].split()[:3] == ["new", "running", "-"]
+
+
+# Pivots, and runs side by side
+
+
+def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
+    assert (
+        call("run", "pivot", "demo", "polish").stdout
+        == "pivoted: demo at demo/phase2/step00000020\n"
+    )
+    assert "was changed" in call("run", "pivot", "demo", "polish").stdout
+    shape = call_json("run", "pivot", "demo", "polish")
+    assert (shape["new"], shape["pivot"], shape["from"]) == (
+        False,
+        "polish",
+        "demo/phase2/step00000020",
+    )
+    assert call_json("run", "pivot", "demo", "again")["rows"] == [
+        {"part": "model", "change": "carry", "to": None},
+        {"part": "epoch", "change": "carry", "to": None},
+    ]
+    assert [one["pivot"] for one in call_json("run", "show", "demo")["phases"]] == [
+        "polish",
+        "again",
+    ]
+    assert "phases       pivot polish, pivot again" in call("run", "show", "demo").stdout
+    assert "pivot again in phase 2; carry model, epoch" in words(call("log", "demo").stdout)
+    with holdfast.open(url) as opened:
+        opened.run("demo").set_status("interrupted")
+    call("run", "pivot", "demo", "third")
+    assert call_json("run", "show", "demo")["status"] == "interrupted"
+    call("run", "pivot", "none", "x", status=4)
+
+
+def test_run_diff(call: Call, call_json: CallJson, url: str) -> None:
+    call("run", "fork", "demo/main/step10", "other")
+    with holdfast.open(url) as opened:
+        run = opened.run("other")
+        run.restore()
+        run.save({"model": {"w": np.zeros(600)}, "epoch": 2}, step=20, phase=2, metrics={"loss": 1})
+    shape = call_json("run", "diff", "demo", "other")
+    assert shape["fork"]["ref"] == "demo/main/step00000010"
+    assert (shape["settings"], shape["config"]) == ([], [])
+    assert [(one["step"], one["same"]) for one in shape["steps"]] == [(10, True), (20, False)]
+    assert shape["differs_at"] == {"phase": 2, "step": 20}
+    assert [one["path"] for one in shape["tensors"]] == ["model/w"]
+    lines = call("run", "diff", "demo", "other").stdout.splitlines()
+    assert lines[0] == "fork: demo/main/step00000010"
+    assert words(lines[4]) == "phase2/step00000020 loss=0.25 loss=1 differs"
+    assert "~ model/w: float32[600] -> float64[600]  4.7 KiB" in lines
+    assert "no common step differs" in call("run", "diff", "other", "other").stdout
 
 
 # Words for every action

@@ -207,7 +207,7 @@ def test_a_configuration_of_numbers_that_are_none_equals_itself(reg, caplog):
         reg.run("r", create=True, config={"a": float("nan"), "b": [1]})
     assert caplog.records == []
     reg.run("r", config={"a": float("nan"), "b": [2]})
-    assert "first at b;" in caplog.text
+    assert "first at b/0;" in caplog.text
 
 
 # Secrets

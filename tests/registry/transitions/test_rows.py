@@ -17,7 +17,7 @@ SOURCE = state(5)
 
 def table(rows=None, enabled=(), source=None) -> Table:
     (rules,) = spec(rows).transitions
-    return Table(rules, enabled, SOURCE if source is None else source)
+    return Table(rules.rows, enabled, SOURCE if source is None else source)
 
 
 def rest(*but: str) -> list[dict]:

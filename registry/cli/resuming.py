@@ -1,0 +1,115 @@
+"""`verify-resume`: whether a training program resumes exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.registry.cli import output
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.diffs import tensor_diff_json
+from holdfast.registry.cli.executing import end, status_text
+from holdfast.registry.cli.options import argument, option
+from holdfast.registry.cli.output import Part
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.resume_check import ResumeReport, verify_segments
+
+_RUN = "verify-resume"
+_SHOWN = 10
+
+
+@command()
+def verify_resume(
+    *,
+    words: list[str] = argument("CMD", "The training program and its arguments, after --."),
+    steps: int = option("--steps", "N", "The step at which they are compared.", default=...),
+    at: int | None = option("--at", "STEP", "The step to resume at; by default half of N."),
+) -> Answer:
+    """Verify that a training program resumes exactly.
+
+    The program runs straight to step N; and to half of it and, in another process, on to N; each
+    in a scratch registry. Then the ids are compared. The exit status is 1 if they differ.
+    """
+    found = verify_segments(
+        lambda place, stop: _train(words, place, stop), steps=steps, resume_at=at
+    )
+    return Answer(lambda: _json(found), lambda: _text(found), status=0 if found.ok else 1)
+
+
+def _train(words: list[str], place: Path, stop: int) -> None:
+    """Run the program to a step. How it ends does not matter, but its checkpoint does."""
+    given = {"registry": str(place), "run": _RUN, "stop": str(stop)}
+    environment = {
+        **os.environ,
+        "HOLDFAST_REGISTRY": str(place),
+        "HOLDFAST_RUN": _RUN,
+        "HOLDFAST_STOP_STEP": str(stop),
+        "HOLDFAST_HEADS": "0",
+    }
+    environment.pop("HOLDFAST_STORAGE_OPTIONS", None)
+    output.note(f"training to step {stop} ...")
+    sys.stdout.flush()
+    try:
+        # Its output is not ours. A process group of its own, so that its children end with it.
+        child = subprocess.Popen(
+            [_filled(word, given) for word in words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            process_group=0,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput("the command cannot be started", where=words[0], found=error) from error
+    try:
+        status = child.wait()
+    except BaseException:
+        end(child)
+        raise
+    if status:
+        output.note(f"the command ended with {status_text(status)}")
+
+
+def _filled(word: str, given: Mapping[str, str]) -> str:
+    for name, value in given.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _text(found: ResumeReport) -> Iterator[Part]:
+    where = f"at step {found.steps}, resumed at step {found.resumed_at}"
+    if found.ok:
+        yield f"exact {where}: {found.straight.short}"
+        return
+    yield f"NOT exact {where}: {found.straight.short} straight, {found.resumed.short} resumed"
+    yield f"first difference: {found.first}"
+    assert found.difference is not None  # the ids differ
+    differing = [one.path for one in found.difference.tensors if one.kind != "same"]
+    lines = [*differing, *map(str, found.difference.values)]
+    yield from (f"  {line}" for line in lines[:_SHOWN])
+    yield from output.more(len(lines), _SHOWN)
+    yield "usual causes:"
+    yield from (f"  {cause}" for cause in found.causes)
+
+
+def _json(found: ResumeReport) -> dict[str, Any]:
+    difference = found.difference
+    return {
+        "ok": found.ok,
+        "steps": found.steps,
+        "resumed_at": found.resumed_at,
+        "straight": found.straight,
+        "resumed": found.resumed,
+        "first": found.first,
+        "deterministic": found.is_deterministic,
+        "components": {one.name: one.kind for one in difference.components} if difference else {},
+        "tensors": [
+            tensor_diff_json(one)
+            for one in (difference.tensors if difference else ())
+            if one.kind != "same"
+        ],
+        "causes": list(found.causes),
+    }

@@ -1,0 +1,156 @@
+"""Compare two runs side by side: two branches of a fork, or a run and its repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.registry.comparing.diff import Diff, diff
+from holdfast.registry.history.actions import Parent
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.plain_values import ValueDiff, compare_configs
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.loading.checkpoint import Checkpoint, phase_segment
+from holdfast.registry.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """A step that both runs, or one of them, have a checkpoint of.
+
+    Attributes:
+        phase: Its phase.
+        step: The step.
+        first: The checkpoint of the first run; `None` where it has none.
+        second: That of the second run.
+    """
+
+    phase: str
+    step: int
+    first: CheckpointRecord | None
+    second: CheckpointRecord | None
+
+    @property
+    def is_same(self) -> bool | None:
+        """Whether both are the same state; `None` if one of them is absent."""
+        if self.first is None or self.second is None:
+            return None
+        return self.first.manifest == self.second.manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Two runs side by side.
+
+    Attributes:
+        first: Name of the first run.
+        second: Name of the second.
+        fork: The checkpoint that both continue from; `None` if they have none in common.
+        settings: Differences of seed, preset and input hash.
+        config: Differences of the configurations, by path.
+        steps: The kept checkpoints from the fork on, in the order of the first run.
+        difference: The differences at the first common step whose states differ; `None` if no
+            common step differs.
+        differs_at: That step.
+    """
+
+    first: str
+    second: str
+    fork: Parent | None
+    settings: tuple[ValueDiff, ...]
+    config: tuple[ValueDiff, ...]
+    steps: tuple[StepPair, ...]
+    difference: Diff | None
+    differs_at: StepPair | None
+
+
+def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
+    """Compare two runs; reads manifests, and no tensors.
+
+    Raises:
+        IntegrityError: A log, or a manifest of the first difference, is damaged or gone.
+    """
+    one, two = first.run, second.run
+    fork = _fork(store, one, two)
+    steps = tuple(_steps(one, two, 0 if fork is None else fork.step))
+    differs_at = next((pair for pair in steps if pair.is_same is False), None)
+    difference = None
+    if differs_at is not None and differs_at.first and differs_at.second:
+        difference = diff(
+            Checkpoint(store, first, differs_at.first), Checkpoint(store, second, differs_at.second)
+        )
+    return Branches(
+        first=one.run_id,
+        second=two.run_id,
+        fork=fork,
+        settings=tuple(_settings(one, two)),
+        config=_configs(one, two),
+        steps=steps,
+        difference=difference,
+        differs_at=differs_at,
+    )
+
+
+def _fork(store: Store, one: RunManifest, two: RunManifest) -> Parent | None:
+    """Return the newest checkpoint that both runs continue from, as a fork records it."""
+    ours, theirs = (dict(_ancestry(store, run)) for run in (one, two))
+    for run_id, mine in ours.items():
+        if run_id in theirs:
+            shared = [origin for origin in (mine, theirs[run_id]) if origin is not None]
+            return min(shared, key=lambda origin: origin.commit, default=None)
+    return None
+
+
+def _ancestry(store: Store, run: RunManifest) -> Iterator[tuple[str, Parent | None]]:
+    """Yield a run and its ancestors, each with the point at which it was left for a fork."""
+    left: Parent | None = None
+    while True:
+        yield run.run_id, left
+        left = run.created.parent if run.created else None
+        if left is None:
+            return
+        run = RunLog(store, left.run).open()
+
+
+def _steps(one: RunManifest, two: RunManifest, since: int) -> Iterator[StepPair]:
+    ours, theirs = (
+        {(record.phase, record.step): record for record in run.live() if record.step >= since}
+        for run in (one, two)
+    )
+    for phase, step in sorted({**ours, **theirs}, key=lambda key: (_order(one, key[0]), key[1])):
+        yield StepPair(phase, step, ours.get((phase, step)), theirs.get((phase, step)))
+
+
+def _order(run: RunManifest, phase: str) -> tuple[int, str]:
+    phases = run.phases_saved
+    return (phases.index(phase) if phase in phases else len(phases), phase)
+
+
+def _settings(one: RunManifest, two: RunManifest) -> Iterator[ValueDiff]:
+    for name, ours, theirs in (
+        ("seed", _seed(one), _seed(two)),
+        ("preset", one.spec.name or None, two.spec.name or None),
+        ("input_hash", _input_hash(one), _input_hash(two)),
+    ):
+        if ours != theirs:
+            yield ValueDiff("changed", name, ours, theirs)
+    if one.spec != two.spec and one.spec.name == two.spec.name:
+        yield ValueDiff("changed", "rules", f"those of {one.run_id}", f"those of {two.run_id}")
+
+
+def _configs(one: RunManifest, two: RunManifest) -> tuple[ValueDiff, ...]:
+    ours, theirs = (run.created.config if run.created else None for run in (one, two))
+    return compare_configs(ours, theirs)
+
+
+def _seed(run: RunManifest) -> int | None:
+    return int(run.created.seed, 16) if run.created else None
+
+
+def _input_hash(run: RunManifest) -> str | None:
+    return run.created.input_hash if run.created else None
+
+
+def pair_ref(pair: StepPair) -> str:
+    """Return the name of a step within a run."""
+    return f"{phase_segment(pair.phase)}/step{pair.step:08d}"

@@ -1,0 +1,225 @@
+"""Start a training in one of three modes: `fresh`, `warm_start` or `resume`.
+
+The modes are one table of changes, with the rows of transitions: `fresh` carries nothing, `resume`
+everything, and `warm_start` what the preset's rows say. What a program expects of a checkpoint is
+compared before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.history.actions import Action, AppliedRow, EnterPhase
+from holdfast.registry.history.log_values import decode_plain
+from holdfast.registry.history.plain_values import plain_values
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.loading.stored import Stored, load_to_train
+from holdfast.registry.spec import Row, RunSpec
+from holdfast.registry.spec.requirements import first_of
+from holdfast.registry.spec.seeds import child, phase_number, phase_sequence
+from holdfast.registry.training.restoring import Attempt
+from holdfast.registry.training.save_request import DEFAULT_PHASE
+from holdfast.registry.training.trainer import Trainer
+from holdfast.registry.transitions.rows import Applied, Initialise, Table
+from holdfast.registry.values.process import require_first_rank
+from holdfast.registry.writing.change import NewCommit
+from holdfast.registry.writing.committer import Committer
+
+if TYPE_CHECKING:
+    from numpy.random import SeedSequence
+
+Mode = Literal["fresh", "warm_start", "resume"]
+MODES: tuple[Mode, ...] = ("fresh", "warm_start", "resume")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The state and seeds that a training starts with.
+
+    Attributes:
+        mode: `fresh`, `warm_start` or `resume`.
+        state: The carried parts and those that `initialise` made; empty when fresh.
+        source: The state that it starts from; `None` when fresh.
+        seeds: The seeds of reseeded parts, by name; empty at a resume.
+        report: Every row that was applied; empty when fresh and at a resume, which carries all.
+        skipped: Newer checkpoints that a resume passed over, newest first.
+        stale: Names in the state whose source is gone; see `Run.restore`.
+    """
+
+    mode: Mode
+    state: dict[str, Any]
+    source: Stored | None
+    seeds: dict[str, SeedSequence]
+    report: tuple[Applied, ...] = ()
+    skipped: tuple[Attempt, ...] = ()
+    stale: tuple[str, ...] = ()
+
+
+def start_fresh(committer: Committer) -> Started:
+    """Start from nothing: the seeds alone; see `Run.start`."""
+    run = committer.log.refresh()
+    check_unbegun(run, "fresh")
+    return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
+
+
+def start_warm(
+    trainer: Trainer,
+    committer: Committer,
+    source: object,
+    carry: str | Iterable[str],
+    initialise: Initialise | None,
+    map_location: object,
+) -> Started:
+    """Start from parts of another run's checkpoint; see `Run.start`."""
+    require_first_rank()
+    if not isinstance(source, Stored):
+        raise InvalidInput(
+            "a warm start needs a checkpoint to start from",
+            where="source",
+            expected="a checkpoint or a release, of any run: reg.checkpoint('RUN/best')",
+            found=quoted(source),
+        )
+    run = committer.log.refresh()
+    check_unbegun(run, "warm_start")
+    rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
+    state = load_to_train(source, map_location)
+    table = Table(rows, (), state, rest="reset")
+    if table.problems:
+        raise IncompatibleState(
+            "the warm start does not fit this checkpoint",
+            where=source.ref,
+            found="; ".join(table.problems),
+            hint="Nothing was changed.",
+        )
+    made = table.carry_out(initialise or {}).state
+    trainer.commit(_WarmStart(source, table.applied))
+    seeds = _seeds(committer.log.run, table.reseeded)
+    return Started("warm_start", made, source, seeds, table.applied)
+
+
+class _WarmStart(NewCommit):
+    """The commit of a warm start: the source and the rows, for readers of the log."""
+
+    def __init__(self, source: Stored, applied: Sequence[Applied]) -> None:
+        self._source = source
+        self._applied = applied
+
+    def actions(self, run: RunManifest) -> Sequence[Action] | None:
+        """Return the actions; `None` if the run was started from this source already."""
+        check_unbegun(run, "warm_start")
+        phase = _phase(run)
+        rows = tuple(
+            AppliedRow(part=one.part, change=one.change, to=one.to) for one in self._applied
+        )
+        before = next(reversed(run.restarts().get(phase, ())), None)
+        if before is not None and (before.manifest, before.rows) == (self._source.digest, rows):
+            return None
+        enter = EnterPhase(
+            from_phase=phase,
+            to_phase=phase,
+            source=self._source.ref,
+            manifest=self._source.digest,
+            rows=rows,
+        )
+        return [enter]
+
+
+def check_mode(mode: object) -> None:
+    """Refuse a mode that does not exist.
+
+    Raises:
+        InvalidInput: There is no such mode.
+    """
+    if mode not in MODES:
+        raise InvalidInput("not a mode", expected=", ".join(MODES), found=quoted(mode))
+
+
+def check_unbegun(run: RunManifest, mode: Mode) -> None:
+    """Refuse to start a run from its beginning that has checkpoints.
+
+    Raises:
+        Conflict: It has some on its current line of training.
+    """
+    newest = run.latest()
+    if newest is not None:
+        raise Conflict(
+            f"the run has checkpoints, so it cannot start in mode {mode}",
+            where=run.run_id,
+            found=f"its newest checkpoint is at step {newest.step}",
+            hint="Continue it in mode resume, or create another run.",
+        )
+
+
+def check_expected(spec: RunSpec, stored: Stored, expected: Mapping[str, object] | None) -> None:
+    """Compare what the program expects of a checkpoint with its plain values; reads no tensor.
+
+    Raises:
+        InvalidInput: The preset demands an expectation that is not given.
+        IncompatibleState: Some value differs or is absent; the message lists all.
+        IntegrityError: The manifest is damaged or gone.
+    """
+    wanted = dict(expected or {})
+    missing = [path for path in spec.compatible_keys or () if path not in wanted]
+    if missing:
+        raise InvalidInput(
+            "the run's preset compares these values with the program's, and none are given",
+            where="expected",
+            expected=", ".join(spec.compatible_keys or ()),
+            found=f"missing: {', '.join(missing)}",
+        )
+    if not wanted:
+        return
+    values = plain_values(stored.manifest.components)
+    wrong = []
+    for path, value in wanted.items():
+        if path not in values:
+            wrong.append(f"{path} is absent, expected {quoted(value)}")
+        elif (found := decode_plain(values[path])) != value:
+            wrong.append(f"{path} is {quoted(found)}, expected {quoted(value)}")
+    if wrong:
+        raise IncompatibleState(
+            "the checkpoint does not fit the program's input",
+            where=stored.ref,
+            found="; ".join(wrong),
+            hint="Use the input that it was made with, or start fresh. Nothing was changed.",
+        )
+
+
+def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[Row, ...]:
+    """Return the rows of a warm start: the caller's, the preset's, or what inference needs."""
+    if carry:
+        return tuple(Row(part=name, change="carry") for name in carry)
+    if spec.warm_start is not None or source is None:
+        return spec.warm_start or ()
+    names = [name for key in spec.inference if (name := first_of(key, source.components))]
+    if not names:
+        raise InvalidInput(
+            "nothing says what a warm start carries",
+            where=source.ref,
+            expected=f"carry=[...] with some of {', '.join(source.components)}",
+            hint="A preset can say it by `warm_start`, or by `inference`.",
+        )
+    return tuple(Row(part=name, change="carry") for name in names)
+
+
+def _reseeded(rows: Iterable[Row]) -> dict[str, int | None]:
+    return Table([row for row in rows if row.change == "reseed"], (), {}).reseeded
+
+
+def _seeds(run: RunManifest, reseeded: Mapping[str, int | None]) -> dict[str, SeedSequence]:
+    if not reseeded:
+        return {}
+    assert run.created is not None  # a run has its commit 0
+    seed, number = int(run.created.seed, 16), phase_number(run.spec, _phase(run))
+    return {
+        name: phase_sequence(seed, number) if index is None else child(seed, number, index)
+        for name, index in reseeded.items()
+    }
+
+
+def _phase(run: RunManifest) -> str:
+    return run.phase or (run.spec.phases[0].name if run.spec.phases else DEFAULT_PHASE)

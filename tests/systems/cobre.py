@@ -1,0 +1,204 @@
+"""A training as Cobre's: cuts and bases by stage, in iterations, with scenarios from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from holdfast import Registry, Run
+from holdfast.registry.transitions import Started
+from tests.systems.places import Place
+
+SEED, RUN = 42, "policy"
+STAGES, DIMENSION, FORWARD_PASSES, ITERATIONS, INTERVAL = 4, 3, 2, 12, 2
+CONFIG = {
+    "max_iterations": ITERATIONS,
+    "forward_passes": FORWARD_PASSES,
+    "checkpoint_interval": INTERVAL,
+    "solver": {"name": "highs", "tolerance": 1e-7},
+}
+SYSTEM = hashlib.sha256(b"hydros, thermals, lines").hexdigest()
+EXPECTED = {"state_dimension": DIMENSION, "num_stages": STAGES}
+#: The iteration whose checkpoint processes die in.
+DEADLY = 6
+
+
+class Stage:
+    """The cut pool and the solver basis of a stage. Slots are allocated before they are used.
+
+    Args:
+        loaded: The cuts of a policy, populated slots only.
+        fresh: Slots for new cuts.
+    """
+
+    def __init__(self, loaded: dict[str, Any] | None, fresh: int) -> None:
+        count = 0 if loaded is None else len(loaded["intercept"])
+        self.capacity, self.count, self.warm_start_count = count + fresh, count, count
+        self.coefficients = np.zeros((self.capacity, DIMENSION))
+        self.intercept = np.zeros(self.capacity)
+        self.is_active = np.zeros(self.capacity, bool)
+        self.iteration = np.zeros(self.capacity, np.uint32)
+        self.basis = np.zeros(DIMENSION + self.capacity, np.uint8)
+        if loaded is not None:
+            for name in ("coefficients", "intercept", "is_active", "iteration"):
+                getattr(self, name)[:count] = loaded[name]
+
+    def add(self, slope: np.ndarray, intercept: float, iteration: int) -> None:
+        """Put a cut into the next slot; the solver may switch an older one off."""
+        at = self.count
+        self.coefficients[at], self.intercept[at] = slope, intercept
+        self.is_active[at], self.iteration[at] = True, iteration
+        if at > 4 and intercept > 0:
+            self.is_active[at // 2] = False
+        self.basis[: DIMENSION + at] = (self.basis[: DIMENSION + at] + 1 + at) % 5
+        self.count += 1
+
+    def cuts(self) -> dict[str, Any]:
+        """Return the populated slots; a cut's slot is its place in the arrays."""
+        used = slice(0, self.count)
+        return {
+            "slot_index": np.arange(self.count, dtype=np.uint32),
+            "coefficients": self.coefficients[used].copy(),
+            "intercept": self.intercept[used].copy(),
+            "is_active": self.is_active[used].copy(),
+            "iteration": self.iteration[used].copy(),
+            "capacity": self.capacity,
+            "warm_start_count": self.warm_start_count,
+        }
+
+    def solve(self, state: np.ndarray) -> float:
+        """Return the cost-to-go at a state: the highest active cut, from the basis on."""
+        active = self.is_active[: self.count]
+        if not active.any():
+            return 0.0
+        values = self.coefficients[: self.count] @ state + self.intercept[: self.count]
+        return float(values[active].max()) + 1e-3 * float(self.basis.sum())
+
+
+class Training:
+    """One process.
+
+    Args:
+        seed: The seed of the scenarios.
+        loaded: The cuts of each stage that it starts with.
+    """
+
+    def __init__(self, seed: np.random.SeedSequence, loaded: Any = None) -> None:
+        self.scenarios = np.random.default_rng(seed)
+        self.stages = [
+            Stage(None if loaded is None else loaded[at], ITERATIONS * FORWARD_PASSES)
+            for at in range(STAGES)
+        ]
+        self.completed = 0
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+
+    def iterate(self) -> None:
+        """Take forward and backward passes; each adds a cut to each stage."""
+        costs = []
+        for _ in range(FORWARD_PASSES):
+            noise = self.scenarios.standard_normal((STAGES, DIMENSION))
+            costs.append(sum(one.solve(at) for one, at in zip(self.stages, noise, strict=True)))
+            for stage, at in zip(reversed(self.stages), noise[::-1], strict=True):
+                stage.add(np.tanh(at), stage.solve(at) + float(at.sum()), self.completed + 1)
+        self.completed += 1
+        self.lower.append(min(costs))
+        self.upper.append(float(np.mean(costs)))
+
+    def state(self) -> dict[str, Any]:
+        """Return what must be serialized; pools hold their populated slots only."""
+        return {
+            "cuts": [stage.cuts() for stage in self.stages],
+            "basis": [stage.basis.copy() for stage in self.stages],
+            "completed_iterations": self.completed,
+            "rng_state": self.scenarios.bit_generator.state,
+            "convergence": {"lower": np.array(self.lower), "upper": np.array(self.upper)},
+            "state_dimension": DIMENSION,
+            "num_stages": STAGES,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state, with the pools as large as they were."""
+        for stage, cuts, basis in zip(self.stages, state["cuts"], state["basis"], strict=True):
+            stage.__init__(cuts, cuts["capacity"] - len(cuts["intercept"]))
+            stage.warm_start_count = cuts["warm_start_count"]
+            stage.basis[:] = basis
+        self.completed = state["completed_iterations"]
+        self.scenarios.bit_generator.state = state["rng_state"]
+        self.lower = state["convergence"]["lower"].tolist()
+        self.upper = state["convergence"]["upper"].tolist()
+
+
+class Story:
+    """What the chapters share.
+
+    Attributes:
+        place: Where the registry is.
+        deaths: Processes that died in a save.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.deaths = 0
+
+
+def open_policy(reg: Registry, name: str = RUN, **given: Any) -> Run:
+    """Open or begin a run, as a job script does, with what must match."""
+    known = {"config": CONFIG, "input_hash": SYSTEM, **given}
+    return reg.run(name, create=True, preset="cobre", seed=SEED, **known)
+
+
+def started(run: Run) -> Training:
+    """Start fresh, or resume where the run was."""
+    if run.latest() is None:
+        return Training(run.start("fresh").seeds["scenarios"])
+    return resumed(run.start("resume", expected=EXPECTED))
+
+
+def resumed(found: Started) -> Training:
+    training = Training(np.random.SeedSequence(0))
+    training.load(found.state)
+    return training
+
+
+def iterate(run: Run, training: Training, until: int) -> None:
+    """Train to an iteration; save at the interval of the configuration, and the last one."""
+    while training.completed < until:
+        training.iterate()
+        is_last = training.completed == ITERATIONS
+        if training.completed % INTERVAL == 0 or is_last:
+            run.save(training.state(), step=training.completed)
+
+
+def train(reg: Registry, until: int) -> None:
+    """Train to an iteration in a new process."""
+    run = open_policy(reg)
+    iterate(run, started(run), until)
+
+
+def straight(iterations: int = ITERATIONS) -> Training:
+    """Return a training that was never interrupted."""
+    training = Training(np.random.SeedSequence(SEED, spawn_key=(1, 0)))
+    for _ in range(iterations):
+        training.iterate()
+    return training
+
+
+def training(story: Story) -> None:
+    """Train to the end: processes die at each write of one checkpoint, and are preempted."""
+    with story.place.open() as reg:
+        train(reg, DEADLY - 1)
+    write = 1
+    while story.place.dies(lambda reg: train(reg, DEADLY), write, after=write % 2 == 0):
+        story.deaths += 1
+        write += 1
+    for until in (9, ITERATIONS):  # 9 is between two checkpoints
+        with story.place.open() as reg:
+            train(reg, until)
+    with story.place.open() as reg:
+        open_policy(reg).set_status("completed")
+
+
+CHAPTERS = [training]

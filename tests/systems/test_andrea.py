@@ -1,0 +1,273 @@
+"""The life of ANDREA: 120 saves in one run, deaths, two pivots, an audit fork, one loss history.
+
+The rules are those of `seeds/andrea.md`; `docs/systems.md` says row by row which test proves what.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Registry, Run
+from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from tests.support.sameness import assert_same
+from tests.systems import andrea as acts
+from tests.systems.andrea import CHAPTERS, PARAMETERS, PIVOTS, RUN, SOURCES, STEPS, Story, Training
+from tests.systems.life import Life
+from tests.systems.places import Place
+
+pytestmark = pytest.mark.xdist_group("andrea")
+
+_LIVES: dict[str, Life[Story]] = {}
+
+
+@pytest.fixture
+def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
+    """The run on one kind of store, to its last step."""
+    kind = request.node.callspec.params["fresh"]
+    if kind not in _LIVES:
+        _LIVES[kind] = Life(Story(Place.new(fresh)), CHAPTERS)
+    return _LIVES[kind].through(acts.polish_again)
+
+
+@pytest.fixture
+def trained(story: Story) -> Iterator[Registry]:
+    """The registry after the training, for reading."""
+    with holdfast.open(story.place.url, read_only=True) as reg:
+        yield reg
+
+
+@pytest.fixture
+def young(place: Place) -> Iterator[Run]:
+    """A run of 300 steps, to write to."""
+    with place.open() as reg:
+        acts.train(reg, 300)
+        yield reg.run(RUN)
+
+
+# Recovery
+
+
+def test_every_100_steps_are_a_recovery_point(trained: Registry) -> None:
+    steps = [one.step for one in trained.run(RUN).checkpoints()]
+    assert steps == list(range(100, STEPS + 1, 100))
+    assert len(steps) == 120
+    for step in (100, 4_000, 7_700):
+        assert trained.checkpoint(f"{RUN}/main/step{step}").load(only="step") == {"step": step}
+
+
+def test_interrupted_training_ends_like_one_that_was_not(story: Story, trained: Registry) -> None:
+    assert story.deaths >= 4
+    expected, found = acts.straight(), trained.run(RUN).latest().load()
+    for name in ("weights", "m", "v"):
+        assert_same(found[name], getattr(expected, name))
+    assert found["step"] == STEPS
+    drawn = np.random.default_rng(0)
+    drawn.bit_generator.state = found["rng"]["generators"]["data"]
+    assert drawn.random() == expected.data.random()
+    (*_, last) = trained.run(RUN).stream("state").read()
+    assert last["arms"] == expected.bandit.arms
+
+
+def test_five_regions_come_back_as_they_are(young: Run) -> None:
+    training = Training()
+    for _ in range(300):
+        training.train()
+    state = young.latest().load()
+    assert state["step"] == 300
+    for name in ("weights", "m", "v"):
+        assert (state[name].dtype, state[name].shape) == (np.float32, (PARAMETERS,))
+        assert_same(state[name], getattr(training, name))
+    tensors = young.latest().tensors()
+    assert sum(tensors[name].nbytes for name in ("weights", "m", "v")) == 12 * PARAMETERS
+
+
+@pytest.mark.parametrize("missing", ["weights", "m", "v", "step"])
+def test_a_state_without_a_region_is_refused(young: Run, missing: str) -> None:
+    state = Training().state()
+    del state[missing]
+    with pytest.raises(IncompatibleState, match=f"missing: {missing}"):
+        young.save(state, step=400)
+
+
+def test_regions_are_float32(young: Run) -> None:
+    state = Training().state()
+    state["v"] = state["v"].astype(np.float16)
+    with pytest.raises(IncompatibleState, match="v is float16, must be float32"):
+        young.save(state, step=400)
+
+
+def test_a_process_that_dies_in_a_save_loses_only_its_steps(place: Place) -> None:
+    with place.open() as reg:
+        acts.train(reg, 200)
+    write = 1
+    while place.dies(lambda reg: acts.train(reg, 300), write, after=False):
+        with place.open() as reg:
+            run = reg.run(RUN)
+            assert run.latest().step == 200
+            assert run.stream("loss").count == 200
+            assert reg.verify().ok
+        write += 1
+    assert write > 3
+
+
+# Streams
+
+
+def test_loss_history_is_unbroken(trained: Registry) -> None:
+    entries = trained.run(RUN).stream("loss").read()
+    assert [entry["step"] for entry in entries] == list(range(1, STEPS + 1))
+    straight = Training()
+    expected = [straight.train() for _ in range(min(PIVOTS))]
+    assert [entry["loss"] for entry in entries[: min(PIVOTS)]] == expected
+    assert trained.run(RUN).stream("loss").archives == {}
+
+
+def test_loss_history_can_never_be_archived(young: Run) -> None:
+    with pytest.raises(InvalidInput, match="kept for ever"):
+        young.stream("loss").archive("phase")
+    assert young.stream("loss").count == 300
+
+
+def test_samples_and_bandit_are_archived_at_each_pivot(trained: Registry) -> None:
+    run = trained.run(RUN)
+    for name in ("samples", "state"):
+        stream = run.stream(name)
+        assert stream.archives == {"polish-1": 40, "polish-2": 40}
+        assert stream.count == 40
+        assert [one["step"] for one in stream.read(archive="polish-1")] == (
+            list(range(100, 4_001, 100))
+        )
+    assert run.stream("samples").read()[0] == {"step": 8_100, "text": "sample 8100"}
+
+
+def test_every_checkpoint_has_a_sample_of_its_own(trained: Registry) -> None:
+    stream = trained.run(RUN).stream("samples")
+    kept = [*(one for label in stream.archives for one in stream.read(archive=label))]
+    steps = [one["step"] for one in [*kept, *stream.read()]]
+    assert steps == [one.step for one in trained.run(RUN).checkpoints()]
+
+
+# Pivots
+
+
+def test_weights_and_moments_continue_over_a_pivot(place: Place) -> None:
+    with place.open() as reg:
+        acts.train(reg, 200)
+        before = reg.run(RUN).latest().load()
+        pivoted = reg.run(RUN).pivot("polish")
+        assert_same(pivoted.state, before)
+        assert (pivoted.report[0].part, pivoted.report[0].change) == ("bandit", "reset")
+        acts.train(reg, 300)
+        straight = Training()
+        for step in range(300):
+            if step == 200:
+                straight.bandit = acts.Bandit(acts.FLOORS[1])
+            straight.train()
+        assert_same(reg.run(RUN).latest().load()["weights"], straight.weights)
+
+
+def test_pivots_need_no_phases_and_are_in_the_history(trained: Registry) -> None:
+    run = trained.run(RUN)
+    assert [(one.name, one.from_phase, one.to_phase) for one in run.manifest.pivots] == [
+        ("polish-1", "main", "main"),
+        ("polish-2", "main", "main"),
+    ]
+    sources = [run.manifest.pivots[0].manifest, run.manifest.pivots[1].manifest]
+    assert sources == [trained.checkpoint(f"{RUN}/main/step{step}").digest for step in PIVOTS]
+
+
+def test_best_begins_again_at_a_pivot(trained: Registry) -> None:
+    run = trained.run(RUN)
+    rated = {one.step: one.metrics["loss"] for one in run.checkpoints() if one.step > 8_000}
+    assert run.best().step == min(rated, key=rated.__getitem__)
+
+
+def test_the_same_pivot_again_does_nothing(young: Run, place: Place) -> None:
+    young.pivot("polish")
+    before = len(list(young.history()))
+    with place.open() as reg:
+        again = reg.run(RUN).pivot("polish")
+        assert again.checkpoint.step == 300
+        assert len(list(reg.run(RUN).history())) == before
+
+
+def test_a_process_that_dies_in_a_pivot_leaves_all_or_nothing(place: Place) -> None:
+    with place.open() as reg:
+        acts.train(reg, 200)
+    for after in (False, True):  # it is a single write
+        assert place.dies(lambda reg: reg.run(RUN).pivot("polish"), 1, after)
+        with place.open() as reg:
+            run = reg.run(RUN)
+            assert bool(run.manifest.pivots) == after
+            assert run.stream("samples").count == (0 if after else 2)
+            assert run.stream("loss").count == 200
+    with place.open() as reg:
+        acts.train(reg, 300)
+        assert reg.run(RUN).stream("samples").archives == {"polish": 2}
+        assert reg.verify(deep=True).ok
+
+
+def test_a_zombie_arm_is_reported(
+    young: Run, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    zombie = {"weight": 1.546, "pulls": 9}
+    training = acts.resume(young)
+    losses = [{"step": training.step + 1, "loss": training.train()}]
+    training.bandit.arms["repo-docstrings"] = zombie  # its data source exists now, and not later
+    training.save(young, losses)
+    sources = {"streams/state/arms": SOURCES, "bandit/arms": SOURCES}
+    with place.open() as reg, caplog.at_level(logging.WARNING, logger="holdfast"):
+        restored = reg.run(RUN).restore(sources=sources)
+        assert restored.stale == ("streams/state/arms/repo-docstrings",)
+        assert "whose source is gone: streams/state/arms/repo-docstrings" in caplog.text
+        with pytest.raises(InvalidInput, match="sources"):
+            reg.run(RUN).start("resume")
+        reg.run(RUN).pivot("without-it")
+        assert reg.run(RUN).restore(sources=sources).stale == ()
+
+
+# The audit
+
+
+def test_two_branches_from_one_checkpoint_are_compared(story: Story) -> None:
+    with story.place.open() as reg:
+        size = story.place.size_bytes()
+        for name, rate in (("slow", 1e-4), ("fast", 1e-2)):
+            run = reg.fork(f"{RUN}/main/step4000", name, config={"rate": rate})
+            assert story.place.size_bytes() - size < 20_000  # no data is copied
+            size = story.place.size_bytes()
+            restored = run.restore(sources={"streams/state/arms": SOURCES, "bandit/arms": SOURCES})
+            training = Training(rate=rate)
+            training.load(restored.state)
+            losses = []
+            while training.step < 4_300:
+                losses.append({"step": training.step + 1, "loss": training.train()})
+                if run.is_due(training.step):
+                    training.save(run, losses)
+                    losses = []
+            size = story.place.size_bytes()
+        found = reg.compare("slow", "fast")
+        assert (found.fork.run, found.fork.step) == (RUN, 4_000)
+        assert [str(one) for one in found.config] == ["~ rate: 0.0001 -> 0.01"]
+        assert [(one.step, one.is_same) for one in found.steps] == [
+            (4_000, True),
+            (4_100, False),
+            (4_200, False),
+            (4_300, False),
+        ]
+        changed = [one.path for one in found.difference.tensors if one.kind == "changed"]
+        assert changed[:3] == ["weights", "m", "v"]
+        slow, fast = ([getattr(one, side) for one in found.steps] for side in ("first", "second"))
+        assert slow[-1].metrics != fast[-1].metrics
+        assert reg.run("fast").stream("loss").count == 4_300
+        with pytest.raises(NotFound):
+            reg.compare("slow", "slower")
+
+
+def test_nothing_is_damaged(trained: Registry) -> None:
+    assert trained.verify(deep=True).ok

@@ -1,0 +1,282 @@
+"""The life of Cobre's training: stages of cuts and bases, the last 3, three modes, hard errors.
+
+The rules are those of `seeds/cobre.md`; `docs/systems.md` says row by row which test proves what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast import Registry, Run
+from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.history.actions import AddCheckpoint, Evict
+from holdfast.registry.spec.presets import load_preset
+from tests.support.sameness import assert_same
+from tests.systems import cobre as acts
+from tests.systems.cobre import (
+    CHAPTERS,
+    CONFIG,
+    EXPECTED,
+    FORWARD_PASSES,
+    ITERATIONS,
+    RUN,
+    STAGES,
+    SYSTEM,
+    Story,
+    Training,
+)
+from tests.systems.life import Life
+from tests.systems.places import Place
+
+pytestmark = pytest.mark.xdist_group("cobre")
+
+_LIVES: dict[str, Life[Story]] = {}
+
+
+@pytest.fixture
+def story(fresh: Callable[[], str], request: pytest.FixtureRequest) -> Story:
+    """The training on one kind of store, to its last iteration."""
+    kind = request.node.callspec.params["fresh"]
+    if kind not in _LIVES:
+        _LIVES[kind] = Life(Story(Place.new(fresh)), CHAPTERS)
+    return _LIVES[kind].through(acts.training)
+
+
+@pytest.fixture
+def trained(story: Story) -> Iterator[Registry]:
+    """The registry after the training, for reading."""
+    with holdfast.open(story.place.url, read_only=True) as reg:
+        yield reg
+
+
+@pytest.fixture
+def young(place: Place) -> Iterator[Registry]:
+    """A registry with a run of six iterations."""
+    with place.open() as reg:
+        acts.train(reg, 6)
+        yield reg
+
+
+# Checkpoints
+
+
+def test_interrupted_training_ends_like_one_that_was_not(story: Story, trained: Registry) -> None:
+    assert story.deaths >= 3
+    assert_same(trained.run(RUN).latest().load(), acts.straight().state())
+
+
+def test_the_last_3_are_kept_and_the_rest_goes_in_the_same_commit(trained: Registry) -> None:
+    run = trained.run(RUN)
+    assert [one.step for one in run.checkpoints()] == [8, 10, 12]
+    gone = []
+    for commit in run.history():
+        evicted = [action for action in commit.actions if isinstance(action, Evict)]
+        if evicted:
+            assert any(isinstance(action, AddCheckpoint) for action in commit.actions)
+            gone += [
+                run.find(one.checkpoint).step for action in evicted for one in action.evictions
+            ]
+    assert gone == [2, 4, 6]
+    assert trained.checkpoint(f"{RUN}/latest").step == ITERATIONS
+
+
+def test_no_checkpoint_is_periodic_unless_the_configuration_asks(place: Place) -> None:
+    assert load_preset("cobre").phase("training").save_every is None
+    with place.open() as reg:
+        run = acts.open_policy(reg)
+        assert not any(run.is_due(step) for step in range(1, 1_000))
+
+
+def test_what_must_be_serialized_comes_back_type_by_type(young: Registry) -> None:
+    state = young.run(RUN).latest().load()
+    expected = acts.straight(6).state()
+    assert_same(state, expected)
+    assert state["completed_iterations"] == 6
+    assert len(state["convergence"]["lower"]) == len(state["convergence"]["upper"]) == 6
+    assert state["rng_state"]["bit_generator"] == "PCG64"
+    assert len(state["cuts"]) == len(state["basis"]) == STAGES
+    for cuts, basis in zip(state["cuts"], state["basis"], strict=True):
+        assert cuts["coefficients"].dtype == np.float64
+        assert cuts["is_active"].dtype == bool
+        assert not cuts["is_active"].all()  # inactive cuts keep their slots
+        assert cuts["slot_index"].tolist() == list(range(6 * FORWARD_PASSES))
+        assert basis.dtype == np.uint8
+
+
+def test_populated_slots_alone_take_space(young: Registry) -> None:
+    sizes = [one.tensors()["cuts/0/coefficients"].nbytes for one in young.run(RUN).checkpoints()]
+    assert sizes == [8 * 3 * FORWARD_PASSES * step for step in (2, 4, 6)]
+
+
+@pytest.mark.parametrize("missing", load_preset("cobre").required_keys)
+def test_a_state_without_a_part_is_refused(young: Registry, missing: str) -> None:
+    state = acts.straight(7).state()
+    del state[missing]
+    run = acts.open_policy(young)
+    run.start("resume", expected=EXPECTED)
+    with pytest.raises(IncompatibleState, match=f"missing: {missing}"):
+        run.save(state, step=7)
+
+
+def test_only_the_first_rank_saves(young: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    run = acts.open_policy(young)
+    with pytest.raises(Conflict, match="rank"):
+        run.save(acts.straight(7).state(), step=7)
+    monkeypatch.setenv("RANK", "0")
+    run.start("resume", expected=EXPECTED)
+    run.save(acts.straight(7).state(), step=7)
+
+
+def test_a_process_that_dies_in_a_save_leaves_the_one_before(place: Place) -> None:
+    with place.open() as reg:
+        acts.train(reg, 4)
+    write = 1
+    while place.dies(lambda reg: acts.train(reg, 6), write, after=False):
+        with place.open() as reg:
+            assert acts.started(acts.open_policy(reg)).completed == 4
+            assert reg.verify().ok
+        write += 1
+    assert write > 3
+
+
+# Modes
+
+
+def test_fresh_is_determined_by_the_seed(place: Place) -> None:
+    with place.open() as reg:
+        ids = []
+        for name in ("one", "two"):
+            run = acts.open_policy(reg, name)
+            found = run.start("fresh")
+            assert found.state == {}
+            training = Training(found.seeds["scenarios"])
+            acts.iterate(run, training, 4)
+            assert training.stages[0].capacity == ITERATIONS * FORWARD_PASSES
+            ids.append(run.latest().digest)
+        assert ids[0] == ids[1]
+
+
+def warm(reg: Registry, name: str = "warm", seed: int = 43) -> tuple[Run, Training]:
+    run = reg.create_run(name, preset="cobre", seed=seed, config=CONFIG, input_hash=SYSTEM)
+    found = run.start("warm_start", reg.checkpoint(f"{RUN}/latest"), expected=EXPECTED)
+    assert list(found.state) == ["cuts"]
+    return run, Training(found.seeds["scenarios"], found.state["cuts"])
+
+
+def test_a_warm_start_has_the_cuts_and_begins_at_iteration_0(young: Registry) -> None:
+    old = young.run(RUN).latest().load()
+    run, training = warm(young)
+    assert training.completed == 0
+    assert training.lower == []
+    for stage, cuts in zip(training.stages, old["cuts"], strict=True):
+        assert stage.warm_start_count == len(cuts["intercept"]) == 12
+        assert stage.capacity == 12 + ITERATIONS * FORWARD_PASSES  # loaded + new training
+        assert_same(stage.coefficients[:12], cuts["coefficients"])
+        assert_same(stage.is_active[:12], cuts["is_active"])
+    acts.iterate(run, training, 2)
+    state = run.latest().load()
+    assert state["completed_iterations"] == run.latest().step == 2
+    assert state["cuts"][0]["warm_start_count"] == 12
+    assert len(state["cuts"][0]["intercept"]) == 12 + 2 * FORWARD_PASSES
+    (record,) = run.manifest.phases
+    assert record.source == f"{RUN}/training/step00000006"
+
+
+def test_a_warm_start_draws_other_scenarios(young: Registry) -> None:
+    _, training = warm(young)
+    _, again = warm(young, "again")
+    _, other = warm(young, "other", seed=44)
+    for one in (training, again, other):
+        one.iterate()
+    expected = acts.straight(7).state()["cuts"][0]["coefficients"][12:]
+    assert not np.array_equal(training.stages[0].coefficients[12:14], expected)
+    assert_same(training.stages[0].coefficients, again.stages[0].coefficients)
+    assert not np.array_equal(training.stages[0].coefficients, other.stages[0].coefficients)
+
+
+def test_resume_is_bit_for_bit(young: Registry) -> None:
+    run = acts.open_policy(young)
+    training = acts.resumed(run.start("resume", expected=EXPECTED))
+    assert training.completed == 6
+    assert training.stages[0].capacity == ITERATIONS * FORWARD_PASSES  # as in the checkpoint
+    acts.iterate(run, training, 8)  # from completed_iterations + 1
+    assert_same(run.latest().load(), acts.straight(8).state())
+    assert run.latest().load()["convergence"]["lower"][:6].tolist() == acts.straight(6).lower
+
+
+def test_a_preempted_job_is_found_and_continued(young: Registry) -> None:
+    with pytest.raises(SystemExit), acts.open_policy(young) as run:
+        training = acts.started(run)
+        acts.iterate(run, training, 8)
+        training.iterate()  # in progress, and never saved
+        raise SystemExit(0)
+    run = acts.open_policy(young)
+    assert run.status == "interrupted"
+    assert acts.started(run).completed == 8
+    acts.iterate(run, acts.started(run), 10)
+    assert run.status == "running"
+    assert_same(run.latest().load(), acts.straight(10).state())
+
+
+# Validation
+
+
+@pytest.mark.parametrize("mode", ["resume", "warm_start"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"state_dimension": 4}, "state_dimension is 3, expected 4"),
+        ({"num_stages": 60}, "num_stages is 4, expected 60"),
+    ],
+)
+def test_another_dimension_or_stage_count_is_a_hard_error(
+    young: Registry, mode: str, wrong: dict[str, int], message: str
+) -> None:
+    expected = {**EXPECTED, **wrong}
+    if mode == "resume":
+        run, source = acts.open_policy(young), None
+    else:
+        run, source = acts.open_policy(young, "other"), young.checkpoint(f"{RUN}/latest")
+    commits = len(list(run.history()))
+    with pytest.raises(IncompatibleState, match=message):
+        run.start(mode, source, expected=expected)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="missing: state_dimension, num_stages"):
+        run.start(mode, source)  # type: ignore[arg-type]
+    assert len(list(run.refresh().history())) == commits
+
+
+def test_another_configuration_is_a_hard_error_with_both(young: Registry) -> None:
+    other = {**CONFIG, "max_iterations": 50, "solver": {"name": "clp", "tolerance": 1e-7}}
+    with pytest.raises(Conflict) as caught:
+        acts.open_policy(young, config=other)
+    assert "\n  ~ max_iterations: 12 -> 50\n  ~ solver/name: 'highs' -> 'clp'" in str(caught.value)
+    assert "tolerance" not in str(caught.value)
+
+
+def test_another_system_is_a_hard_error(young: Registry) -> None:
+    with pytest.raises(Conflict, match="other input data"):
+        acts.open_policy(young, input_hash="another")
+
+
+def test_a_resume_cannot_leave_the_hashes_out(young: Registry) -> None:
+    run = young.run(RUN)
+    for resume in (lambda: run.start("resume", expected=EXPECTED), run.restore):
+        with pytest.raises(InvalidInput, match=r"config=\.\.\., input_hash=\.\.\."):
+            resume()
+
+
+def test_a_warm_start_may_have_another_configuration(young: Registry) -> None:
+    run = young.create_run("more", preset="cobre", config={"max_iterations": 99}, input_hash="new")
+    source = young.checkpoint(f"{RUN}/latest")
+    assert "cuts" in run.start("warm_start", source, expected=EXPECTED).state
+
+
+def test_nothing_is_damaged(trained: Registry) -> None:
+    assert trained.verify(deep=True).ok
+    assert trained.run(RUN).status == "completed"
