@@ -78,7 +78,7 @@ class HoldfastCheckpoint(Checkpoint):
         """
         return self.io.resume()
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the trainer load `holdfast://` paths."""
         strategy = trainer.strategy
         if strategy.restore_checkpoint_after_setup:  # FSDP, ModelParallel, DeepSpeed
@@ -95,8 +95,8 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_save_checkpoint(
         self,
-        trainer: Trainer,  # noqa: ARG002
-        pl_module: LightningModule,  # noqa: ARG002
+        trainer: Trainer,
+        pl_module: LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
         """Add the random generators of every rank."""
@@ -107,15 +107,15 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_load_checkpoint(
         self,
-        trainer: Trainer,  # noqa: ARG002
-        pl_module: LightningModule,  # noqa: ARG002
+        trainer: Trainer,
+        pl_module: LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
         """Keep the random generators until the training starts."""
         self._loaded = checkpoint.get(_RNG)
         self._loader_states = _loader_states(checkpoint)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the random generators.
 
         Lightning has made the iterator over the data by now, and that draws the seeds of sampler
@@ -138,10 +138,10 @@ class HoldfastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        outputs: Any,  # noqa: ARG002
-        batch: Any,  # noqa: ARG002
-        batch_idx: int,  # noqa: ARG002
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Save, if it is time; where a validation or the end of an epoch follows, after it."""
         step, every = trainer.global_step, self._every_steps
@@ -156,12 +156,12 @@ class HoldfastCheckpoint(Checkpoint):
         if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(fetcher):
             self._save_if_due(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save what was due before a validation within an epoch."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
             self._save_if_due(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end of an epoch, if it is time."""
         every = self._every_epochs
         if every and (trainer.current_epoch + 1) % every == 0:
@@ -173,7 +173,7 @@ class HoldfastCheckpoint(Checkpoint):
     def on_exception(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
+        pl_module: LightningModule,
         exception: BaseException,
     ) -> None:
         """Save the last completed step after SIGTERM."""

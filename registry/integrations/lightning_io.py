@@ -9,11 +9,9 @@ from typing import Any
 
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 
-from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Conflict, InvalidInput, UnsupportedValue
-from holdfast.registry.integrations.saving import OnSave, Saver
+from holdfast.registry.errors import Conflict, UnsupportedValue
+from holdfast.registry.integrations.saving import OnSave, Saver, checkpoint_of
 from holdfast.registry.loading.checkpoint import Checkpoint
-from holdfast.registry.refs import find_in_run
 from holdfast.registry.runs.run import Run
 from holdfast.registry.training.restoring import Restored
 
@@ -86,7 +84,7 @@ class HoldfastIO(CheckpointIO):
     def load_checkpoint(
         self,
         path: Any,
-        map_location: Any = None,  # noqa: ARG002 - Lightning moves the tensors to its devices
+        map_location: Any = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Load a checkpoint, onto the CPU; the run continues from it.
@@ -97,7 +95,7 @@ class HoldfastIO(CheckpointIO):
             IntegrityError: It is damaged; no other one is loaded instead.
         """
         if _is_ref(path):
-            found = self._by_ref(path)
+            found = checkpoint_of(self._run, str(path).removeprefix(SCHEME))
         elif self._files is not None:
             return self._files.load_checkpoint(path, weights_only=weights_only)
         else:
@@ -137,20 +135,6 @@ class HoldfastIO(CheckpointIO):
         restored = self._run.restore(at=found)
         assert restored is not None  # `at` names one
         return restored.state
-
-    def _by_ref(self, path: Any) -> Checkpoint:
-        name, _, rest = str(path).removeprefix(SCHEME).partition("/")
-        if name != self._run.id:
-            raise InvalidInput(
-                "a checkpoint of another run",
-                where=quoted(str(path)),
-                expected=f"{SCHEME}{self._run.id}/...",
-                hint="To continue it, open that run; to branch from it, `reg.fork(ref)`.",
-            )
-        found = find_in_run(self._run.refresh(), rest)
-        if not isinstance(found, Checkpoint):
-            raise InvalidInput("this is a stored state and no checkpoint", where=found.ref)
-        return found
 
     def _named(self, path: Any) -> Checkpoint | None:
         """Return the checkpoint that was saved under a path of Lightning's."""

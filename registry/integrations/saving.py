@@ -8,8 +8,11 @@ from typing import Any
 
 import torch.distributed
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import rng
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.refs import find_in_run
 from holdfast.registry.runs.run import Run
 from holdfast.registry.training.pending import PendingSave
 
@@ -62,6 +65,27 @@ class Saver:
         self._newest = checkpoint
         if self._on_save is not None:
             self._on_save(checkpoint)
+
+
+def checkpoint_of(run: Run, ref: str) -> Checkpoint:
+    """Return the checkpoint of a run that a ref names.
+
+    Raises:
+        InvalidInput: The ref names another run, or a state that is no checkpoint.
+        NotFound: It names nothing.
+    """
+    name, _, rest = ref.partition("/")
+    if name != run.id:
+        raise InvalidInput(
+            "a checkpoint of another run",
+            where=quoted(ref),
+            expected=f"{run.id}/...",
+            hint="To continue it, open that run; to branch from it, `reg.fork(ref)`.",
+        )
+    found = find_in_run(run.refresh(), rest)
+    if not isinstance(found, Checkpoint):
+        raise InvalidInput("this is a stored state and no checkpoint", where=found.ref)
+    return found
 
 
 def capture_ranks() -> list[dict[str, Any]]:

@@ -73,6 +73,11 @@ def data(loader: type[DataLoader[Any]]) -> Any:
     return loader(samples, BATCH, shuffle=True), DataLoader(samples, BATCH, shuffle=True)
 
 
+def data_loader() -> Any:
+    """Return a loader whose position is saved."""
+    return data(StatefulDataLoader)[0]
+
+
 def fit(url: str, name: str, stateful: bool, strike: int | None, cadence: dict[str, Any]) -> None:
     """Train to the end, or until the process is killed; resume what is there."""
     pl.seed_everything(1)
