@@ -171,9 +171,11 @@ class HoldfastCallback(TrainerCallback):
         if not is_due or state.global_step == self._saver.step:
             return
         self._trainer.store_flos()
-        parts = self._parts(state, given)
+        # The summary of the whole training is no part of its last step.
+        history = [one for one in state.log_history if "train_runtime" not in one]
+        parts = self._parts(dataclasses.replace(state, log_history=history), given)
         if state.is_world_process_zero:
-            logged = [one for one in state.log_history if one.get("step") == state.global_step]
+            logged = [one for one in history if one.get("step") == state.global_step]
             metrics = {name: float(value) for one in logged for name, value in one.items()}
             metrics.pop("step", None)
             self._saver.save(parts, state.global_step, metrics)
