@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.plugins.io import CheckpointIO
 
-from holdfast.registry.errors import Conflict, UnsupportedValue
+from holdfast.registry.errors import Conflict, NotFound, UnsupportedValue
 from holdfast.registry.integrations.saving import OnSave, Saver, checkpoint_of
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.runs.run import Run
@@ -36,7 +36,7 @@ class HoldfastIO(CheckpointIO):
     Args:
         run: The run.
         files: Saves and loads all paths that are no refs. Default: such paths are names of
-            checkpoints of the run, and files that exist are loaded.
+            checkpoints of the run.
         background: Whether a save returns when the state has been copied.
         on_save: Called with each checkpoint once it is durable.
     """
@@ -101,7 +101,11 @@ class HoldfastIO(CheckpointIO):
         else:
             named = self._named(path)
             if named is None:
-                return TorchCheckpointIO().load_checkpoint(path, weights_only=weights_only)
+                raise NotFound(
+                    "no checkpoint of the run was saved under this path",
+                    where=f"{self._run.id}: {path}",
+                    hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
+                )
             found = named
         return _from_components(self._load(found))
 

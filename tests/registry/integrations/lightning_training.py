@@ -82,9 +82,11 @@ def fit(url: str, name: str, stateful: bool, strike: int | None, cadence: dict[s
     """Train to the end, or until the process is killed; resume what is there."""
     pl.seed_everything(1)
     with holdfast.open(url) as reg, reg.run(name, create=True) as run:
-        saver = HoldfastCheckpoint(run, **cadence)
+        told: list[holdfast.Checkpoint] = []
+        saver = HoldfastCheckpoint(run, on_save=told.append, **cadence)
         loaders = data(StatefulDataLoader if stateful else DataLoader)
         trainer(saver).fit(Net(strike), *loaders, ckpt_path=saver.resume())
+        assert run.checkpoints()[-len(told) :] == told
 
 
 def fit_until_sigterm(url: str, name: str) -> None:
@@ -133,6 +135,7 @@ def refuse(url: str) -> None:
         cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
             (InvalidInput, "at least 1", lambda: HoldfastCheckpoint(run, every_n_epochs=0)),
             (NotFound, "none yet", lambda: saver.io.load_checkpoint("holdfast://refused/latest")),
+            (NotFound, "no checkpoint of", lambda: HoldfastIO(run).load_checkpoint("last.ckpt")),
             (InvalidInput, "another run", lambda: saver.io.load_checkpoint("holdfast://x/latest")),
         ]
         for kind, text, call in cases:

@@ -96,3 +96,23 @@ def test_a_test_does_not_continue_the_run(reg: holdfast.Registry, children: Chil
     cadence = {"every_n_epochs": 2}
     assert children.run("lightning_training.fit", reg.url, "run", False, None, cadence) == 0
     assert children.run("lightning_training.load_to_test", reg.url, "run") == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_training_that_is_killed_at_any_step_continues_bit_for_bit(
+    reg: holdfast.Registry, children: Children, stateful: bool
+) -> None:
+    fit = "lightning_training.fit"
+    every = [{"every_n_epochs": 1}]
+    if stateful:
+        every += [{"every_n_train_steps": steps} for steps in (1, 2, 3, 5)]
+    for number, cadence in enumerate(every):
+        straight = f"straight-{number}"
+        assert children.run(fit, reg.url, straight, stateful, None, cadence) == 0
+        for strike in range(1, 16):
+            name = f"killed-{number}-{strike}"
+            for until in (strike, min(strike + 3, 15)):
+                children.run(fit, reg.url, name, stateful, until, cadence)
+            assert children.run(fit, reg.url, name, stateful, None, cadence) == 0
+            assert components(reg, name) == components(reg, straight), (cadence, strike)

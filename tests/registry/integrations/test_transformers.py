@@ -71,7 +71,8 @@ def test_a_killed_training_continues_bit_for_bit(
         assert killed[step] == straight[step]
     latest = reg.checkpoint("killed/latest")
     assert "loss" in latest.metrics
-    assert latest.load(only="trainer")["trainer"]["stateful_callbacks"]["EarlyStoppingCallback"]
+    kept = latest.load(only="trainer")["trainer"]["stateful_callbacks"]["EarlyStoppingCallback"]
+    assert kept["attributes"] == {"early_stopping_patience_counter": 5}
     name = "adapter" if adapter else "model"
     assert latest.components.keys() & {"model", "adapter"} == {name}
     assert any(path.startswith("optimizer/state/0/exp_avg") for path in latest)

@@ -73,7 +73,8 @@ def trainer(saver: Any, folder: str, adapter: bool = False, **options: Any) -> S
         "restore_callback_states_from_checkpoint": True,
         **options,
     }
-    stopping = EarlyStoppingCallback(early_stopping_patience=50)
+    # It counts every evaluation but the first, and never stops.
+    stopping = EarlyStoppingCallback(early_stopping_patience=50, early_stopping_threshold=1e9)
     return Struck(
         model(adapter),
         TrainingArguments(**arguments),
@@ -88,11 +89,13 @@ def train(
 ) -> None:
     """Train to the end, or until the process is killed; resume what is there."""
     with holdfast.open(url) as reg, reg.run(name, create=True) as run:
-        saver = HoldfastCallback(run, background=True)
+        told: list[holdfast.Checkpoint] = []
+        saver = HoldfastCallback(run, background=True, on_save=told.append)
         training = trainer(saver, folder, adapter, **options)
         training.strike = strike
         training.train(resume_from_checkpoint=saver.resume(training))
         assert not list(Path(folder).glob("*"))
+        assert run.checkpoints()[-len(told) :] == told
 
 
 def refuse(url: str, folder: str) -> None:
