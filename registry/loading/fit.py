@@ -201,7 +201,7 @@ def check_fit(
         "the checkpoint does not fit the target",
         where=ref,
         found=shown + more,
-        hint="Nothing was changed. " + (_compiled(report) or hint),
+        hint="Nothing was changed. " + (_wrapped(report) or hint),
     )
 
 
@@ -218,7 +218,7 @@ def check_any_fits(ref: str, report: LoadReport) -> None:
         where=ref,
         expected=_some(report.missing),
         found=_some(report.unexpected),
-        hint="Nothing was changed. " + (_compiled(report) or "Name the right component."),
+        hint="Nothing was changed. " + (_wrapped(report) or "Name the right component."),
     )
 
 
@@ -238,13 +238,23 @@ def check_component(component: object) -> str | None:
     )
 
 
-def _compiled(report: LoadReport) -> str:
-    """Return a hint if the paths of one side are those of a compiled module."""
+def _wrapped(report: LoadReport) -> str:
+    """Return a hint if the paths of one side are those of a compiled or a distributed module."""
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.missing):
         return f"The target is compiled: pass the module inside, `model.{_COMPILED}`."
     if any(_COMPILED in path.replace("/", ".").split(".") for path in report.unexpected):
         return f"A compiled module was saved: save the one inside, `model.{_COMPILED}`, or compile."
+    if _inside(report.missing) & set(report.unexpected):
+        return "The target is a DistributedDataParallel: pass the module inside, `model.module`."
+    if _inside(report.unexpected) & set(report.missing):
+        return "A DistributedDataParallel was saved: save the module inside, `model.module`."
     return ""
+
+
+def _inside(paths: Iterable[str]) -> set[str]:
+    """Return the paths below `module.` as the module inside has them."""
+    cut = {path: f"/{path}".replace("/module.", "/", 1)[1:] for path in paths}
+    return {inner for path, inner in cut.items() if inner != path}
 
 
 def _some(paths: Sequence[str]) -> str:

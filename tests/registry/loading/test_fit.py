@@ -225,3 +225,14 @@ def test_the_hint_fits_what_is_wrong(run: Run, fill: Fill) -> None:
     assert "strict=False" not in str(caught.value)
     with pytest.raises(IncompatibleState, match=r"v is not in the checkpoint.*strict=False"):
         fill(run, {"w": torch.zeros(300, 300), "v": torch.zeros(3)})
+
+
+def test_the_prefix_of_a_distributed_module_is_explained(run: Run, fill: Fill) -> None:
+    plain = {"a.w": torch.zeros(3), "b": torch.ones(2)}
+    wrapped = {f"module.{name}": value for name, value in plain.items()}
+    run.save({"m": plain}, step=1)
+    with pytest.raises(IncompatibleState, match=r"pass the module inside, `model\.module`"):
+        fill(run, wrapped)
+    run.save({"m": wrapped}, step=2)
+    with pytest.raises(IncompatibleState, match=r"was saved: save the module inside"):
+        fill(run, plain)

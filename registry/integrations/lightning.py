@@ -1,0 +1,199 @@
+"""Lightning: a callback that saves and resumes a run.
+
+```python
+saver = HoldfastCheckpoint(run, every_n_train_steps=1000)
+trainer = Trainer(callbacks=[saver])
+trainer.fit(model, data, ckpt_path=saver.resume())
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from holdfast.backends.escape import quoted
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.integrations.lightning_io import SCHEME, HoldfastIO
+from holdfast.registry.integrations.saving import OnSave, capture_ranks, restore_rank
+from holdfast.registry.runs.run import Run
+
+#: The component with the random generators.
+_RNG = "rng"
+
+
+class HoldfastCheckpoint(Checkpoint):
+    """Saves a run from Lightning's `Trainer`, and resumes it bit for bit.
+
+    A checkpoint holds what Lightning's own holds, with `model`, `optimizer` and `scheduler` as
+    components, and the random generators of every rank (`rng`). The metrics are the trainer's
+    `callback_metrics`. Which checkpoints are kept and which one is best is up to the run
+    (`Retention`, `Monitor`). With a `StatefulDataLoader` a resume within an epoch is bit-exact;
+    with another loader save at the ends of epochs.
+
+    After SIGTERM the last completed step is saved.
+
+    Args:
+        run: The run. Every rank opens it; rank 0 saves.
+        every_n_train_steps: Save every so many optimizer steps.
+        every_n_epochs: Save every so many epochs. Default: 1, if no other is given.
+        background: Whether a save returns when the state has been copied (`Run.save_async`).
+        on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        background: bool = False,
+        on_save: OnSave | None = None,
+    ) -> None:
+        for name, value in (
+            ("every_n_train_steps", every_n_train_steps),
+            ("every_n_epochs", every_n_epochs),
+        ):
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidInput(f"{name} must be at least 1", found=quoted(value))
+        self.io = HoldfastIO(run, files=TorchCheckpointIO(), background=background, on_save=on_save)
+        self._every_steps = every_n_train_steps
+        self._every_epochs = every_n_epochs or (None if every_n_train_steps else 1)
+        self._is_due = False
+        self._epoch_ended = False
+        self._loaded: Mapping[str, Any] | None = None
+        self._loader_states: list[Any] = []
+
+    def resume(self) -> str | None:
+        """Return the `ckpt_path` of the newest whole checkpoint, or `None` before the first save.
+
+        Raises:
+            RestoreFailed: Every checkpoint is damaged.
+        """
+        return self.io.resume()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let the trainer load `holdfast://` paths."""
+        strategy = trainer.strategy
+        if strategy.restore_checkpoint_after_setup:  # FSDP, ModelParallel, DeepSpeed
+            raise InvalidInput(
+                "sharded strategies are not supported yet",
+                where="Trainer(strategy=...)",
+                expected="a strategy whose ranks hold the whole model, such as ddp",
+                found=type(strategy).__name__,
+            )
+        self.io.trains = trainer.state.fn == TrainerFn.FITTING
+        if strategy.checkpoint_io is not self.io:
+            self.io._files = strategy.checkpoint_io
+            strategy.checkpoint_io = self.io
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Add the random generators of every rank."""
+        checkpoint[_RNG] = {"ranks": capture_ranks(), "epoch_ended": self._epoch_ended}
+        if self._epoch_ended:  # Lightning counts batches, so it never asks for one too many
+            for state in _loader_states(checkpoint):
+                state["_iterator_finished"] = True
+
+    def on_load_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Keep the random generators until the training starts."""
+        self._loaded = checkpoint.get(_RNG)
+        self._loader_states = _loader_states(checkpoint)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the random generators.
+
+        Lightning has made the iterator over the data by now, and that draws the seeds of sampler
+        and workers. Training that was not interrupted makes one after each epoch; so after an epoch
+        it is made again, behind the restored generators. Within an epoch it is not.
+        """
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        fetcher, loader = trainer.fit_loop._data_fetcher, trainer.fit_loop._combined_loader
+        again = loaded["epoch_ended"] and fetcher is not None and loader is not None
+        if again:
+            loader._load_state_dicts(self._loader_states)  # Lightning does within an epoch only
+            loader._state_dicts()  # makes the finished iterators, which set the samplers
+        restore_rank(loaded["ranks"])
+        if again:
+            iter(fetcher)
+        self._loader_states = []
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save, if it is time; where a validation or the end of an epoch follows, after it."""
+        step, every = trainer.global_step, self._every_steps
+        if every and step % every == 0 and step != self.io.saver.step:
+            self._is_due = True
+        if trainer.world_size > 1:  # the ranks save together, so they agree
+            asked = trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
+            self._is_due |= asked
+        loop = trainer.fit_loop
+        fetcher = loop._data_fetcher
+        assert fetcher is not None  # it made the batch
+        if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(fetcher):
+            self._save_if_due(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what was due before a validation within an epoch."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
+            self._save_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save at the end of an epoch, if it is time."""
+        every = self._every_epochs
+        if every and (trainer.current_epoch + 1) % every == 0:
+            self._is_due = True
+        self._epoch_ended = True
+        self._save_if_due(trainer)
+        self._epoch_ended = False
+
+    def on_exception(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        exception: BaseException,
+    ) -> None:
+        """Save the last completed step after SIGTERM."""
+        if isinstance(exception, SIGTERMException) and trainer.world_size == 1:
+            self._is_due = True
+            self._save_if_due(trainer)
+
+    def _save_if_due(self, trainer: Trainer) -> None:
+        is_due, self._is_due = self._is_due, False
+        if not is_due or trainer.fast_dev_run or trainer.sanity_checking:
+            return
+        if trainer.global_step == self.io.saver.step:
+            return
+        path = f"{SCHEME}{self.io.saver.run.id}/step{trainer.global_step}"
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        trainer.save_checkpoint(path, storage_options=metrics)
+        self.io.saver.step = trainer.global_step  # on every rank
+
+
+def _loader_states(checkpoint: Mapping[str, Any]) -> list[Any]:
+    """Return the states of the loaders that have one."""
+    loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    return loop.get("combined_loader", [])

@@ -1,0 +1,205 @@
+"""Lightning's `CheckpointIO`: checkpoints of a run behind paths and `holdfast://` refs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from holdfast.registry.errors import Conflict, NotFound, UnsupportedValue
+from holdfast.registry.integrations.saving import OnSave, Saver, checkpoint_of
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.runs.run import Run
+from holdfast.registry.training.restoring import Restored
+
+SCHEME = "holdfast://"
+#: Lightning's name of a part -> ours, which every tool of Holdfast knows.
+_NAMES = {"state_dict": "model", "optimizer_states": "optimizer", "lr_schedulers": "scheduler"}
+#: The key of a checkpoint's meta that holds the path of Lightning's.
+_PATH = "lightning_path"
+
+
+class HoldfastIO(CheckpointIO):
+    """Keeps Lightning's checkpoints in a run: `Trainer(plugins=[HoldfastIO(run)])`.
+
+    `ckpt_path="holdfast://RUN/latest"`, or any other ref of the run, loads a checkpoint. A path of
+    Lightning's own (`.../epoch=1-step=8.ckpt`) names the checkpoint that was saved under it. A
+    second save of a step (`save_last=True`) is not stored again: it becomes the tag
+    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it.
+
+    Alone it stores what Lightning stores, which has no random generators; `HoldfastCheckpoint` adds
+    them.
+
+    Args:
+        run: The run.
+        files: Saves and loads all paths that are no refs. Default: such paths are names of
+            checkpoints of the run.
+        background: Whether a save returns when the state has been copied.
+        on_save: Called with each checkpoint once it is durable.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        files: CheckpointIO | None = None,
+        background: bool = False,
+        on_save: OnSave | None = None,
+    ) -> None:
+        self.saver = Saver(run, background=background, on_save=on_save)
+        #: Whether a load continues the run; a load to test or to predict does not.
+        self.trains = True
+        self._run = run
+        self._files = files
+        self._restored: Restored | None = None
+        self._unwanted: dict[int, Checkpoint] = {}
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint of Lightning's; `storage_options` may be metrics by name.
+
+        Raises:
+            UnsupportedValue: Something in it cannot be stored; the message names its path.
+            RegistryError: As `Run.save`.
+        """
+        if self._files is not None and not _is_ref(path):
+            self._files.save_checkpoint(checkpoint, path, storage_options)
+            return
+        step = checkpoint["global_step"]
+        if step == self.saver.step:
+            self._name_again(path)
+            return
+        before = None if _is_ref(path) else self._named(path)
+        metrics = _metrics(checkpoint) if storage_options is None else storage_options
+        meta = None if _is_ref(path) else {_PATH: str(path)}
+        self.saver.save(_components(checkpoint), step, metrics, meta)
+        if before is not None:  # as a file of this name would be overwritten
+            self._unwanted[before.n] = before
+        self._evict_unwanted()
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint, onto the CPU; the run continues from it.
+
+        Raises:
+            NotFound: The run has no such checkpoint.
+            InvalidInput: The path names another run.
+            IntegrityError: It is damaged; no other one is loaded instead.
+        """
+        if _is_ref(path):
+            found = checkpoint_of(self._run, str(path).removeprefix(SCHEME))
+        elif self._files is not None:
+            return self._files.load_checkpoint(path, weights_only=weights_only)
+        else:
+            named = self._named(path)
+            if named is None:
+                raise NotFound(
+                    "no checkpoint of the run was saved under this path",
+                    where=f"{self._run.id}: {path}",
+                    hint=f"A ref finds every checkpoint: {SCHEME}{self._run.id}/latest.",
+                )
+            found = named
+        return _from_components(self._load(found))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Evict the checkpoint of a path; one that is protected is kept until it is not."""
+        if self._files is not None and not _is_ref(path):
+            self._files.remove_checkpoint(path)
+            return
+        found = self._named(path)
+        if found is not None:
+            self._unwanted[found.n] = found
+            self._evict_unwanted()
+
+    def teardown(self) -> None:
+        """Wait for the save under way, and raise its error."""
+        self.saver.settle()
+        self._evict_unwanted()
+
+    def resume(self) -> str | None:
+        """Load the newest whole checkpoint; return its path, or `None` before the first save."""
+        self._restored = self._run.restore()
+        return None if self._restored is None else f"{SCHEME}{self._restored.checkpoint.ref}"
+
+    def _load(self, found: Checkpoint) -> Any:
+        if not self.trains:
+            return found.load(precision="original")
+        kept, self._restored = self._restored, None
+        self.saver.step = found.step
+        if kept is not None and kept.checkpoint == found:
+            return kept.state
+        restored = self._run.restore(at=found)
+        assert restored is not None  # `at` names one
+        return restored.state
+
+    def _named(self, path: Any) -> Checkpoint | None:
+        """Return the checkpoint that was saved under a path of Lightning's."""
+        self.saver.settle()
+        named = [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
+        tagged = self._run.manifest.tags.get(_tag(path))
+        if tagged is not None:
+            named.append(self._run.find(tagged))
+        return max(named, key=lambda one: one.n, default=None)
+
+    def _name_again(self, path: Any) -> None:
+        newest = self.saver.settle()
+        if newest is not None and not _is_ref(path) and self._named(path) != newest:
+            self._run.tag(_tag(path), newest)
+            self._evict_unwanted()
+
+    def _evict_unwanted(self) -> None:
+        for n, checkpoint in list(self._unwanted.items()):
+            try:
+                self._run.evict(checkpoint, "removed by Lightning's ModelCheckpoint")
+            except Conflict:  # protected: tried again after the next save
+                if not self._run.find(n).is_evicted:
+                    continue
+            del self._unwanted[n]
+
+
+def _is_ref(path: Any) -> bool:
+    return str(path).startswith(SCHEME)
+
+
+def _tag(path: Any) -> str:
+    """Return a legal tag for a path of Lightning's: `lightning-last` for `.../last.ckpt`."""
+    return f"lightning-{re.sub('[^A-Za-z0-9._-]', '-', PurePath(str(path)).stem)}"[:64]
+
+
+def _path_of(checkpoint: Checkpoint) -> str | None:
+    meta = checkpoint.meta
+    return meta.get(_PATH) if isinstance(meta, Mapping) else None
+
+
+def _components(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    taken = sorted(set(_NAMES.values()) & checkpoint.keys())
+    if taken:
+        raise UnsupportedValue(
+            "a hook added a key that is the name of a component",
+            where=f"checkpoint[{taken[0]!r}]",
+            hint="Choose another key in `on_save_checkpoint`.",
+        )
+    return {_NAMES.get(name, name): value for name, value in checkpoint.items()}
+
+
+def _from_components(state: Mapping[str, Any]) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in _NAMES.items()}
+    return {names.get(name, name): value for name, value in state.items()}
+
+
+def _metrics(checkpoint: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that `ModelCheckpoint`s monitor."""
+    states = [one for one in checkpoint.get("callbacks", {}).values() if isinstance(one, Mapping)]
+    return {
+        one["monitor"]: float(one["current_score"])
+        for one in states
+        if one.get("monitor") is not None and one.get("current_score") is not None
+    }

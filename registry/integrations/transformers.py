@@ -1,0 +1,226 @@
+"""The HF Trainer: a callback that saves and resumes a run.
+
+```python
+saver = HoldfastCallback(run)
+trainer = Trainer(model, args, train_dataset=data, callbacks=[saver])
+trainer.train(resume_from_checkpoint=saver.resume(trainer))
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import SaveStrategy
+
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.integrations import hub_folder
+from holdfast.registry.integrations.saving import (
+    OnSave,
+    Saver,
+    capture_ranks,
+    checkpoint_of,
+    restore_rank,
+)
+from holdfast.registry.runs.run import Run
+
+__all__ = ["HoldfastCallback"]
+
+
+class HoldfastCallback(TrainerCallback):
+    """Saves a run from the HF `Trainer`, and resumes it bit for bit.
+
+    `TrainingArguments` decide when: `save_strategy` (`steps` or `epoch`) and `save_steps`. The
+    Trainer writes no folder of its own. A checkpoint holds `model` (or, of a PEFT model, only
+    `adapter`), `optimizer`, `scheduler`, `scaler` if there is one, the generators of every rank
+    (`rng`), the Trainer's state (`trainer`) and what `export` needs. Which checkpoints are kept and
+    which one is best is up to the run (`Retention`, `Monitor`).
+
+    A step is saved when the next one begins: after its evaluation, after its metrics are known, and
+    after other callbacks and schedulers have seen them.
+
+    Args:
+        run: The run. Every rank opens it; rank 0 saves.
+        background: Whether a save returns when the state has been copied (`Run.save_async`).
+        on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
+    """
+
+    def __init__(
+        self, run: Run, *, background: bool = False, on_save: OnSave | None = None
+    ) -> None:
+        self._run = run
+        self._saver = Saver(run, background=background, on_save=on_save)
+        self._trainer: Any = None
+        self._is_due = False
+        self._loaded: dict[str, Any] = {}
+        self._folder: Path | None = None
+
+    def resume(self, trainer: Trainer, ref: str | None = None) -> str | None:
+        """Prepare a trainer to continue the run; call it before each `train`.
+
+        The weights and the Trainer's state go into a temporary folder in `output_dir`, for the
+        Trainer to read; it is removed when training begins. Everything else is loaded directly.
+
+        Args:
+            trainer: The trainer that has this callback.
+            ref: A checkpoint of the run. Default: the newest that is whole.
+
+        Returns:
+            The folder, for `train(resume_from_checkpoint=...)`; `None` before the first save.
+
+        Raises:
+            InvalidInput: The trainer shards the model, or the ref names another run.
+            NotFound: The ref names nothing.
+            RestoreFailed: Every checkpoint is damaged.
+        """
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise InvalidInput(
+                "sharded training is not supported yet",
+                where="TrainingArguments",
+                expected="ranks that hold the whole model",
+                found="FSDP" if trainer.is_fsdp_enabled else "DeepSpeed",
+            )
+        self._trainer = trainer
+        at = None if ref is None else checkpoint_of(self._run, ref)
+        restored = self._run.restore(at=at)
+        if restored is None:
+            return None
+        checkpoint, self._loaded = restored.checkpoint, restored.state
+        self._saver.step = checkpoint.step
+        self._folder = Path(trainer.args.output_dir) / f"holdfast-resume-{checkpoint.digest.short}"
+        with trainer.args.main_process_first(local=True, desc="resume"):
+            if trainer.args.local_process_index == 0:
+                hub_folder.write_model(checkpoint, self._folder)
+                text = json.dumps(self._loaded["trainer"], default=float)
+                (self._folder / "trainer_state.json").write_text(text)
+        return str(self._folder)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Load optimizer and scheduler, which the trainer has made by now."""
+        if self._trainer is None:
+            raise InvalidInput(
+                "the callback does not know its trainer",
+                where="HoldfastCallback",
+                expected="trainer.train(resume_from_checkpoint=saver.resume(trainer))",
+            )
+        if args.save_strategy == SaveStrategy.BEST:
+            raise InvalidInput(
+                "the run decides which checkpoint is best, not the trainer",
+                where="TrainingArguments(save_strategy=...)",
+                expected="'steps' or 'epoch', and a run with Monitor and Retention(best=1)",
+                found="best",
+            )
+        if self._loaded:
+            given["optimizer"].load_state_dict(self._loaded["optimizer"])
+            given["lr_scheduler"].load_state_dict(self._loaded["scheduler"])
+            if "scaler" in self._loaded:
+                self._trainer.accelerator.scaler.load_state_dict(self._loaded["scaler"])
+            self._loaded = {"rng": self._loaded["rng"]}
+        if not args.auto_find_batch_size:  # which may read the folder again
+            self._remove_folder(args)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Save what is due. Between epochs, restore the generators before the data is shuffled."""
+        if state.epoch is None or state.epoch % 1 == 0:
+            self._restore_generators()
+        self._save_if_due(state, given)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Save what is due. Within an epoch, restore the generators after batches were skipped."""
+        self._restore_generators()
+        self._save_if_due(state, given)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> TrainerControl:
+        """Take over a save that the trainer is about to make."""
+        self._is_due |= control.should_save
+        control.should_save = False
+        return control
+
+    on_epoch_end = on_step_end
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Save what is due, and wait for it."""
+        self._save_if_due(state, given)
+        self._saver.settle()
+        self._remove_folder(args)
+
+    def _restore_generators(self) -> None:
+        if self._loaded:
+            restore_rank(self._loaded["rng"])
+            self._loaded = {}
+
+    def _save_if_due(self, state: TrainerState, given: Mapping[str, Any]) -> None:
+        is_due, self._is_due = self._is_due, False
+        if not is_due or state.global_step == self._saver.step:
+            return
+        self._trainer.store_flos()
+        # The summary of the whole training is no part of its last step.
+        history = [one for one in state.log_history if "train_runtime" not in one]
+        parts = self._parts(dataclasses.replace(state, log_history=history), given)
+        if state.is_world_process_zero:
+            logged = [one for one in history if one.get("step") == state.global_step]
+            metrics = {name: float(value) for one in logged for name, value in one.items()}
+            metrics.pop("step", None)
+            self._saver.save(parts, state.global_step, metrics)
+        self._saver.step = state.global_step
+
+    def _parts(self, state: TrainerState, given: Mapping[str, Any]) -> dict[str, Any]:
+        stateful = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        exported = [one for one in stateful if isinstance(one, ExportableState)]
+        now = dataclasses.replace(state, stateful_callbacks=exported)
+        parts = {
+            **_model_parts(given["model"]),
+            "optimizer": given["optimizer"].state_dict(),
+            "scheduler": given["lr_scheduler"].state_dict(),
+            "rng": capture_ranks(),
+            "trainer": dataclasses.asdict(now),
+        }
+        scaler = getattr(self._trainer.accelerator, "scaler", None)
+        return parts if scaler is None else {**parts, "scaler": scaler.state_dict()}
+
+    def _remove_folder(self, args: TrainingArguments) -> None:
+        if self._folder is not None and args.local_process_index == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+
+def _model_parts(model: Any) -> dict[str, Any]:
+    """Return the components of a model: weights, configurations, and metadata of their file."""
+    parts = {hub_folder.METADATA: {"format": "pt"}}
+    if hasattr(model, "peft_config"):
+        from peft import get_peft_model_state_dict  # only a PEFT model needs it
+
+        name, *others = model.active_adapters
+        if others:
+            raise InvalidInput("several adapters are active", found=", ".join([name, *others]))
+        config = model.peft_config[name].to_dict()
+        files = {"adapter_config.json": {**config, "inference_mode": True}}
+        weights = {"adapter": dict(get_peft_model_state_dict(model, adapter_name=name))}
+    else:
+        kinds = {"config.json": "config", "generation_config.json": "generation_config"}
+        found = {file: getattr(model, kind, None) for file, kind in kinds.items()}
+        files = {file: one.to_dict() for file, one in found.items() if one is not None}
+        weights = {"model": model.state_dict()}
+    plain = json.loads(json.dumps(files, default=_plain, sort_keys=True))
+    return {**weights, **parts, hub_folder.CONFIGS: plain}
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else str(value)

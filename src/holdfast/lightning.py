@@ -1,0 +1,11 @@
+"""Lightning: `HoldfastCheckpoint(run)` saves and resumes a run, `HoldfastIO(run)` is its plugin.
+
+docs/integrations/lightning.md shows both. Needs `holdfast[lightning]`.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.integrations.lightning import HoldfastCheckpoint
+from holdfast.registry.integrations.lightning_io import HoldfastIO
+
+__all__ = ["HoldfastCheckpoint", "HoldfastIO"]

@@ -1,0 +1,11 @@
+"""The HF Trainer: `HoldfastCallback(run)` saves and resumes a run, `export` writes a Hub folder.
+
+docs/integrations/transformers.md shows both. Needs `holdfast[transformers]`.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.integrations.hub_folder import export
+from holdfast.registry.integrations.transformers import HoldfastCallback
+
+__all__ = ["HoldfastCallback", "export"]

@@ -1,0 +1,10 @@
+"""Weights & Biases: `log(checkpoint)` names a checkpoint in a W&B run, and uploads nothing.
+
+docs/integrations/wandb.md shows it. Needs `holdfast[wandb]`.
+"""
+
+from __future__ import annotations
+
+from holdfast.registry.integrations.wandb import log
+
+__all__ = ["log"]

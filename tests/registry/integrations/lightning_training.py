@@ -1,0 +1,170 @@
+"""A small training with Lightning, and what is checked inside of it; it runs in a child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import holdfast
+from holdfast.errors import InvalidInput, NotFound, UnsupportedValue
+from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
+
+#: Four batches an epoch.
+SAMPLES, BATCH, EPOCHS = 32, 8, 4
+
+
+class Net(pl.LightningModule):
+    """Its dropout, its validation and its loaders draw random numbers.
+
+    Args:
+        strike: At this step the process sends itself a signal.
+        sends: The signal.
+    """
+
+    def __init__(self, strike: int | None = None, sends: int = signal.SIGKILL) -> None:
+        super().__init__()
+        self.strike, self.sends = strike, sends
+        layers = torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
+        self.layers = torch.nn.Sequential(*layers)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.trainer.global_step == self.strike:
+            os.kill(os.getpid(), self.sends)
+        loss = (self.layers(batch[0]) ** 2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", (self.layers(batch[0]) ** 2).mean() + torch.rand(1).item())
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("score", [3.0, 1.0, 2.0, 0.0][self.current_epoch])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+def trainer(*callbacks: Any, **options: Any) -> pl.Trainer:
+    return pl.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
+def data(loader: type[DataLoader[Any]]) -> Any:
+    samples = TensorDataset(torch.randn(SAMPLES, 4))
+    return loader(samples, BATCH, shuffle=True), DataLoader(samples, BATCH, shuffle=True)
+
+
+def data_loader() -> Any:
+    """Return a loader whose position is saved."""
+    return data(StatefulDataLoader)[0]
+
+
+def fit(url: str, name: str, stateful: bool, strike: int | None, cadence: dict[str, Any]) -> None:
+    """Train to the end, or until the process is killed; resume what is there."""
+    pl.seed_everything(1)
+    with holdfast.open(url) as reg, reg.run(name, create=True) as run:
+        told: list[holdfast.Checkpoint] = []
+        saver = HoldfastCheckpoint(run, on_save=told.append, **cadence)
+        loaders = data(StatefulDataLoader if stateful else DataLoader)
+        trainer(saver).fit(Net(strike), *loaders, ckpt_path=saver.resume())
+        assert run.checkpoints()[-len(told) :] == told
+
+
+def fit_until_sigterm(url: str, name: str) -> None:
+    pl.seed_everything(1)
+    with holdfast.open(url) as reg, reg.run(name, create=True) as run:
+        saver = HoldfastCheckpoint(run, every_n_epochs=1)
+        trainer(saver).fit(Net(6, signal.SIGTERM), *data(StatefulDataLoader))
+
+
+def fit_ddp(url: str, name: str, strike: int | None) -> None:
+    """Train as one of two ranks, each with generators of its own."""
+    pl.seed_everything(1 + int(os.environ["RANK"]))
+    with holdfast.open(url) as reg:
+        run = reg.run(name, create=True)
+        saver = HoldfastCheckpoint(run, every_n_epochs=1)
+        samples = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
+        training = trainer(saver, strategy="ddp", devices=2)
+        training.fit(Net(strike), DataLoader(samples, 4, shuffle=True), ckpt_path=saver.resume())
+
+
+def keep_model_checkpoint(url: str, folder: str) -> None:
+    """Lightning's own callback with the plugin: what it saves, names again, removes and loads."""
+    with holdfast.open(url) as reg:
+        run = reg.create_run("own")
+        keeper = ModelCheckpoint(folder, monitor="score", save_top_k=1, save_last=True)
+        training = trainer(keeper, plugins=[HoldfastIO(run)])
+        training.fit(Net(), *data(DataLoader))
+        assert not Path(folder).exists()
+        (best,) = run.checkpoints()  # each epoch but the third was better than those before it
+        assert (best.step, best.metrics) == (16, {"score": 0.0})
+        assert [ck.step for ck in run.evicted()] == [4, 8]
+        assert all("ModelCheckpoint" in str(ck.eviction()) for ck in run.evicted())
+        assert run.manifest.tags == {"lightning-last": best.n}
+        again = HoldfastIO(run)  # as a new process makes it
+        for path in (keeper.best_model_path, keeper.last_model_path):
+            loaded = again.load_checkpoint(path)
+            assert (loaded["global_step"], "state_dict" in loaded) == (16, True)
+
+
+def refuse(url: str) -> None:
+    """Typed errors, and nothing is saved."""
+    with holdfast.open(url) as reg:
+        run = reg.create_run("refused")
+        saver = HoldfastCheckpoint(run)
+        assert saver.resume() is None
+        cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
+            (InvalidInput, "at least 1", lambda: HoldfastCheckpoint(run, every_n_epochs=0)),
+            (NotFound, "none yet", lambda: saver.io.load_checkpoint("holdfast://refused/latest")),
+            (NotFound, "no checkpoint of", lambda: HoldfastIO(run).load_checkpoint("last.ckpt")),
+            (InvalidInput, "another run", lambda: saver.io.load_checkpoint("holdfast://x/latest")),
+        ]
+        for kind, text, call in cases:
+            with pytest.raises(kind, match=text):
+                call()
+        sharded = pytest.MonkeyPatch()
+        training = trainer(saver)
+        kind = type(training.strategy)
+        sharded.setattr(kind, "restore_checkpoint_after_setup", property(lambda _: True))
+        with pytest.raises(InvalidInput, match="sharded strategies are not supported yet"):
+            training.fit(Net(), *data(DataLoader))
+        sharded.undo()
+        net = Net()
+        net.save_hyperparameters({"activation": torch.nn.functional.relu})
+        with pytest.raises(UnsupportedValue, match=r"\['hyper_parameters'\]\['activation'\]"):
+            trainer(HoldfastCheckpoint(run)).fit(net, *data(DataLoader))
+        assert run.checkpoints() == []
+
+
+def load_to_test(url: str, name: str) -> None:
+    """Loading a ref to validate does not continue the run from there."""
+    with holdfast.open(url) as reg:
+        run = reg.run(name)
+        first, *_, latest = run.checkpoints()
+        saver, net = HoldfastCheckpoint(run), Net()
+        loader = data(DataLoader)[0]
+        trainer(saver).validate(net, loader, ckpt_path=f"holdfast://{first.ref}", verbose=False)
+        wanted = first.load(only="model")["model"]
+        assert all(torch.equal(value, wanted[key]) for key, value in net.state_dict().items())
+        run.set_status("running")
+        run.save({"more": 1}, step=latest.step + 1)
+        assert run.checkpoints()[-2] == latest  # it would be superseded, had the first been resumed

@@ -1,0 +1,118 @@
+"""Lightning: killed for real, resumed bit for bit; refs, tags, evictions, ranks, refusals."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.registry.integrations.children import KILLED, Call, Children, needs
+
+pytestmark = needs("lightning", "torchdata")
+#: Of 16 steps, 4 an epoch: where the process is killed, and what the run then has.
+CASES = [
+    pytest.param(False, 10, {"every_n_epochs": 1}, [4, 8], id="after an epoch, any loader"),
+    pytest.param(True, 10, {"every_n_train_steps": 3}, [3, 6, 9], id="within an epoch"),
+    pytest.param(
+        True, 13, {"every_n_train_steps": 4, "background": True}, None, id="in the background"
+    ),
+]
+
+
+def components(reg: holdfast.Registry, name: str) -> dict[int, dict[str, Any]]:
+    return {ck.step: ck.components for ck in reg.run(name).checkpoints()}
+
+
+@pytest.mark.parametrize(("stateful", "strike", "cadence", "left"), CASES)
+def test_a_killed_training_continues_bit_for_bit(
+    reg: holdfast.Registry, children: Children, stateful: bool, strike: int, cadence: Any, left: Any
+) -> None:
+    fit = "lightning_training.fit"
+    assert children.run(fit, reg.url, "straight", stateful, None, cadence) == 0
+    assert children.run(fit, reg.url, "killed", stateful, strike, cadence) == KILLED
+    saved = components(reg, "killed")
+    assert left is None or list(saved) == left
+    assert max(saved) < strike
+    assert children.run(fit, reg.url, "killed", stateful, None, cadence) == 0
+    assert components(reg, "killed") == components(reg, "straight")
+    latest = reg.checkpoint("killed/latest")
+    assert latest.step in (15, 16)
+    assert {"loss", "val"} <= latest.metrics.keys()
+    assert latest["model/layers.0.weight"].shape == (4, 4)
+    assert latest["optimizer/0/state/0/exp_avg"].shape == (4, 4)
+    assert reg.run("killed").status == "completed"
+
+
+def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children: Children) -> None:
+    status = children.run("lightning_training.fit_until_sigterm", reg.url, "run")
+    run = reg.run("run")
+    assert [ck.step for ck in run.checkpoints()] == [4, 7]
+    assert run.status == "interrupted"
+    assert status == 0 or status == 1
+
+
+def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, children: Children) -> None:
+    def ranks(name: str, strike: int | None) -> list[int]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return children.run_all(
+            *(
+                Call(
+                    "lightning_training.fit_ddp",
+                    (reg.url, name, strike),
+                    {**shared, "RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": "0"},
+                )
+                for rank in "01"
+            )
+        )
+
+    assert ranks("straight", None) == [0, 0]
+    assert ranks("killed", 5) == [KILLED, KILLED]
+    assert list(components(reg, "killed")) == [2, 4]
+    assert ranks("killed", None) == [0, 0]
+    assert components(reg, "killed") == components(reg, "straight")
+    state = reg.checkpoint("killed/latest").load(only=["model", "rng"])
+    assert not [name for name in state["model"] if name.startswith("module.")]
+    first, second = (one["torch"]["cpu"] for one in state["rng"]["ranks"])
+    assert not first.equal(second)
+
+
+def test_lightnings_own_callback_keeps_its_checkpoints_in_a_run(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    assert children.run("lightning_training.keep_model_checkpoint", reg.url, tmp_path / "own") == 0
+
+
+def test_what_is_refused(reg: holdfast.Registry, children: Children) -> None:
+    assert children.run("lightning_training.refuse", reg.url) == 0
+
+
+def test_a_test_does_not_continue_the_run(reg: holdfast.Registry, children: Children) -> None:
+    cadence = {"every_n_epochs": 2}
+    assert children.run("lightning_training.fit", reg.url, "run", False, None, cadence) == 0
+    assert children.run("lightning_training.load_to_test", reg.url, "run") == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_training_that_is_killed_at_any_step_continues_bit_for_bit(
+    reg: holdfast.Registry, children: Children, stateful: bool
+) -> None:
+    fit = "lightning_training.fit"
+    every = [{"every_n_epochs": 1}]
+    if stateful:
+        every += [{"every_n_train_steps": steps} for steps in (1, 2, 3, 5)]
+    for number, cadence in enumerate(every):
+        straight = f"straight-{number}"
+        assert children.run(fit, reg.url, straight, stateful, None, cadence) == 0
+        for strike in range(1, 16):
+            name = f"killed-{number}-{strike}"
+            for until in (strike, min(strike + 3, 15)):
+                children.run(fit, reg.url, name, stateful, until, cadence)
+            assert children.run(fit, reg.url, name, stateful, None, cadence) == 0
+            assert components(reg, name) == components(reg, straight), (cadence, strike)

@@ -1,0 +1,146 @@
+"""A small training with the HF Trainer, and what is checked inside; it runs in a child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+import holdfast
+from holdfast.errors import InvalidInput, UnsupportedValue
+from holdfast.transformers import HoldfastCallback, export
+
+#: Six steps an epoch.
+SAMPLES, EPOCHS = 48, 2
+
+
+class Struck(Trainer):
+    """A trainer whose process is killed before the step `strike`."""
+
+    strike: int | None = None
+
+    def training_step(self, *given: Any, **options: Any) -> torch.Tensor:
+        if self.state.global_step == self.strike:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(*given, **options)
+
+
+def model(adapter: bool) -> Any:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=8)
+    config.bos_token_id = config.eos_token_id = 0
+    plain = GPT2LMHeadModel(config)
+    if not adapter:
+        return plain
+    return peft.get_peft_model(
+        plain, peft.LoraConfig(r=2, lora_dropout=0.1, target_modules=["c_attn"])
+    )
+
+
+def data() -> list[dict[str, torch.Tensor]]:
+    tokens = torch.randint(0, 32, (SAMPLES, 8))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def trainer(saver: Any, folder: str, adapter: bool = False, **options: Any) -> Struck:
+    set_seed(1)
+    samples = data()
+    arguments: dict[str, Any] = {
+        "output_dir": folder,
+        "num_train_epochs": EPOCHS,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "logging_steps": 2,
+        "metric_for_best_model": "loss",
+        "restore_callback_states_from_checkpoint": True,
+        **options,
+    }
+    # It counts every evaluation but the first, and never stops.
+    stopping = EarlyStoppingCallback(early_stopping_patience=50, early_stopping_threshold=1e9)
+    return Struck(
+        model(adapter),
+        TrainingArguments(**arguments),
+        train_dataset=samples,
+        eval_dataset=samples[:8],
+        callbacks=[saver, stopping],
+    )
+
+
+def train(
+    url: str, name: str, folder: str, adapter: bool, strike: int | None, options: dict[str, Any]
+) -> None:
+    """Train to the end, or until the process is killed; resume what is there."""
+    with holdfast.open(url) as reg, reg.run(name, create=True) as run:
+        told: list[holdfast.Checkpoint] = []
+        saver = HoldfastCallback(run, background=True, on_save=told.append)
+        training = trainer(saver, folder, adapter, **options)
+        training.strike = strike
+        training.train(resume_from_checkpoint=saver.resume(training))
+        assert not list(Path(folder).glob("*"))
+        assert run.checkpoints()[-len(told) :] == told
+
+
+def refuse(url: str, folder: str) -> None:
+    """Typed errors, and nothing is saved."""
+    with holdfast.open(url) as reg:
+        run = reg.create_run("refused")
+        saver = HoldfastCallback(run)
+        training = trainer(saver, folder)
+        with pytest.raises(InvalidInput, match=r"saver\.resume\(trainer\)"):
+            training.train()
+        assert saver.resume(training) is None
+        with pytest.raises(InvalidInput, match="another run"):
+            saver.resume(training, "other/latest")
+        training.args.save_strategy = training.args.save_strategy.__class__.BEST
+        with pytest.raises(InvalidInput, match="the run decides which checkpoint is best"):
+            training.train()
+        training.is_fsdp_enabled = True
+        with pytest.raises(InvalidInput, match=r"sharded training is not supported yet.*FSDP"):
+            saver.resume(training)
+        loader = training.get_train_dataloader()  # prepared by Accelerate
+        with pytest.raises(UnsupportedValue, match=r"state\['data'\].*use_stateful_dataloader"):
+            run.save({"data": loader}, step=1)
+        assert run.checkpoints() == []
+
+
+def write_and_read(url: str, ref: str, adapter_ref: str, folder: str) -> None:
+    """What `export` writes is what `from_pretrained` reads."""
+    with holdfast.open(url) as reg:
+        saved = reg.checkpoint(ref)
+        made = export(saved, Path(folder) / "full", card={"license": "apache-2.0"})
+        found = AutoModelForCausalLM.from_pretrained(made).state_dict()
+        wanted = saved.load(only="model")["model"]
+        assert wanted.keys() == found.keys()
+        assert all(torch.equal(value, found[name]) for name, value in wanted.items())
+        card = (made / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: transformers\nlicense: apache-2.0\n---\n")
+        assert saved.ref in card
+        assert str(saved.digest) in card
+        with pytest.raises(InvalidInput, match="a new or empty folder"):
+            export(saved, made)
+        adapted = reg.checkpoint(adapter_ref)
+        assert set(adapted.components) & {"model", "adapter"} == {"adapter"}
+        made = export(adapted, Path(folder) / "adapter")
+        set_seed(1)
+        loaded = peft.PeftModel.from_pretrained(model(adapter=False), made)
+        weights = peft.get_peft_model_state_dict(loaded)
+        wanted = adapted.load(only="adapter")["adapter"]
+        assert all(torch.equal(value, weights[name]) for name, value in wanted.items())
