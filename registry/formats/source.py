@@ -16,12 +16,12 @@ from typing import BinaryIO, NoReturn
 
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
 
-#: A hint for a file that cannot be read as what its name says.
+#: The hint for a file that is not of the format that its name promises.
 KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
 
 
 def unsound(program: str, where: object, rule: str, expected: object, found: object) -> NoReturn:
-    """Refuse a file of a program, and name the rule that it breaks.
+    """Refuse a file of a program, and name the rule of its format that it breaks.
 
     Raises:
         InvalidInput: Always.
