@@ -6,7 +6,8 @@
 - `store`: `Store`, one open registry: backend, threads, caches. `connecting` creates and opens it,
   with options that `option_texts` reads.
 - `reading`, `fetching`, `ranged_reads`: from a manifest to verified bytes in memory.
-- `lazy`: tensors that are read when they are indexed; `chunk_cache`: chunks on a local disk.
+- `lazy`: tensors that are read when they are indexed; `chunk_cache`: chunks on a local disk;
+  `recent_chunks`: the decoded ones that a view read last.
 - `heads`: the ends of logs that this machine has seen.
 
 No id depends on the threads, the caches and the order of requests: change them freely. The formats

@@ -3,7 +3,9 @@
 - `layout`: a state as a Zarr v3 hierarchy: nodes, metadata, the keys of chunks.
 - `group`: that hierarchy as a read-only `zarr.Group`, with the chunks that were read last.
 - `nodes`, `expansion`: check the metadata and the chunks of foreign arrays before zarr sees them.
-- `foreign_arrays`: reads foreign arrays through zarr. Only it and `group` import zarr.
+- `element_types`: bfloat16 and float8 as types of zarr, where `ml_dtypes` is installed.
+- `foreign_arrays`: reads foreign arrays through zarr. Only it, `group` and `element_types` import
+  zarr.
 
 zarr is an extra: this module imports it when one of its functions is called. `loading` and
 `formats` depend on this room. Specified in docs/spec.md, section 31.
@@ -20,7 +22,7 @@ from holdfast.registry.storage.manifest import TensorEntry
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.zarr.nodes import ArrayNode
 
-__all__ = ["open_zarr", "read_zarr_array"]
+__all__ = ["native_types", "open_zarr", "read_zarr_array"]
 
 
 def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> Any:
@@ -41,6 +43,18 @@ def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, Te
     except ImportError as error:
         raise _not_installed(error) from error
     return open_group(source, ref, digest, tensors)
+
+
+def native_types() -> frozenset[str]:
+    """Return the element types without a name in Zarr that zarr reads in this process.
+
+    It knows them once this was called; none if `ml_dtypes` or zarr is not installed.
+    """
+    try:
+        from holdfast.registry.zarr import element_types
+    except ImportError:
+        return frozenset()
+    return element_types.native_types()
 
 
 def read_zarr_array(

@@ -8,9 +8,7 @@ byte of it is returned, even if zarr asks for a part; nothing can be written.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from threading import Lock
 
 import zarr
@@ -26,11 +24,10 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.storage.lazy import Source
 from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.recent_chunks import RECENT_BYTES, RecentChunks
 from holdfast.registry.values.digest import Digest
+from holdfast.registry.zarr.element_types import native_types
 from holdfast.registry.zarr.layout import ArrayLayout, Layout
-
-#: The most bytes of decoded chunks that a store keeps.
-_RECENT_BYTES = 64 * 2**20
 
 
 def open_group(
@@ -115,8 +112,8 @@ class CheckpointStore(ReadOnlyStore):
         self.ref = ref
         self.digest = digest
         self._source = source
-        self._layout = Layout(ref, digest, tensors)
-        self._recent = RecentChunks(_RECENT_BYTES)
+        self._layout = Layout(ref, digest, tensors, native=native_types())
+        self._recent = RecentChunks(RECENT_BYTES)
         self._digests: dict[str, Sequence[Digest]] = {}
         self._lock = Lock()
 
@@ -219,52 +216,6 @@ class CheckpointStore(ReadOnlyStore):
                 self._source.read_chunks({})
                 self._digests[array.path] = self._source.chunk_digests(array.entry)
             return self._digests[array.path]
-
-
-class RecentChunks:
-    """The most recently used chunks; a chunk that several threads want is read once."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._size_bytes = 0
-        self._chunks: OrderedDict[tuple[Digest, int], memoryview] = OrderedDict()
-        self._coming: dict[tuple[Digest, int], Future[memoryview]] = {}
-        self._lock = Lock()
-
-    def get(self, key: tuple[Digest, int], read: Callable[[], memoryview]) -> memoryview:
-        """Return a chunk; read it if it is not kept.
-
-        Raises:
-            Exception: The error of `read`, in each thread that waits for it; nothing is kept.
-        """
-        with self._lock:
-            if key in self._chunks:
-                self._chunks.move_to_end(key)
-                return self._chunks[key]
-            coming = self._coming.get(key)
-            if coming is None:
-                mine = self._coming[key] = Future()
-        if coming is not None:
-            return coming.result()
-        try:
-            chunk = read()
-        except BaseException as error:
-            with self._lock:
-                del self._coming[key]
-            mine.set_exception(error)
-            raise
-        with self._lock:
-            del self._coming[key]
-            self._keep(key, chunk)
-        mine.set_result(chunk)
-        return chunk
-
-    def _keep(self, key: tuple[Digest, int], chunk: memoryview) -> None:
-        self._chunks[key] = chunk
-        self._size_bytes += len(chunk)
-        while self._size_bytes > self._limit_bytes:
-            _, oldest = self._chunks.popitem(last=False)
-            self._size_bytes -= len(oldest)
 
 
 def part_of(byte_range: ByteRequest | None) -> slice:

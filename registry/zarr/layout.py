@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,7 +23,8 @@ from holdfast.registry.values.digest import Digest
 
 #: The metadata of a node.
 DOCUMENT = "zarr.json"
-#: Element types without a name in Zarr are shown as unsigned integers of the same bits.
+#: Element types without a name in Zarr, and the unsigned integers of the same bits. Readers that
+#: have `ml_dtypes` see most of them as they are (`element_types`).
 BITS = {
     "bfloat16": "uint16",
     "float8_e4m3fn": "uint8",
@@ -93,10 +95,10 @@ class ArrayLayout:
             for position in product(*map(range, self.counts)):
                 yield "/".join((self.path, "c", *map(str, position)))
 
-    def document(self) -> dict[str, Any]:
-        """Return the metadata of the array."""
+    def document(self, native: AbstractSet[str] = frozenset()) -> dict[str, Any]:
+        """Return the metadata of the array; types in `native` are shown as they are."""
         dtype = self.entry.dtype
-        shown = BITS.get(dtype, dtype)
+        shown = dtype if dtype in native else BITS.get(dtype, dtype)
         # xarray requires that axes of equal names have equal lengths throughout a group.
         names = [f"axis{axis}_{length}" for axis, length in enumerate(self.entry.shape)]
         attributes = {DTYPE_ATTRIBUTE: dtype}
@@ -128,6 +130,7 @@ class Layout:
         digest: Its id; without it the root has neither `ref` nor `id`.
         tensors: Its tensors by path.
         attributes: Attributes of the root besides `ref` and `id`.
+        native: The element types without a name in Zarr that its readers know all the same.
 
     Attributes:
         documents: The metadata of every node by its key, encoded once.
@@ -144,6 +147,7 @@ class Layout:
         digest: Digest | None,
         tensors: Mapping[str, TensorEntry],
         attributes: Mapping[str, Any] | None = None,
+        native: AbstractSet[str] = frozenset(),
     ) -> None:
         self.documents: dict[str, bytes] = {}
         self.arrays: dict[str, ArrayLayout] = {}
@@ -154,7 +158,7 @@ class Layout:
             _check_path(ref, path)
             self._add_parents(path)
             self.arrays[path] = ArrayLayout.of(path, entry)
-            self._add(f"{path}/{DOCUMENT}", self.arrays[path].document())
+            self._add(f"{path}/{DOCUMENT}", self.arrays[path].document(native))
         for path in self._children:
             if path in self.arrays:
                 raise Malformed("a tensor is within another tensor", where=f"{ref}: {path}")

@@ -408,7 +408,15 @@ def _fill_bits(where: str, name: str, fill: object) -> int:
         bits = int(fill, 16)
         if bits < 256 ** ITEM_SIZES[name]:
             return bits
-    return _broken(where, f"an unsupported fill value of {name}", "0 or 0x...", fill)
+    elif isinstance(fill, int | float) or fill in ("NaN", "Infinity", "-Infinity"):
+        try:
+            import ml_dtypes
+
+            return int.from_bytes(getattr(ml_dtypes, name)(float(fill)).tobytes(), "little")
+        except (ImportError, AttributeError, OverflowError):
+            pass
+    expected = "0 or 0x..., or with ml_dtypes installed a number"
+    return _broken(where, f"an unsupported fill value of {name}", expected, fill)
 
 
 def _refuse_dtype(where: str, found: object) -> NoReturn:

@@ -49,9 +49,14 @@ def test_zarr_reads_what_the_view_shows(saved, tmp_path: Path, monkeypatch) -> N
     assert said == {"ref": saved.ref, "id": str(saved.digest)}
     members = dict(found.members(max_depth=None))
     assert set(members) == set(dict(view.members(max_depth=None)))
-    for path in saved.tensors():
-        np.testing.assert_array_equal(found[path][...], view[path][...], strict=True)
-        assert found[path].metadata == view[path].metadata
+    for path, info in saved.tensors().items():
+        # Folders are for all readers of Zarr, and most know no bfloat16.
+        is_shown = info.dtype == "bfloat16"
+        assert (str(view[path].dtype), str(found[path].dtype)) == (
+            ("bfloat16", "uint16") if is_shown else (info.dtype, info.dtype)
+        )
+        np.testing.assert_array_equal(found[path][...], view[path][...].view(found[path].dtype))
+        assert is_shown or found[path].metadata == view[path].metadata
     assert {str(path.relative_to(written.path)) for path in files} == set(
         view.store._layout.all_keys()
     )

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numcodecs
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ import holdfast
 from holdfast import Run
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StorageError
-from holdfast.registry.zarr import foreign_arrays
+from holdfast.registry.zarr import foreign_arrays, native_types
 from holdfast.registry.zarr.expansion import check_expansion
 from holdfast.registry.zarr.nodes import array_v2
 from tests.support.commands import invoke
@@ -257,6 +258,27 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     assert np.array_equal(state["rows"], rows)
     assert state["n"]["deltas"].tolist() == list(range(1000))
     assert state["scalar"] == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"]
+)
+def test_types_of_ml_dtypes_that_zarr_wrote(name: str, run: Run, tmp_path: Path) -> None:
+    assert name in native_types()
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    bits = np.arange(64, dtype=f"u{dtype.itemsize}").reshape(8, 8)
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    for title, shards in (("plain", None), ("sharded", (4, 8))):
+        made = group.create_array(title, shape=(8, 8), dtype=dtype, chunks=(2, 8), shards=shards)
+        made[...] = bits.view(dtype)
+    for title, fill in (("number", 0.5), ("nan", np.nan)):
+        group.create_array(title, shape=(3,), dtype=dtype, fill_value=dtype.type(fill))
+    found = run.save(formats.read(tmp_path / "x.zarr").state, step=1)
+    shown = found.zarr()
+    for title in ("plain", "sharded", "number", "nan"):
+        assert shown[title].dtype == group[title].dtype == dtype
+        assert shown[title][...].tobytes() == group[title][...].tobytes()
+    assert shown["plain"][...].tobytes() == bits.tobytes()
 
 
 def test_bfloat16_of_other_programs(run: Run, one: Path) -> None:

@@ -7,6 +7,7 @@ import pickle
 import sys
 from concurrent.futures import Future
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -26,10 +27,11 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.factory import open_on
 from holdfast.registry.storage.manifest import TensorEntry
+from holdfast.registry.storage.recent_chunks import RecentChunks
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.zarr import element_types
 from holdfast.registry.zarr import group as view
-from holdfast.registry.zarr.group import RecentChunks
 from holdfast.registry.zarr.layout import Layout
 from tests.support.faults import flip
 from tests.support.stores import new_backend, packs_of, small_grid
@@ -82,16 +84,34 @@ def test_every_dtype_and_shape_is_what_was_saved(name, grid, run, open_registry,
     run.save(state, step=1)
     ck = open_registry(backend).checkpoint("run")
     loaded, group = ck.load()["m"], ck.zarr()["m"]
-    shown = {"bfloat16": "uint16", "complex32": "uint32"}.get(name, name)
-    shown = "uint8" if name.startswith("float8") else shown
+    shown = np.dtype("uint32" if name == "complex32" else getattr(ml_dtypes, name, name))
     for shape in shapes:
         array = group[str(shape)]
         assert array.shape == shape
-        assert array.dtype == np.dtype(shown)
+        assert array.dtype == shown
         assert array.attrs["holdfast_dtype"] == name
         got = np.asarray(array[...])
-        assert (got.shape, got.dtype) == (shape, np.dtype(shown))
+        assert (got.shape, got.dtype) == (shape, shown)
         assert bits(got) == bits(loaded[str(shape)])
+
+
+def test_bfloat16_is_numbers_with_ml_dtypes_and_bits_without(run, monkeypatch):
+    ck = run.save({"w": torch.tensor([1.5, -2.0]).bfloat16()}, step=1)
+    found = ck.zarr()["w"][...]
+    assert (found.dtype, found.tolist()) == (ml_dtypes.bfloat16, [1.5, -2.0])
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    assert element_types.native_types.__wrapped__() == frozenset()
+    monkeypatch.setattr(view, "native_types", frozenset)
+    array = ck.zarr()["w"]
+    assert (array.dtype, array[...].tolist()) == (np.uint16, [0x3FC0, 0xC000])
+    assert array.attrs["holdfast_dtype"] == "bfloat16"
+
+
+def test_a_view_of_bfloat16_survives_pickling_of_its_metadata(run):
+    array = run.save({"w": torch.ones(2).to(torch.float8_e5m2)}, step=1).zarr()["w"]
+    again = pickle.loads(pickle.dumps(array.metadata))
+    assert again.data_type == array.metadata.data_type
+    assert again.fill_value.dtype == ml_dtypes.float8_e5m2
 
 
 def test_chunks_are_those_of_the_store(run):
@@ -266,7 +286,7 @@ def test_equal_chunks_are_read_once_by_many_threads(grid, run, backend):
 
 
 def test_what_is_kept_is_bounded(saved, backend, monkeypatch):
-    monkeypatch.setattr(view, "_RECENT_BYTES", 400)
+    monkeypatch.setattr(view, "RECENT_BYTES", 400)
     calls: list = []
     with open_on(Metered(backend, calls)) as reg:
         group = reg.checkpoint("run").zarr()
