@@ -15,7 +15,8 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── OutOfRange                an index is beyond its tensor
 │   └── IncompatibleState         a state does not fit the target (keys, shapes, format)
 ├── NotFound                      a name resolves to nothing: check the name           exit 4
-│   └── AmbiguousRef              a name resolves to several things
+│   ├── AmbiguousRef              a name resolves to several things
+│   └── NoSuchPath                a path of `holdfast://` is no file or folder
 ├── Conflict                      another writer was first: look, then decide          exit 5
 │   ├── Fenced                    another trainer took the run over
 │   └── Diverged                  two registries hold different histories of a run
@@ -60,6 +61,7 @@ __all__ = [
     "InvalidLocation",
     "Malformed",
     "MissingObject",
+    "NoSuchPath",
     "NotFound",
     "ObjectNotFound",
     "ObjectTruncated",
@@ -103,6 +105,10 @@ class NotFound(RegistryError, KeyError):
 
 class AmbiguousRef(NotFound):
     """A name resolves to more than one thing."""
+
+
+class NoSuchPath(NotFound, FileNotFoundError):
+    """A path of the file system `holdfast://` names no file or folder."""
 
 
 class Conflict(RegistryError):

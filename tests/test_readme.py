@@ -30,6 +30,7 @@ _README = _ROOT / "README.md"
 _PAGES = [
     *(_README, _ROOT / "CHANGELOG.md", _ROOT / "CONTRIBUTING.md"),
     *(_ROOT / "docs" / "glossary.md", _ROOT / "docs" / "security.md"),
+    *(_ROOT / "docs" / "stores.md", _ROOT / "docs" / "fsspec.md"),
 ]
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")

@@ -38,6 +38,9 @@ with holdfast.open("store") as opened:
         assert isinstance(error, RegistryError)
     else:
         raise SystemExit("found")
+import fsspec  # it finds the file system by the entry point
+files = fsspec.filesystem("holdfast", registry="store")
+assert files.isfile("run/latest/w.safetensors")
 print(holdfast.__file__)
 """
 

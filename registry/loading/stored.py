@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -385,6 +385,14 @@ def load_portable(stored: Stored, only: Iterable[str]) -> Any:
         IntegrityError: Something is damaged or gone; nothing is returned.
     """
     return stored._load(only, portable=True)
+
+
+def rebuild(stored: Stored, arrays: Mapping[str, Sequence[object]]) -> Any:
+    """Return a state with other arrays in place of its own, by component."""
+    manifest = stored.manifest
+    parts = [(name, part.skeleton, arrays[name]) for name, part in manifest.components.items()]
+    state = pytree.unflatten(manifest.kind, parts)
+    return stored._with_commit_keys(state, stored._aside(manifest), None)
 
 
 def commit_keys(stored: Stored) -> CommitKeys | None:

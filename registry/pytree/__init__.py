@@ -60,7 +60,7 @@ from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.decoding import unflatten, unflatten_component
 from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.survey import leaf_kinds, leaf_paths, portable_kinds
+from holdfast.registry.pytree.survey import has_tags, leaf_kinds, leaf_paths, portable_kinds
 from holdfast.registry.pytree.tensor_bytes import TensorBytes
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "check_values",
     "describe",
     "flatten",
+    "has_tags",
     "leaf_kinds",
     "leaf_paths",
     "portable_kinds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from holdfast.registry.errors import Malformed
@@ -37,17 +38,18 @@ def portable_kinds(skeleton: Json) -> dict[int, str]:
         Malformed: The skeleton breaks a rule of the format.
     """
     kinds = leaf_kinds(skeleton)
-    if _has_sparse(skeleton):
+    if has_tags(skeleton, _SPARSE):
         return kinds
     return {index: "tensor" if kind == "torch" else kind for index, kind in kinds.items()}
 
 
-def _has_sparse(skeleton: Json) -> bool:
+def has_tags(skeleton: Json, tags: AbstractSet[str]) -> bool:
+    """Return whether a skeleton has a node with one of these tags."""
     stack: list[Json] = [skeleton]
     while stack:
         node = stack.pop()
         if type(node) is dict:
-            if not _SPARSE.isdisjoint(node):
+            if not tags.isdisjoint(node):
                 return True
             stack += node.values()
         elif type(node) is list:

@@ -1,0 +1,12 @@
+"""Stored states as the files of a read-only fsspec file system, `holdfast://`.
+
+- `file_system`: the class that fsspec sees. Only it imports fsspec.
+- `session`: the open registry behind an instance, and the states that refs were resolved to.
+- `refs_tree`: the folders above the states: runs, phases, tags, releases.
+- `state_folder`: the files of one state; `description` is its `meta.json`, `torch_archive` its
+  `state.pt`.
+- `tree`: files and folders as values; `ranges`: files whose bytes are in chunks.
+
+fsspec loads this room by its entry point, users by `holdfast.filesystem`; nothing else imports it.
+Specified in docs/spec.md, section 36.
+"""

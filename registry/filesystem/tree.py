@@ -1,0 +1,60 @@
+"""Files and folders as values: what a path of the file system names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class File(Protocol):
+    """A file whose bytes are made when they are read."""
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range that is within the file, every byte verified.
+
+        Raises:
+            IntegrityError: A chunk is damaged or missing.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder whose entries are found when they are asked for.
+
+    Attributes:
+        names: Returns the names that a listing shows.
+        get: Returns what a name is; None if there is nothing. It may know more names.
+        has_folders_only: Whether all that it lists are folders, so that a listing need not ask.
+        state_id: The id of the state whose files it holds; None for other folders.
+    """
+
+    names: Callable[[], Iterable[str]]
+    get: Callable[[str], File | Folder | None]
+    has_folders_only: bool = False
+    state_id: str | None = None
+
+    @classmethod
+    def of(cls, entries: Mapping[str, File | Folder]) -> Folder:
+        """Return a folder of known entries."""
+        return cls(lambda: entries, entries.get)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A file whose bytes are known."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return len(self.data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of it."""
+        return self.data[start:stop]
