@@ -8,5 +8,5 @@
 - `tree`: files and folders as values; `ranges`: files whose bytes are in chunks.
 
 fsspec loads this room by its entry point, users by `holdfast.filesystem`; nothing else imports it.
-Specified in docs/spec.md, section 36.
+Specified in docs/spec.md, section 38.
 """

@@ -1,6 +1,6 @@
 """The folders above the states: the registry, runs, phases, and tags and their like.
 
-Reads a path from left to right, so each step has one meaning (section 36 of the specification).
+Reads a path from left to right, so each step has one meaning (section 38 of the specification).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from holdfast.registry.spec.monitors import Monitor
 #: Folders of pins -> the kind of their pins.
 _PINS = {"tags": "tag", "gates": "gate", "releases": "release", "artifacts": "artifact"}
 _STEP = re.compile(r"step\d{1,16}")
-_VERSION = re.compile(r"v\d{1,16}")
 #: The most states whose files are kept.
 _KEPT_STATES = 16
 
@@ -80,11 +79,8 @@ class RefsTree:
             return self._states_below(ref, names)
         if step == "pool":
             return self._states_below(ref, [f"v{one.version:04d}" for one in run.manifest.roster()])
-        declared = [phase.name for phase in run.spec.phases]
-        for phase in (*run.manifest.phases_saved, *declared):
-            if step in (phase, phase_segment(phase)):
-                return self._phase(run, phase)
-        return None
+        phase = _phase_named(run, step) or _phase_named(run.refresh(), step)
+        return None if phase is None else self._phase(run, phase)
 
     def _states_below(self, ref: str, names: Iterable[str]) -> Folder:
         return Folder(
@@ -157,3 +153,9 @@ class RefsTree:
         if len(self._states) > _KEPT_STATES:
             self._states.popitem(last=False)
         return made
+
+
+def _phase_named(run: Run, step: str) -> str | None:
+    declared = [phase.name for phase in run.spec.phases]
+    known = [*run.manifest.phases_saved, *declared]
+    return next((phase for phase in known if step in (phase, phase_segment(phase))), None)

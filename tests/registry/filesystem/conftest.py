@@ -56,6 +56,7 @@ def weights(seed: int = 0) -> dict[str, object]:
     random = torch.Generator().manual_seed(seed)
     return {
         "w": torch.randn(41, 25, generator=random),
+        "cube": torch.randn(3, 21, 10, generator=random),
         "half": torch.randn(7, 33, generator=random).bfloat16(),
         "flags": torch.tensor([True, False, True]),
         "empty": torch.empty(0, 3),

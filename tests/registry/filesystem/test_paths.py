@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import NoSuchPath, ReadOnlyStore, StoreUnavailable
+import holdfast
+from holdfast.errors import InvalidLocation, NoSuchPath, ReadOnlyStore, StoreUnavailable
 from holdfast.filesystem import HoldfastFileSystem
+from holdfast.registry.filesystem import session
 from holdfast.registry.spec.monitors import Monitor
 from tests.registry.filesystem.conftest import URL, plain
 from tests.support.faults import Hooked
@@ -149,5 +151,9 @@ def test_writing_says_what_to_do(fs, life, tmp_path):
 def test_the_registry_of_the_environment_is_the_default(fs, life, monkeypatch):
     monkeypatch.setenv("HOLDFAST_REGISTRY", URL)
     assert HoldfastFileSystem(skip_instance_cache=True).isfile("run/best/meta.json")
+    options = {"registry": "memory://none", "storage_options": {"key": "x"}}
+    with pytest.raises(InvalidLocation, match="key"), monkeypatch.context() as patch:
+        patch.setattr(session, "open_registry", holdfast.open)
+        fsspec.filesystem("holdfast", **options).ls("")
     with pytest.raises(TypeError, match="regsitry"):
         HoldfastFileSystem(regsitry=URL)

@@ -22,7 +22,7 @@ import holdfast
 from holdfast.errors import Conflict, Damaged, MissingObject, NoSuchPath, ObjectNotFound
 from holdfast.filesystem import HoldfastFileSystem
 from holdfast.registry import formats
-from holdfast.registry.filesystem import state_folder
+from holdfast.registry.filesystem import refs_tree, state_folder
 from holdfast.registry.filesystem.ranges import Chunks, Joined
 from holdfast.registry.storage.recent_chunks import RecentChunks
 from tests.registry.filesystem.conftest import plain, weights
@@ -243,7 +243,8 @@ def step_of(fs, ref: str = "run/latest") -> int:
     return json.loads(fs.cat_file(f"{ref}/meta.json"))["step"]
 
 
-def test_a_moving_name_is_resolved_once(fs, run):
+def test_a_moving_name_is_resolved_once(fs, run, monkeypatch):
+    monkeypatch.setattr(refs_tree, "_KEPT_STATES", 1)
     run.save({"model": {"w": torch.zeros(3)}}, step=1, companions={"e": {"w": torch.zeros(1)}})
     assert step_of(fs) == 1
     run.save({"model": {"w": torch.ones(3)}}, step=2, companions={"e": {"w": torch.ones(1)}})
@@ -251,8 +252,11 @@ def test_a_moving_name_is_resolved_once(fs, run):
     assert step_of(fs) == 1
     assert fs.cat_file("run/latest/model.safetensors") != new
     assert fs.cat_file("run/latest/companions/e/state.zarr/w/c/0") == bytes(4)
+    run.save({"model": {"w": torch.ones(3)}}, step=1, phase="later")
+    assert step_of(fs, "run/later/latest") == step_of(fs) == 1
     fs.invalidate_cache()
-    assert step_of(fs) == 2
+    assert step_of(fs, "run/main/latest") == 2
+    assert json.loads(fs.cat_file("run/latest/meta.json"))["phase"] == "later"
     assert fs.cat_file("run/latest/model.safetensors") == new
 
 
