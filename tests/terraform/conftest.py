@@ -27,6 +27,7 @@ from tests.terraform.judges import (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one worker apply the policies and start the judges."""
     for item in items:
