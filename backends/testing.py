@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -276,9 +275,22 @@ class BackendContract:
     def test_one_of_many_writers_creates(self, backend: Backend) -> None:
         if self.racy_create:
             pytest.skip(self.racy_create)
-        for number in range(self.race_keys):
-            key = f"race/{number}"
-            answers = together(self.race_threads, partial(_create, backend, key))
+        keys = [f"race/{number}" for number in range(self.race_keys)]
+        meeting = threading.Barrier(self.race_threads)
+
+        def create(number: int) -> list[bool]:
+            answers = []
+            try:
+                for key in keys:
+                    meeting.wait(60)
+                    answers.append(backend.put_if_absent(key, b"%4d" % number))
+            except BaseException:
+                meeting.abort()
+                raise
+            return answers
+
+        told = together(self.race_threads, create)
+        for key, answers in zip(keys, zip(*told, strict=True), strict=True):
             assert sum(answers) == 1, f"{sum(answers)} winners of {key}"
             assert backend.get(key) == b"%4d" % answers.index(True)
 
@@ -378,7 +390,8 @@ class BackendContract:
             list(pool.map(lambda key: backend.put(key, b""), keys))
         backend.put("o/x", b"")
         assert keys_of(backend, "n/") == keys
-        assert keys_of(backend, "n/", start_after=keys[3], limit=1003) == keys[4:1007]
+        limit = self.many - 7
+        assert keys_of(backend, "n/", start_after=keys[3], limit=limit) == keys[4 : 4 + limit]
         assert keys_of(backend, delimiter=True) == ["n/", "o/"]
 
     # The rest
@@ -412,10 +425,6 @@ def folded(keys: Sequence[str], prefix: str) -> list[str]:
         cut = key.find("/", len(prefix)) + 1
         found.append(key[:cut] if cut else key)
     return sorted(set(found), key=str.encode)
-
-
-def _create(backend: Backend, key: str, number: int) -> bool:
-    return backend.put_if_absent(key, b"%4d" % number)
 
 
 def together(threads: int, call: Callable[[int], _T]) -> list[_T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import sys
@@ -22,6 +23,12 @@ _FIRST = ("tests/storm/", "tests/test_example.py")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that wait."""
     items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage in what tests make, and not in all the modules and tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,3 +39,10 @@ def test_torch_and_what_it_brings_are_left_to_the_set_up() -> None:
     brought = ("nvidia-", "cuda-")
     assert not [name for name in pins() if name in APART or name.startswith(brought)]
     assert '"torch==' in (ROOT / "scripts" / "setup").read_text()
+
+
+@pytest.mark.xdist_group("one worker")
+def test_tests_of_a_group_go_to_one_worker(request: pytest.FixtureRequest) -> None:
+    """Groups are part of the names by which pytest-xdist deals tests out."""
+    dealt_by_group = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@one worker") == dealt_by_group

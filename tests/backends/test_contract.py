@@ -39,9 +39,10 @@ class TestWrapped(BackendContract):
 
 class TestMoto(BackendContract):
     racy_create = "moto checks for the key and then writes it, in two steps"
+    many = 25
 
     @pytest.fixture
-    def backend(self, moto_url: Callable[[], str]) -> Backend:
+    def backend(self, moto_url: Callable[[], str], small_pages: None) -> Backend:
         return open_backend(moto_url())
 
 

@@ -53,22 +53,27 @@ def by_s3fs(url: str) -> Backend:
 
 class TestS3fsOnMoto(BackendContract):
     racy_create = "moto checks for the key and then writes it, in two steps"
+    many = 25
 
     @pytest.fixture
-    def backend(self, moto_url: Callable[[], str]) -> Backend:
+    def backend(self, moto_url: Callable[[], str], small_pages: None) -> Backend:
         return by_s3fs(moto_url())
 
 
 @pytest.mark.radosgw
 class TestS3fsOnRadosgw(BackendContract):
+    many, race_keys = 25, 15
+
     @pytest.fixture
-    def backend(self, radosgw_url: Callable[[], str]) -> Backend:
+    def backend(self, radosgw_url: Callable[[], str], small_pages: None) -> Backend:
         return by_s3fs(radosgw_url())
 
 
 class TestAdlfsOnAzurite(BackendContract):
+    many, race_keys = 25, 15
+
     @pytest.fixture
-    def backend(self, azure_url: str) -> Backend:
+    def backend(self, azure_url: str, small_pages: None) -> Backend:
         return open_backend(azure_url)
 
 

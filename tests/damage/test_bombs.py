@@ -40,6 +40,7 @@ def planted(tmp_path_factory) -> tuple[Path, Digest]:
     return folder, digest
 
 
+@pytest.mark.xdist_group("planted")
 @pytest.mark.parametrize("act", ACTS)
 def test_a_manifest_of_a_thousand_times_its_size_is_refused_unparsed(act, planted):
     folder, digest = planted

@@ -9,7 +9,6 @@ a program that depends on anything else is noticed at once.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import itertools
 import secrets
@@ -204,13 +203,7 @@ def determined() -> Iterator[None]:
                     patch.setattr(module, "time", clock)
                 if getattr(module, "secrets", None) is secrets:
                     patch.setattr(module, "secrets", names)
-        # Thousands of programs are begun and dropped: what was there before need not be looked at
-        # for cycles again and again.
-        gc.freeze()
-        try:
-            yield
-        finally:
-            gc.unfreeze()
+        yield
 
 
 @contextmanager

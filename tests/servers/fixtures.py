@@ -18,10 +18,11 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,7 +32,7 @@ from tests.servers.azurite import Azurite, start_azurite
 from tests.servers.gateway import Gateway as LyingGateway
 from tests.servers.gcs import FakeGcs, start_gcs
 from tests.servers.process import stop, wait_for_http
-from tests.servers.radosgw import Gateway, missing_programs, start_gateway
+from tests.servers.radosgw import begin_gateway, missing_programs, wait_for_gateway
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -96,17 +97,48 @@ def moto_server() -> Iterator[S3Server]:
             process.kill()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def models_are_read_once() -> Iterator[None]:
+    """Let botocore read its models once; it would read them for each of some hundred clients."""
+    if find_spec("botocore") is None:
+        yield
+        return
+    from botocore.loaders import JSONFileLoader
+
+    with pytest.MonkeyPatch.context() as patch:
+        read = cache(JSONFileLoader().load_file)
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: read(path))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def radosgw_starts_early(request: pytest.FixtureRequest) -> None:
+    """Let radosgw start beside the first tests if others will need it."""
+    if not missing_programs() and any(map(_needs_radosgw, request.session.items)):
+        request.getfixturevalue("radosgw_folder")
+
+
+def _needs_radosgw(item: pytest.Item) -> bool:
+    return item.get_closest_marker("radosgw") is not None
+
+
 @pytest.fixture(scope="session")
-def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def radosgw_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a radosgw that starts, or has; all workers of this run share it."""
+    base = tmp_path_factory.getbasetemp()
+    # Workers have a folder each under that of the run.
+    with _shared_gateway(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def radosgw(request: pytest.FixtureRequest) -> S3Server:
     """A radosgw, shared by all workers of this run; skips where Ceph is not installed."""
     missing = missing_programs()
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (packages radosgw, ceph-mon, ceph-osd)")
-    base = tmp_path_factory.getbasetemp()
-    # Workers have a folder each under that of the run.
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with _shared_gateway(shared) as gateway:
-        yield S3Server(gateway.endpoint_url, gateway.access_key, gateway.secret_key)
+    gateway = wait_for_gateway(request.getfixturevalue("radosgw_folder"))
+    return S3Server(gateway.endpoint_url, gateway.access_key, gateway.secret_key)
 
 
 @pytest.fixture(scope="session")
@@ -209,28 +241,28 @@ def _client(endpoint_url: str, access_key: str, secret_key: str) -> S3Client:
 
 
 @contextmanager
-def _shared_gateway(shared: Path) -> Iterator[Gateway]:
-    """Start the gateway for the first user and stop it after the last."""
+def _shared_gateway(shared: Path) -> Iterator[Path]:
+    """Begin to start the gateway for the first user and stop it after the last."""
     record = shared / "radosgw.json"
     with _lock(shared):
         found = json.loads(record.read_text()) if record.exists() else {"users": 0}
         if not found["users"]:
-            folder = shared / f"radosgw-{secrets.token_hex(4)}"
-            found = {"users": 0, "folder": str(folder), **asdict(start_gateway(folder))}
+            found["folder"] = str(shared / f"radosgw-{secrets.token_hex(4)}")
+            begin_gateway(Path(found["folder"]))
         _change_users(record, found, +1)
-    keys = ("endpoint_url", "access_key", "secret_key")
+    folder = Path(found["folder"])
     try:
-        yield Gateway(*(found[key] for key in keys), tuple(found["pids"]))
+        yield folder
     finally:
         with _lock(shared):
             found = json.loads(record.read_text())
             _change_users(record, found, -1)
             if not found["users"]:
-                stop(found["pids"])
-                shutil.rmtree(found["folder"])
+                stop(wait_for_gateway(folder).pids)
+                shutil.rmtree(folder)
 
 
-def _change_users(record: Path, found: dict[str, int], by: int) -> None:
+def _change_users(record: Path, found: dict[str, Any], by: int) -> None:
     found["users"] += by
     record.write_text(json.dumps(found))
 

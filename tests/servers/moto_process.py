@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -23,6 +24,14 @@ class _Quiet(WSGIRequestHandler):
         """Say nothing."""
 
 
+def moto() -> Callable[..., Any]:
+    """Return all of moto as one application."""
+    application = DomainDispatcherApplication(create_backend_app)
+    # It would list its own folders on the disk twice for every request.
+    application.get_backend_for_host = cache(application.get_backend_for_host)
+    return application
+
+
 def serve(application: Callable[..., Any]) -> None:
     """Serve an application on a free port for ever; print the port."""
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_Quiet)
@@ -31,7 +40,7 @@ def serve(application: Callable[..., Any]) -> None:
 
 
 def main() -> None:
-    application = DomainDispatcherApplication(create_backend_app)
+    application = moto()
     turn = threading.Lock()
 
     def one_at_a_time(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

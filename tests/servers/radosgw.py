@@ -10,13 +10,19 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
+import traceback
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.servers.process import free_port, start, stop, wait_for_http
 
+_ROOT = Path(__file__).parents[2]
+#: Holds the gateway, or the error, in the folder of one that was begun.
+_READY = "gateway.json"
 PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 
 _CONFIG = """\
@@ -110,6 +116,36 @@ def start_gateway(folder: Path, memory_bytes: int = 2**31) -> Gateway:
     return Gateway(endpoint, access_key, secret_key, tuple(pids))
 
 
+def begin_gateway(folder: Path) -> None:
+    """Begin to start a gateway in a folder that is not there yet, in a process of its own."""
+    folder.mkdir()
+    python = [sys.executable, "-m", "tests.servers.radosgw", str(folder)]
+    start(["env", f"--chdir={_ROOT}", *python], folder / "start.out")
+
+
+def wait_for_gateway(folder: Path, deadline_s: float = 120) -> Gateway:
+    """Return the gateway that was begun in a folder when it is ready."""
+    end = time.monotonic() + deadline_s
+    while not (folder / _READY).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"no radosgw in {folder}")
+        time.sleep(0.05)
+    found = json.loads((folder / _READY).read_text())
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return Gateway(**found | {"pids": tuple(found["pids"])})
+
+
+def _begun(folder: Path) -> None:
+    """Start a gateway, and leave word of it."""
+    try:
+        found: dict[str, object] = asdict(start_gateway(folder))
+    except Exception:
+        found = {"error": traceback.format_exc()}
+    (folder / "said").write_text(json.dumps(found))
+    (folder / "said").rename(folder / _READY)
+
+
 def _configure(folder: Path, http: int, memory_bytes: int) -> Path:
     for name in ("mon", "osd", "run", "rgw", "crash"):
         (folder / name).mkdir(parents=True)
@@ -165,8 +201,6 @@ def _call(*command: str) -> str:
 
 def main() -> None:
     """Run one until interrupted, for benchmarks and for looking around."""
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="radosgw-"))
     began = time.monotonic()
     gateway = start_gateway(folder, memory_bytes=2**33)
@@ -185,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    _begun(Path(sys.argv[1])) if sys.argv[1:] else main()

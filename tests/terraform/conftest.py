@@ -27,6 +27,14 @@ from tests.terraform.judges import (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker apply the policies and start the judges."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("terraform"))
+
+
 @pytest.fixture(scope="session")
 def terraform() -> Terraform:
     """Run terraform with some words in some folder, without the settings of whoever runs this."""

@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from moto.server import DomainDispatcherApplication, create_backend_app
-
-from tests.servers.moto_process import serve
+from tests.servers.moto_process import moto, serve
 from tests.terraform.evaluation import Call, allowed
 
 Environment = dict[str, Any]
@@ -111,7 +109,7 @@ def _refuse(environ: Environment, start: Callable[..., Any]) -> Answer:
 
 
 def main() -> None:
-    serve(Guard(DomainDispatcherApplication(create_backend_app)))
+    serve(Guard(moto()))
 
 
 if __name__ == "__main__":

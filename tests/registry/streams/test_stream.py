@@ -500,6 +500,7 @@ def test_a_state_that_is_no_segment_is_refused(run, loss):
 # Cost
 
 
+@pytest.mark.xdist_group("long history")
 def test_a_long_history_is_read_in_a_few_requests(long_history):
     metered = Metered(long_history)
     with open_on(metered) as registry:
@@ -510,6 +511,7 @@ def test_a_long_history_is_read_in_a_few_requests(long_history):
     assert usage.requests <= 13  # is there anything new; three for each of at most four segments
 
 
+@pytest.mark.xdist_group("long history")
 def test_a_long_history_is_read_in_a_few_rounds(long_history):
     clock = Clock()
     with timed(open_on(Timed(long_history, clock)), clock) as registry:
@@ -518,6 +520,7 @@ def test_a_long_history_is_read_in_a_few_rounds(long_history):
         assert clock.rounds(stream.read) <= 4
 
 
+@pytest.mark.xdist_group("long history")
 def test_a_part_of_a_long_history_needs_only_its_segments(long_history):
     metered = Metered(long_history)
     last = SAVES * EACH - 1
@@ -536,6 +539,7 @@ def test_a_part_of_a_long_history_needs_only_its_segments(long_history):
     assert nothing.requests == 1
 
 
+@pytest.mark.xdist_group("long history")
 def test_segments_stay_few(long_history):
     with open_on(long_history) as registry:
         assert len(registry.run("long").manifest.stream("loss").segments) <= 10
