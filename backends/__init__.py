@@ -3,8 +3,8 @@
 - `base`: `Backend`, the interface: its docstrings say what each method promises.
 - `local`, with `disk`, `folders`, `walk`, `mounts` and `reserve`: a folder.
 - `s3`, with `s3_client`, `s3_body`, `s3_errors` and `s3_proof`: a bucket; `memory`: neither.
-- `fsspec_store`, with `fsspec_dialect`, `fsspec_s3`, `fsspec_azure` and `fsspec_gcs`: a file
-  system of fsspec; `fsspec_door` decides which of them are written to.
+- `fsspec_store`, with `fsspec_dialect`, `fsspec_s3`, `fsspec_azure` and `fsspec_gcs`: a file system
+  of fsspec; `fsspec_door` decides which of them are written to.
 - `location`: reads URLs, and hides secrets in them; `secrets` hides those of options.
 - `opening`: `open_backend` makes the backend of a URL; `s3_settings` reads options of S3.
 - `patience`, `waiting`: how long a call may take. `probe`: whether two writers can win.

@@ -319,6 +319,12 @@ def test_option_that_a_driver_would_ignore_is_refused(
     assert SECRET not in everything_said(caught.value)
 
 
+def test_the_class_of_gcsfs_that_replaces_objects_is_not_used() -> None:
+    gcsfs = pytest.importorskip("gcsfs")
+    backend = open_backend("gs://bucket/x", {"token": "anon"})
+    assert backend._class is gcsfs.core.GCSFileSystem  # type: ignore[attr-defined]
+
+
 def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("adlfs")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=a;AccountKey={SECRET}")

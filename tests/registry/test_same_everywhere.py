@@ -54,16 +54,13 @@ def commits(registry: holdfast.Registry) -> list[bytes]:
     return [raw for slot in RunLog(registry.store, "run").slots() for raw, _ in slot.commits]
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_state_is_the_same_everywhere(
-    place: Mapping[str, Any], compression: Any, tmp_path: Path
-) -> None:
+def test_a_state_is_the_same_everywhere(place: Mapping[str, Any], tmp_path: Path) -> None:
     with (
         holdfast.init(tmp_path / "r", skip_race_probe=True) as here,
         holdfast.init(**place, skip_race_probe=True) as there,
     ):
         saved = [
-            one.create_run("own", seed=1).save(STATE, step=3, compression=compression)
+            one.create_run("own", seed=1).save(STATE, step=3, compression="zstd")
             for one in (here, there)
         ]
         assert saved[0].digest == saved[1].digest
