@@ -9,6 +9,7 @@ trainer.fit(model, data, ckpt_path=saver.resume())
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.integrations.lightning_io import SCHEME, HoldfastIO
-from holdfast.registry.integrations.saving import OnSave, capture_ranks, restore_rank
+from holdfast.registry.integrations.lightning_io import HoldfastIO, components
+from holdfast.registry.integrations.saving import OnSave, Saver, capture_ranks, restore_rank
+from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
 
 #: The component with the random generators.
@@ -37,7 +39,9 @@ class HoldfastCheckpoint(Checkpoint):
     (`Retention`, `Monitor`). With a `StatefulDataLoader` a resume within an epoch is bit-exact;
     with another loader save at the ends of epochs.
 
-    After SIGTERM the last completed step is saved.
+    After SIGTERM the last completed step is saved. A checkpointer (`with run.checkpointer() as it`)
+    adds its own cadence and reacts to all signals, on every rank. Then what is due here is saved in
+    the foreground, and `background` has no effect: give the checkpointer the cadence.
 
     Args:
         run: The run. Every rank opens it; rank 0 saves.
@@ -45,6 +49,7 @@ class HoldfastCheckpoint(Checkpoint):
         every_n_epochs: Save every so many epochs. Default: 1, if no other is given.
         background: Whether a save returns when the state has been copied (`Run.save_async`).
         on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
+        checkpointer: Of the run; the block around the training has entered it.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class HoldfastCheckpoint(Checkpoint):
         every_n_epochs: int | None = None,
         background: bool = False,
         on_save: OnSave | None = None,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         for name, value in (
             ("every_n_train_steps", every_n_train_steps),
@@ -62,9 +68,14 @@ class HoldfastCheckpoint(Checkpoint):
         ):
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidInput(f"{name} must be at least 1", found=quoted(value))
-        self.io = HoldfastIO(run, files=TorchCheckpointIO(), background=background, on_save=on_save)
+        self.io = HoldfastIO(run, files=TorchCheckpointIO())
+        self.io.saver = self._saver = Saver(
+            run, background=background, on_save=on_save, checkpointer=checkpointer
+        )
         self._every_steps = every_n_train_steps
         self._every_epochs = every_n_epochs or (None if every_n_train_steps else 1)
+        self._has_checkpointer = checkpointer is not None
+        self._on_sigterm: Any = None
         self._is_due = False
         self._epoch_ended = False
         self._loaded: Mapping[str, Any] | None = None
@@ -89,6 +100,7 @@ class HoldfastCheckpoint(Checkpoint):
                 found=type(strategy).__name__,
             )
         self.io.trains = trainer.state.fn == TrainerFn.FITTING
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
         if strategy.checkpoint_io is not self.io:
             self.io._files = strategy.checkpoint_io
             strategy.checkpoint_io = self.io
@@ -116,12 +128,15 @@ class HoldfastCheckpoint(Checkpoint):
         self._loader_states = _loader_states(checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the random generators.
+        """Restore the random generators, and the signals of the checkpointer.
 
         Lightning has made the iterator over the data by now, and that draws the seeds of sampler
         and workers. Training that was not interrupted makes one after each epoch; so after an epoch
         it is made again, behind the restored generators. Within an epoch it is not.
         """
+        if self._has_checkpointer:
+            # Lightning's handler, which is new since `setup`, waits for other ranks within a step.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
@@ -145,21 +160,18 @@ class HoldfastCheckpoint(Checkpoint):
     ) -> None:
         """Save, if it is time; where a validation or the end of an epoch follows, after it."""
         step, every = trainer.global_step, self._every_steps
-        if every and step % every == 0 and step != self.io.saver.step:
+        if every and step % every == 0 and step != self._saver.step:
             self._is_due = True
-        if trainer.world_size > 1:  # the ranks save together, so they agree
-            asked = trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
-            self._is_due |= asked
         loop = trainer.fit_loop
         fetcher = loop._data_fetcher
         assert fetcher is not None  # it made the batch
         if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(fetcher):
-            self._save_if_due(trainer)
+            self._end_step(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save what was due before a validation within an epoch."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch:
-            self._save_if_due(trainer)
+            self._end_step(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save at the end of an epoch, if it is time."""
@@ -167,30 +179,32 @@ class HoldfastCheckpoint(Checkpoint):
         if every and (trainer.current_epoch + 1) % every == 0:
             self._is_due = True
         self._epoch_ended = True
-        self._save_if_due(trainer)
+        self._end_step(trainer)
         self._epoch_ended = False
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the saves under way."""
+        self._saver.end()
+
     def on_exception(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        exception: BaseException,
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Save the last completed step after SIGTERM."""
         if isinstance(exception, SIGTERMException) and trainer.world_size == 1:
             self._is_due = True
-            self._save_if_due(trainer)
+            self._end_step(trainer)
 
-    def _save_if_due(self, trainer: Trainer) -> None:
+    def _end_step(self, trainer: Trainer) -> None:
         is_due, self._is_due = self._is_due, False
-        if not is_due or trainer.fast_dev_run or trainer.sanity_checking:
+        if trainer.fast_dev_run or trainer.sanity_checking:
             return
-        if trainer.global_step == self.io.saver.step:
-            return
-        path = f"{SCHEME}{self.io.saver.run.id}/step{trainer.global_step}"
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        trainer.save_checkpoint(path, storage_options=metrics)
-        self.io.saver.step = trainer.global_step  # on every rank
+        self._saver.end_step(
+            trainer.global_step,
+            lambda: components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False)),
+            {name: float(value) for name, value in trainer.callback_metrics.items()},
+            due=is_due,
+            first=trainer.is_global_zero,
+        )
 
 
 def _loader_states(checkpoint: Mapping[str, Any]) -> list[Any]:

@@ -60,23 +60,22 @@ class HoldfastIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint of Lightning's; `storage_options` may be metrics by name.
+        """Save a checkpoint of Lightning's, with the metric that its `ModelCheckpoint` monitors.
 
         Raises:
             UnsupportedValue: Something in it cannot be stored; the message names its path.
             RegistryError: As `Run.save`.
         """
-        if self._files is not None and not _is_ref(path):
+        if self._files is not None:
             self._files.save_checkpoint(checkpoint, path, storage_options)
             return
         step = checkpoint["global_step"]
         if step == self.saver.step:
             self._name_again(path)
             return
-        before = None if _is_ref(path) else self._named(path)
-        metrics = _metrics(checkpoint) if storage_options is None else storage_options
-        meta = None if _is_ref(path) else {_PATH: str(path)}
-        self.saver.save(_components(checkpoint), step, metrics, meta)
+        before = self._named(path)
+        state, meta = components(checkpoint), {_PATH: str(path)}
+        self.saver.save(state, step, _metrics(checkpoint), meta)
         if before is not None:  # as a file of this name would be overwritten
             self._unwanted[before.n] = before
         self._evict_unwanted()
@@ -94,7 +93,7 @@ class HoldfastIO(CheckpointIO):
             InvalidInput: The path names another run.
             IntegrityError: It is damaged; no other one is loaded instead.
         """
-        if _is_ref(path):
+        if str(path).startswith(SCHEME):
             found = checkpoint_of(self._run, str(path).removeprefix(SCHEME))
         elif self._files is not None:
             return self._files.load_checkpoint(path, weights_only=weights_only)
@@ -111,7 +110,7 @@ class HoldfastIO(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         """Evict the checkpoint of a path; one that is protected is kept until it is not."""
-        if self._files is not None and not _is_ref(path):
+        if self._files is not None:
             self._files.remove_checkpoint(path)
             return
         found = self._named(path)
@@ -133,7 +132,7 @@ class HoldfastIO(CheckpointIO):
         if not self.trains:
             return found.load(precision="original")
         kept, self._restored = self._restored, None
-        self.saver.step = found.step
+        self.saver.resume_at(found.step)
         if kept is not None and kept.checkpoint == found:
             return kept.state
         restored = self._run.restore(at=found)
@@ -151,7 +150,7 @@ class HoldfastIO(CheckpointIO):
 
     def _name_again(self, path: Any) -> None:
         newest = self.saver.settle()
-        if newest is not None and not _is_ref(path) and self._named(path) != newest:
+        if newest is not None and self._named(path) != newest:
             self._run.tag(_tag(path), newest)
             self._evict_unwanted()
 
@@ -165,8 +164,20 @@ class HoldfastIO(CheckpointIO):
             del self._unwanted[n]
 
 
-def _is_ref(path: Any) -> bool:
-    return str(path).startswith(SCHEME)
+def components(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint of Lightning's as components.
+
+    Raises:
+        UnsupportedValue: It has a key that is the name of another component.
+    """
+    taken = sorted(set(_NAMES.values()) & checkpoint.keys())
+    if taken:
+        raise UnsupportedValue(
+            "a hook added a key that is the name of a component",
+            where=f"checkpoint[{taken[0]!r}]",
+            hint="Choose another key in `on_save_checkpoint`.",
+        )
+    return {_NAMES.get(name, name): value for name, value in checkpoint.items()}
 
 
 def _tag(path: Any) -> str:
@@ -177,17 +188,6 @@ def _tag(path: Any) -> str:
 def _path_of(checkpoint: Checkpoint) -> str | None:
     meta = checkpoint.meta
     return meta.get(_PATH) if isinstance(meta, Mapping) else None
-
-
-def _components(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    taken = sorted(set(_NAMES.values()) & checkpoint.keys())
-    if taken:
-        raise UnsupportedValue(
-            "a hook added a key that is the name of a component",
-            where=f"checkpoint[{taken[0]!r}]",
-            hint="Choose another key in `on_save_checkpoint`.",
-        )
-    return {_NAMES.get(name, name): value for name, value in checkpoint.items()}
 
 
 def _from_components(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,35 +12,52 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import rng
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.refs import find_in_run
 from holdfast.registry.runs.run import Run
 from holdfast.registry.training.pending import PendingSave
 
 _LOGGER = logging.getLogger("holdfast")
 OnSave = Callable[[Checkpoint], object]
+Gather = Callable[[], dict[str, Any]]
 
 
 class Saver:
-    """Saves states of a run, in the foreground or in the background.
+    """Saves states of a run, each step once.
 
     Attributes:
-        run: The run.
-        step: Step of the newest state that was handed over or resumed from; `None` before any.
+        step: Step of the newest state that was saved or resumed from; `None` before any.
 
     Args:
         run: The run.
         background: Whether a save returns when the state has been copied.
-        on_save: Called with each checkpoint once it is durable; for a save in the background at the
-            next save or at the end, on the caller's thread.
+        on_save: Called with each checkpoint once it is durable, on the caller's thread: for a save
+            in the background at a later step, or at the end.
+        checkpointer: Decides about saves beside the trainer, and hears signals.
     """
 
-    def __init__(self, run: Run, *, background: bool, on_save: OnSave | None) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: Run,
+        *,
+        background: bool,
+        on_save: OnSave | None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
+        self._run = run
         self.step: int | None = None
         self._background = background
         self._on_save = on_save
-        self._pending: PendingSave | None = None
+        self._checkpointer = checkpointer
+        self._seen = 0
+        self._gather: Gather | None = None
+        self._final: dict[str, Any] | None = None
+        self._pending: list[PendingSave] = []
         self._newest: Checkpoint | None = None
+
+    def resume_at(self, step: int) -> None:
+        """Continue after a step that is saved."""
+        self.step = self._seen = step
 
     def save(
         self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], meta: Any = None
@@ -48,18 +65,75 @@ class Saver:
         """Save the state of a step; an error of the save before is raised here."""
         self.settle()
         if self._background:
-            pending = self.run.save_async(state, step=step, metrics=metrics, meta=meta)
-            self._pending = pending
+            saving = self._run.save_async(state, step=step, metrics=metrics, meta=meta)
+            self._pending.append(saving)
         else:
-            self._tell(self.run.save(state, step=step, metrics=metrics, meta=meta))
+            self._tell(self._run.save(state, step=step, metrics=metrics, meta=meta))
         self.step = step
 
+    def end_step(
+        self, step: int, gather: Gather, metrics: Mapping[str, float], *, due: bool, first: bool
+    ) -> None:
+        """End a step, on every rank; a second call for the same step only saves what is due.
+
+        Args:
+            step: The step.
+            gather: Returns its state; called on every rank, if it is needed.
+            metrics: Its metrics.
+            due: Whether the trainer wants it to be saved.
+            first: Whether this is rank 0.
+
+        Raises:
+            SystemExit: The checkpointer was asked to stop; the state is durable.
+        """
+        if self._checkpointer is None:
+            if due and step != self.step:
+                state = gather()
+                if first:
+                    self.save(state, step, metrics)
+                self.step = step
+            return
+        if step <= self._seen:
+            return
+        self._seen, self._final = step, None
+        try:
+            saving = self._checkpointer.step(
+                step, lambda: self._final or gather(), metrics, converged=due
+            )
+        except SystemExit:
+            self._tell_of_the_last(step)
+            raise
+        self._gather = gather
+        if saving is not None:
+            self._pending.append(saving)
+        self._tell_of_finished(wait=False)
+
+    def end(self) -> None:
+        """End the training: wait for its saves, and keep the last state for the checkpointer.
+
+        Its block may end, and save, when the trainer has been taken apart. Every rank keeps it:
+        only rank 0 knows whether it is saved already.
+        """
+        if self._gather is not None:
+            self._final, self._gather = self._gather(), None
+        self.settle()
+
     def settle(self) -> Checkpoint | None:
-        """Wait for the save under way; return the newest checkpoint, if one was saved."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._tell(pending.wait())
+        """Wait for the saves under way; return the newest checkpoint, if one was saved."""
+        self._tell_of_finished(wait=True)
         return self._newest
+
+    def _tell_of_finished(self, *, wait: bool) -> None:
+        while self._pending and (wait or self._pending[0].done()):
+            saving = self._pending.pop(0)
+            if saving.outcome not in ("skipped", "superseded"):
+                self._tell(saving.wait())
+
+    def _tell_of_the_last(self, step: int) -> None:
+        self._tell_of_finished(wait=True)
+        latest = self._run.latest()
+        if latest is not None and latest.step == step and latest != self._newest:
+            self._tell(latest)
 
     def _tell(self, checkpoint: Checkpoint) -> None:
         self._newest = checkpoint

@@ -29,6 +29,7 @@ from holdfast.registry.integrations.saving import (
     checkpoint_of,
     restore_rank,
 )
+from holdfast.registry.loop.checkpointer import Checkpointer
 from holdfast.registry.runs.run import Run
 
 __all__ = ["HoldfastCallback"]
@@ -46,17 +47,27 @@ class HoldfastCallback(TrainerCallback):
     A step is saved when the next one begins: after its evaluation, after its metrics are known, and
     after other callbacks and schedulers have seen them.
 
+    A checkpointer (`with run.checkpointer() as it`) adds its own cadence and reacts to signals;
+    without one SIGTERM ends the process at once. Then what is due here is saved in the foreground,
+    and `background` has no effect: give the checkpointer the cadence, with `save_strategy="no"`.
+
     Args:
         run: The run. Every rank opens it; rank 0 saves.
         background: Whether a save returns when the state has been copied (`Run.save_async`).
         on_save: Called with each checkpoint once it is durable, such as `holdfast.wandb.log`.
+        checkpointer: Of the run; the block around the training has entered it.
     """
 
     def __init__(
-        self, run: Run, *, background: bool = False, on_save: OnSave | None = None
+        self,
+        run: Run,
+        *,
+        background: bool = False,
+        on_save: OnSave | None = None,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         self._run = run
-        self._saver = Saver(run, background=background, on_save=on_save)
+        self._saver = Saver(run, background=background, on_save=on_save, checkpointer=checkpointer)
         self._trainer: Any = None
         self._is_due = False
         self._loaded: dict[str, Any] = {}
@@ -93,7 +104,7 @@ class HoldfastCallback(TrainerCallback):
         if restored is None:
             return None
         checkpoint, self._loaded = restored.checkpoint, restored.state
-        self._saver.step = checkpoint.step
+        self._saver.resume_at(checkpoint.step)
         self._folder = Path(trainer.args.output_dir) / f"holdfast-resume-{checkpoint.digest.short}"
         with trainer.args.main_process_first(local=True, desc="resume"):
             if trainer.args.local_process_index == 0:
@@ -131,17 +142,17 @@ class HoldfastCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Save what is due. Between epochs, restore the generators before the data is shuffled."""
+        """End the step before. After an epoch restore the generators, before data is shuffled."""
         if state.epoch is None or state.epoch % 1 == 0:
             self._restore_generators()
-        self._save_if_due(state, given)
+        self._end_step(state, given)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Save what is due. Within an epoch, restore the generators after batches were skipped."""
+        """End the step before. Within an epoch restore the generators, after batches were skipped."""
         self._restore_generators()
-        self._save_if_due(state, given)
+        self._end_step(state, given)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -156,9 +167,9 @@ class HoldfastCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Save what is due, and wait for it."""
-        self._save_if_due(state, given)
-        self._saver.settle()
+        """End the last step, and wait for the saves under way."""
+        self._end_step(state, given)
+        self._saver.end()
         self._remove_folder(args)
 
     def _restore_generators(self) -> None:
@@ -166,25 +177,27 @@ class HoldfastCallback(TrainerCallback):
             restore_rank(self._loaded["rng"])
             self._loaded = {}
 
-    def _save_if_due(self, state: TrainerState, given: Mapping[str, Any]) -> None:
+    def _end_step(self, state: TrainerState, given: Mapping[str, Any]) -> None:
         is_due, self._is_due = self._is_due, False
-        if not is_due or state.global_step == self._saver.step:
-            return
-        self._trainer.store_flos()
         # The summary of the whole training is no part of its last step.
         history = [one for one in state.log_history if "train_runtime" not in one]
-        parts = self._parts(dataclasses.replace(state, log_history=history), given)
-        if state.is_world_process_zero:
-            logged = [one for one in history if one.get("step") == state.global_step]
-            metrics = {name: float(value) for one in logged for name, value in one.items()}
-            metrics.pop("step", None)
-            self._saver.save(parts, state.global_step, metrics)
-        self._saver.step = state.global_step
+        logged = [one for one in history if one.get("step") == state.global_step]
+        metrics = {name: float(value) for one in logged for name, value in one.items()}
+        metrics.pop("step", None)
+        self._saver.end_step(
+            state.global_step,
+            lambda: self._parts(dataclasses.replace(state, log_history=history), given),
+            metrics,
+            due=is_due,
+            first=state.is_world_process_zero,
+        )
 
     def _parts(self, state: TrainerState, given: Mapping[str, Any]) -> dict[str, Any]:
+        self._trainer.store_flos()
         stateful = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         exported = [one for one in stateful if isinstance(one, ExportableState)]
-        now = dataclasses.replace(state, stateful_callbacks=exported)
+        flos = self._trainer.state.total_flos
+        now = dataclasses.replace(state, stateful_callbacks=exported, total_flos=flos)
         parts = {
             **_model_parts(given["model"]),
             "optimizer": given["optimizer"].state_dict(),

@@ -120,7 +120,7 @@ def _serve() -> None:
             ]
             statuses = [_wait(child) for child in children]
             log.seek(0)
-            answers.write(json.dumps([statuses, log.read()[-8000:]]) + "\n")
+            answers.write(json.dumps([statuses, log.read()[-20000:]]) + "\n")
         answers.flush()
 
 

@@ -102,9 +102,25 @@ def fit_ddp(url: str, name: str, strike: int | None) -> None:
     with holdfast.open(url) as reg:
         run = reg.run(name, create=True)
         saver = HoldfastCheckpoint(run, every_n_epochs=1)
-        samples = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
-        training = trainer(saver, strategy="ddp", devices=2)
-        training.fit(Net(strike), DataLoader(samples, 4, shuffle=True), ckpt_path=saver.resume())
+        _fit_ranks(saver, Net(strike))
+
+
+def fit_ddp_with_checkpointer(url: str, name: str, strike: int | None) -> None:
+    """Train as one of two ranks under a checkpointer; only rank 1 gets SIGTERM."""
+    rank = int(os.environ["RANK"])
+    pl.seed_everything(1 + rank)
+    net = Net(strike if rank == 1 else None, signal.SIGTERM)
+    with holdfast.open(url) as reg:
+        run = reg.run(name, create=True)
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+        with run.checkpointer(every_steps=4) as checkpointer:
+            _fit_ranks(HoldfastCheckpoint(run, every_n_epochs=9, checkpointer=checkpointer), net)
+
+
+def _fit_ranks(saver: HoldfastCheckpoint, net: Net) -> None:
+    samples = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
+    training = trainer(saver, strategy="ddp", devices=2)
+    training.fit(net, DataLoader(samples, 4, shuffle=True), ckpt_path=saver.resume())
 
 
 def keep_model_checkpoint(url: str, folder: str) -> None:

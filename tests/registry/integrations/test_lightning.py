@@ -54,32 +54,52 @@ def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children:
     assert status == 0 or status == 1
 
 
-def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, children: Children) -> None:
-    def ranks(name: str, strike: int | None) -> list[int]:
+class Ranks:
+    """Two processes that train together."""
+
+    def __init__(self, reg: holdfast.Registry, children: Children) -> None:
+        self._url, self._children = reg.url, children
+
+    def run(self, target: str, name: str, strike: int | None) -> list[int]:
+        """Return their exit statuses."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return children.run_all(
+        return self._children.run_all(
             *(
                 Call(
-                    "lightning_training.fit_ddp",
-                    (reg.url, name, strike),
+                    f"lightning_training.{target}",
+                    (self._url, name, strike),
                     {**shared, "RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": "0"},
                 )
                 for rank in "01"
             )
         )
 
-    assert ranks("straight", None) == [0, 0]
-    assert ranks("killed", 5) == [KILLED, KILLED]
+
+def test_two_ranks_continue_bit_for_bit(reg: holdfast.Registry, children: Children) -> None:
+    ranks = Ranks(reg, children)
+    assert ranks.run("fit_ddp", "straight", None) == [0, 0]
+    assert ranks.run("fit_ddp", "killed", 5) == [KILLED, KILLED]
     assert list(components(reg, "killed")) == [2, 4]
-    assert ranks("killed", None) == [0, 0]
+    assert ranks.run("fit_ddp", "killed", None) == [0, 0]
     assert components(reg, "killed") == components(reg, "straight")
     state = reg.checkpoint("killed/latest").load(only=["model", "rng"])
     assert not [name for name in state["model"] if name.startswith("module.")]
     first, second = (one["torch"]["cpu"] for one in state["rng"]["ranks"])
     assert not first.equal(second)
+
+
+def test_a_signal_to_one_rank_makes_both_leave_after_the_same_step(
+    reg: holdfast.Registry, children: Children
+) -> None:
+    ranks = Ranks(reg, children)
+    assert ranks.run("fit_ddp_with_checkpointer", "asked", 4) == [143, 143]
+    assert list(components(reg, "asked")) == [4, 5]
+    assert reg.run("asked").status == "interrupted"
+    assert ranks.run("fit_ddp_with_checkpointer", "asked", None) == [0, 0]
+    assert list(components(reg, "asked")) == [4, 5, 8]
 
 
 def test_lightnings_own_callback_keeps_its_checkpoints_in_a_run(

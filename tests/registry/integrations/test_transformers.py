@@ -78,6 +78,20 @@ def test_a_killed_training_continues_bit_for_bit(
     assert any(path.startswith("optimizer/state/0/exp_avg") for path in latest)
 
 
+def test_sigterm_saves_the_step_and_the_requeued_training_continues_bit_for_bit(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    target = "transformers_training.train_with_checkpointer"
+    assert children.run(target, reg.url, "straight", tmp_path / "out", None) == 0
+    assert children.run(target, reg.url, "asked", tmp_path / "out", 6) == 143
+    assert list(components(reg, "asked")) == [4, 7]
+    assert reg.run("asked").status == "interrupted"
+    assert children.run(target, reg.url, "asked", tmp_path / "out", None) == 0
+    straight, asked = components(reg, "straight"), components(reg, "asked")
+    assert (list(straight), list(asked)) == ([4, 8, 12], [4, 7, 8, 12])
+    assert all(asked[12][name] == straight[12][name] for name in ("model", "optimizer", "rng"))
+
+
 def test_what_is_exported_is_read_by_from_pretrained(
     reg: holdfast.Registry, children: Children, tmp_path: Path
 ) -> None:

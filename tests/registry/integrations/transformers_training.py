@@ -29,13 +29,14 @@ SAMPLES, EPOCHS = 48, 2
 
 
 class Struck(Trainer):
-    """A trainer whose process is killed before the step `strike`."""
+    """A trainer whose process sends itself a signal before the step `strike`."""
 
     strike: int | None = None
+    sends: int = signal.SIGKILL
 
     def training_step(self, *given: Any, **options: Any) -> torch.Tensor:
         if self.state.global_step == self.strike:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.sends)
         return super().training_step(*given, **options)
 
 
@@ -96,6 +97,23 @@ def train(
         training.train(resume_from_checkpoint=saver.resume(training))
         assert not list(Path(folder).glob("*"))
         assert run.checkpoints()[-len(told) :] == told
+
+
+def train_with_checkpointer(url: str, name: str, folder: str, strike: int | None) -> None:
+    """Train under a checkpointer, and get SIGTERM in a step."""
+    with (
+        holdfast.open(url) as reg,
+        reg.run(name, create=True) as run,
+        run.checkpointer(every_steps=4) as checkpointer,
+    ):
+        told: list[holdfast.Checkpoint] = []
+        saver = HoldfastCallback(run, checkpointer=checkpointer, on_save=told.append)
+        training = trainer(saver, folder, save_strategy="no")
+        training.strike, training.sends = strike, signal.SIGTERM
+        try:
+            training.train(resume_from_checkpoint=saver.resume(training))
+        finally:
+            assert run.checkpoints()[-len(told) :] == told
 
 
 def refuse(url: str, folder: str) -> None:
