@@ -150,7 +150,7 @@ class HoldfastCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """End the step before. Within an epoch restore the generators, after batches were skipped."""
+        """End the last step. Within an epoch restore the generators, after skipped batches."""
         self._restore_generators()
         self._end_step(state, given)
 

@@ -247,7 +247,7 @@ def test_a_command_that_does_not_listen_is_killed(monkeypatch: pytest.MonkeyPatc
     assert child.stdout is not None
     with child.stdout:
         assert child.stdout.readline() == b"deaf\n"
-    module._end(child)
+    module.end(child)
     assert child.returncode == -signal.SIGKILL
 
 

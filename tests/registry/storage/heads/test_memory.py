@@ -214,7 +214,7 @@ def test_saving_writes_them_now_and_then_and_the_end_of_a_program_the_last(tmp_p
     )
     assert (done.returncode, done.stderr) == (0, "")
     found = HeadsFile.decode(only(kept).read_bytes(), where="file")
-    assert found.heads["night"].commits == 25
+    assert found.heads["night"].commits == 26  # the last one says that the program ended
     assert found.url == parse(tmp_path / "reg").url
 
 
