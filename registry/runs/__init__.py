@@ -1,6 +1,7 @@
 """A run as its users hold it: saving into it, restoring it, naming checkpoints, reading.
 
 - `run`: `Run`, the handle that trains: save, merge, end.
+- `looping`: `LoopingRun`, its part that saves a training loop.
 - `resuming`: `ResumableRun`, its part that starts, restores, and changes phase or policy.
 - `curation`: `CuratedRun`, its part that names checkpoints, evicts them and brings them back.
 - `view`: `RunView`, its part that only reads.
