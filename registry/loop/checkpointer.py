@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
-from holdfast.registry.history.log_values import check_metrics, check_phase, check_step
+from holdfast.registry.history.log_values import check_metrics, check_name, check_phase, check_step
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.cadence import BestSoFar, Cadence
@@ -23,13 +23,14 @@ from holdfast.registry.loop.overhead import META_KEY, Overhead
 from holdfast.registry.loop.ranks import ranks_here
 from holdfast.registry.loop.signals import SignalHandlers
 from holdfast.registry.spec.monitors import Monitor
+from holdfast.registry.streams.segments import check_entries
 from holdfast.registry.training.pending import PendingSave, end_at_once
 from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.training.trainer import Trainer
 
 _LOGGER = logging.getLogger("holdfast")
 #: What ranks agree on; the highest request counts.
-_NOTHING, _SAVE, _STOP, _INTERRUPT = range(4)
+_NOTHING, _SAVE, _SAVE_NOW, _STOP, _INTERRUPT = range(5)
 _REQUESTS: dict[int | None, int] = {
     None: _NOTHING,
     signal.SIGTERM: _STOP,
@@ -38,6 +39,7 @@ _REQUESTS: dict[int | None, int] = {
 #: Seconds for which the status is tried when the deadline has passed.
 _STATUS_S = 2.0
 
+_T = TypeVar("_T")
 Why = Literal["cadence", "best", "converged", "signal", "end"]
 
 
@@ -47,7 +49,7 @@ class _Boundary:
 
     step: int
     state: object
-    metrics: dict[str, float]
+    metrics: Mapping[str, object] | None
     arguments: dict[str, Any]
 
 
@@ -61,22 +63,20 @@ class Checkpointer:
     def __init__(self, trainer: Trainer, options: LoopOptions) -> None:
         self._trainer, self._options = trainer, options
         self.stopped = False
+        self._is_open = False
+        self._overhead = Overhead()
+        self._signals = SignalHandlers(_nothing)
         self._last: _Boundary | None = None
         self._saved_step: int | None = None
         self._streams: dict[str, list[Mapping[str, Any]]] = {}
 
     def __enter__(self) -> Self:
         run, options = self._trainer.run, self._options
-        phase = options.save["phase"]
-        spec = run.spec.phase((run.phase or "") if phase is None else check_phase(phase))
         self._reaction = options.reaction(run.spec.signals)
         self._ranks = ranks_here(options.ranks, options.barrier_s)
         has_own = options.every_steps is not None or options.every_s is not None
-        self._cadence = Cadence(
-            options.every_steps if has_own else spec.save_every,
-            options.every_s,
-            self._trainer.resumed_step,
-        )
+        every_steps = options.every_steps if has_own else _preset_cadence(run, options)
+        self._cadence = Cadence(every_steps, options.every_s, self._trainer.resumed_step)
         self._best = _best_so_far(run, options.on_best)
         self._notice = Notice(options.notice)
         self._overhead = Overhead()
@@ -84,6 +84,7 @@ class Checkpointer:
         self._stop_step = stop_step()
         self._signals = SignalHandlers(self._deadline.begin)
         self._signals.install(self._deadline.fd)
+        self._is_open = True
         return self
 
     def __exit__(
@@ -98,6 +99,7 @@ class Checkpointer:
             elif kind is not None:
                 self._break_off()
         finally:
+            self._is_open = False
             self._signals.remove()
             self._deadline.close()
             if kind is None and not self.stopped:
@@ -154,12 +156,13 @@ class Checkpointer:
         Raises:
             InvalidInput: An argument is wrong.
             SystemExit: The process was asked to stop, and the state is durable.
-            Conflict: Rank 0 could not save; on the other ranks.
+            Conflict: Another rank could not save.
             RegistryError: As for `Run.save`; also the error of an earlier save in the background.
         """
         self._last = self._boundary(step, state, metrics, meta, tier, companions)
-        for name, entries in (streams or {}).items():
-            self._streams.setdefault(name, []).extend(entries)
+        for name, entries in (streams or {}).items() if self._ranks.rank == 0 else ():
+            checked = check_entries(entries)
+            self._streams.setdefault(check_name(name, "a stream"), []).extend(checked)
         why, forced = self._why(self._last, converged=converged)
         agreed = self._ranks.highest(self._request(why))
         if agreed >= _STOP:
@@ -167,7 +170,7 @@ class Checkpointer:
             return None
         if agreed == _NOTHING:
             return None
-        now = converged or not self._options.background
+        now = agreed == _SAVE_NOW or not self._options.background
         return self._save(why or "signal", now=now, forced=forced or why is None)
 
     # Deciding
@@ -181,6 +184,12 @@ class Checkpointer:
         tier: str | None,
         companions: Mapping[str, object] | None,
     ) -> _Boundary:
+        if not self._is_open:
+            raise InvalidInput(
+                "the checkpointer is not open",
+                where=self._trainer.run.run_id,
+                expected="with run.checkpointer(...) as checkpointer: ...",
+            )
         checked = check_step(step)
         if self._last is not None and checked <= self._last.step:
             raise InvalidInput(
@@ -194,11 +203,11 @@ class Checkpointer:
                 "not the meta of a step", where="meta", expected=f"a mapping without {META_KEY!r}"
             )
         arguments = {"meta": dict(meta or {}), "tier": tier, "companions": companions}
-        return _Boundary(checked, state, check_metrics(metrics), arguments)
+        return _Boundary(checked, state, metrics, arguments)
 
     def _why(self, last: _Boundary, *, converged: bool) -> tuple[Why | None, bool]:
         """Return why this process wants to save, and whether it insists although one is running."""
-        is_best = self._best is not None and self._best.improves(last.metrics)
+        is_best = self._best is not None and self._best.improves(check_metrics(last.metrics))
         reaches, is_time = self._cadence.reaches(last.step), self._cadence.is_time()
         waits = self._reaction.sigusr1 == "at_cadence" and self._cadence.every_steps is not None
         if self._signals.save and (reaches or not waits):
@@ -218,7 +227,8 @@ class Checkpointer:
             self._deadline.begin(signal.SIGTERM)
         if self._stop_step is not None and self._last and self._last.step >= self._stop_step:
             return _STOP
-        return max(_REQUESTS[self._signals.stop], _SAVE if why else _NOTHING)
+        own = _SAVE_NOW if why == "converged" else _SAVE if why else _NOTHING
+        return max(_REQUESTS[self._signals.stop], own)
 
     # Saving
 
@@ -227,22 +237,16 @@ class Checkpointer:
         assert self._last is not None
         self._cadence.saves()
         with self._overhead.waiting():
-            state = self._last.state() if callable(self._last.state) else self._last.state
-            if not now:
-                return self._save_here(why, state, now=False, forced=forced)
-            try:
-                saved = self._save_here(why, state, now=True, forced=forced)
-            except BaseException:
-                self._agree_on(failed=True)
-                raise
-        self._agree_on(failed=False)
-        return saved
+            if now:
+                return self._together(lambda: self._save_here(why, now=True, forced=forced))
+            return self._save_here(why, now=False, forced=forced)
 
-    def _save_here(self, why: Why, state: object, *, now: bool, forced: bool) -> PendingSave | None:
-        if self._ranks.rank != 0:
-            return None
+    def _save_here(self, why: Why, *, now: bool, forced: bool) -> PendingSave | None:
         assert self._last is not None
         last, options = self._last, self._options
+        state = last.state() if callable(last.state) else last.state
+        if self._ranks.rank != 0:
+            return None
         told = self._overhead.meta(
             why=why, every_steps=self._cadence.every_steps, every_s=self._cadence.every_s
         )
@@ -258,18 +262,24 @@ class Checkpointer:
             self._saved_step, self._streams = last.step, {}
         return saved
 
-    def _agree_on(self, *, failed: bool) -> None:
-        """Tell the other ranks whether the save failed; they wait here for rank 0.
+    def _together(self, act: Callable[[], _T]) -> _T:
+        """Do something on every rank, and wait until all have done it.
 
         Raises:
             Conflict: Another rank failed.
         """
-        if self._ranks.highest(int(failed)) and not failed:
+        try:
+            result = act()
+        except BaseException:
+            self._ranks.highest(1)
+            raise
+        if self._ranks.highest(0):
             raise Conflict(
-                "rank 0 could not save, so this rank stops too",
+                "another rank could not save, so this rank stops too",
                 where=self._trainer.run.run_id,
-                hint="The error is in the output of rank 0.",
+                hint="The error is in the output of that rank.",
             )
+        return result
 
     # Ending
 
@@ -280,7 +290,7 @@ class Checkpointer:
             self._stop(agreed)
             return
         with self._overhead.waiting():
-            self._trainer.settle()
+            self._together(self._trainer.settle)
         if self._options.save_at_end and self._ranks.highest(self._is_unsaved):
             self._save("end", now=True)
             if (agreed := self._ranks.highest(self._request(None))) >= _STOP:
@@ -290,17 +300,17 @@ class Checkpointer:
         """Save the last step and leave: by SystemExit, or by `stopped` if `exits` is false."""
         try:
             self._trainer.settle()
-        except RegistryError as error:
+        except Exception as error:
             _LOGGER.error("%s: an earlier save failed: %s", self._trainer.run.run_id, error)
             self._saved_step = None  # that save may have been this step's
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
         self.stopped = self._trainer.is_stopped = True
         if self._ranks.rank == 0:
-            self._trainer.leave("interrupted")
+            self._say_interrupted()
             step = None if self._last is None else self._last.step
             _LOGGER.info("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
-        self._agree_on(failed=False)
+        self._together(_nothing)
         self._deadline.cancel()
         if self._options.exits:
             raise SystemExit(self._exit_code(agreed == _INTERRUPT))
@@ -380,5 +390,11 @@ def _done(checkpoint: Checkpoint, step: int) -> PendingSave:
     return PendingSave(future, f"{checkpoint.run_id}: step {step}")
 
 
-def _nothing() -> None:
-    """Close ranks that need no closing."""
+def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:
+    phase, first = options.save["phase"], run.spec.phases[:1]
+    name = run.phase if phase is None else check_phase(phase)
+    return run.spec.phase(name or (first[0].name if first else "")).save_every
+
+
+def _nothing(_: object = None) -> None:
+    """Do nothing, for what needs nothing to be done."""

@@ -96,7 +96,8 @@ def test_the_presets_cadence_is_the_default(reg, tmp_path):
     )
     run = reg.create_run("own", preset=preset)
     for phase, expected in (("a", [2, 4]), ("b", [2, 4, 3, 6])):
-        with run.checkpointer(phase=phase, save_at_end=False) as checkpointer:
+        named = None if phase == "a" else phase  # the first phase is the default
+        with run.checkpointer(phase=named, save_at_end=False) as checkpointer:
             for step in range(1, 7 if phase == "b" else 5):
                 checkpointer.step(step, state(step))
         assert steps(run) == expected
@@ -218,6 +219,26 @@ def test_steps_grow_and_meta_keeps_its_key(run):
         with pytest.raises(InvalidInput, match="meta"):
             checkpointer.step(4, state(4), meta={"checkpointer": 1})
     assert steps(run) == []
+
+
+def test_wrong_entries_are_refused_where_they_are_given(run):
+    with run.checkpointer() as checkpointer:
+        with pytest.raises(InvalidInput, match="entries"):
+            checkpointer.step(1, state(1), streams={"loss": [{"loss": 1}]})
+        checkpointer.step(2, state(2), streams={"loss": [{"step": 2}]})
+    assert [entry["step"] for entry in run.stream("loss").read()] == [2]
+
+
+def test_a_checkpointer_works_in_its_block_only(run):
+    checkpointer = run.checkpointer()
+    assert (checkpointer.stop_requested, checkpointer.stopped) == (False, False)
+    with pytest.raises(InvalidInput, match="not open"):
+        checkpointer.step(1, state(1))
+    with checkpointer:
+        checkpointer.step(1, state(1))
+    with pytest.raises(InvalidInput, match="not open"):
+        checkpointer.step(2, state(2))
+    assert steps(run) == [1]
 
 
 # Leaving
@@ -391,7 +412,9 @@ class Talking:
         return found
 
 
-def train_on_ranks(runs, stop_at: int, **options: object) -> list[object]:
+def train_on_ranks(
+    runs, stop_at: int, gather=lambda rank, step: state(step), converges: int = 0, **options: object
+) -> list[object]:
     """Train on two ranks; at a step only the second one is told to stop. Return how each ended."""
     barrier, said = threading.Barrier(2), [0, 0]
     ended: list[object] = [None, None]
@@ -405,10 +428,12 @@ def train_on_ranks(runs, stop_at: int, **options: object) -> list[object]:
             ) as checkpointer:
                 for step in range(1, 8):
                     told[0] = rank == 1 and step == stop_at
-                    checkpointer.step(step, lambda step=step: state(step))
+                    has_converged = rank == 0 and step == converges
+                    checkpointer.step(
+                        step, lambda step=step: gather(rank, step), converged=has_converged
+                    )
         except BaseException as error:
             ended[rank] = error
-            barrier.abort() if not isinstance(error, SystemExit | Conflict) else None
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -431,6 +456,36 @@ def test_ranks_leave_at_one_boundary_and_only_the_first_saves(
     assert run.manifest.commits == 1 + 3 + 1
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_rank_that_cannot_gather_its_state_stops_all(
+    run, backend, open_registry, monkeypatch, broken
+):
+    other = open_registry(backend).run("run")
+
+    def gather(rank: int, step: int) -> dict[str, object]:
+        if rank == broken and step == 4:
+            raise OSError("gone")
+        return state(step)
+
+    ended = train_on_ranks([run, other], stop_at=9, background=False, gather=gather)
+    assert isinstance(ended[broken], OSError)
+    assert isinstance(ended[1 - broken], Conflict)
+    assert steps(run)[:1] == [2]
+
+
+def test_only_the_first_ranks_metrics_count(run, backend, open_registry):
+    other = open_registry(backend).run("run")
+    ended = train_on_ranks([run, other], stop_at=9, converges=5)
+    assert ended == [None, None]
+    assert whys(run) == [
+        (2, "cadence"),
+        (4, "cadence"),
+        (5, "converged"),
+        (6, "cadence"),
+        (7, "end"),
+    ]
+
+
 def test_if_the_first_rank_cannot_save_the_others_stop_too(backend, open_registry, monkeypatch):
     monkeypatch.setattr(notice, "_EVERY_S", 0.0)
     run = open_registry(Silent(backend, "packs/")).create_run("run")
@@ -438,4 +493,4 @@ def test_if_the_first_rank_cannot_save_the_others_stop_too(backend, open_registr
     first, second = train_on_ranks([run, other], stop_at=9, background=False)
     assert "no answer" in str(first)
     assert isinstance(second, Conflict)
-    assert "rank 0 could not save" in str(second)
+    assert "another rank could not save" in str(second)
