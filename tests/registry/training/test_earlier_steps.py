@@ -136,6 +136,16 @@ def test_the_checkpoint_that_training_resumed_from_counts(reg, backend, open_reg
     resumed.save(training.state(), step=30)  # equal to step 20, which is superseded by this save
 
 
+def test_a_step_that_is_superseded_is_no_earlier_step(reg):
+    run = reg.create_run("own", preset=RunSpec(name="own", must_change=("model",)))
+    training = Training().step()
+    first = run.save(training.state(), step=10)
+    later = copy.deepcopy(training.step().state())
+    run.save(later, step=20)
+    run.restore(at=first)
+    assert run.save(later, step=30).step == 30
+
+
 def test_the_same_step_again_is_no_later_step(reg):
     run = reg.create_run("own", preset=RunSpec(name="own", must_change=("model",)))
     state = Training().step().state()
