@@ -57,7 +57,7 @@ class LoopingRun(ResumableRun):
                 the best so far.
             background: Save in the background: training waits only while the state is copied to
                 host memory. `False`: training waits until the checkpoint is durable.
-            busy: As for `save_async`.
+            busy: As for `save_async`; saves for another reason than the cadence always wait.
             save_at_end: Save the last step at the end of the block.
             notice: A notice of preemption: the path of a file that will exist, or a function that
                 returns something true. It is asked at most once a second, and counts as SIGTERM.

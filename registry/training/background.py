@@ -37,7 +37,7 @@ def check_busy(busy: object) -> None:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """A save with its copy.
 
@@ -97,7 +97,7 @@ class Background:
             side = replaced.side if replaced else 1 - running.side if running else 0
         if replaced is not None:
             prepared.request.follow(replaced.save.request)
-            self._jobs.remove(replaced)
+            self._forget(replaced)
             replaced.pending.give_up("superseded")
         copied = prepared.copied(lambda part, flat: self._stage(side, part, flat))
         future: Future[Checkpoint] = Future()
@@ -121,13 +121,17 @@ class Background:
             finally:
                 # After an interrupted wait it still runs, and its copy may not be overwritten yet.
                 if job.pending.done():
-                    self._jobs.remove(job)
+                    self._forget(job)
 
     def raise_failure(self) -> None:
         """Raise the error of a save that has failed already."""
         for job in [job for job in self._jobs if job.pending.done()]:
-            self._jobs.remove(job)
+            self._forget(job)
             job.pending.settle()
+
+    def _forget(self, job: _Job) -> None:
+        # Another thread may have forgotten it too.
+        self._jobs = [one for one in self._jobs if one is not job]
 
     def close(self) -> None:
         """Stop the thread."""
