@@ -55,6 +55,9 @@ def test_a_file_of_ones_own(tmp_path):
 
 
 WRONG = {
+    "an exit status that is none": ("signals = { exit_code = 300 }", "signals, exit_code.*255"),
+    "a reaction that is none": ("signals = { sigusr1 = 'soon' }", "signals, sigusr1.*'at_cadence'"),
+    "a signal that is none": ("signals = { sigterm = 1 }", "signals: no field 'sigterm'"),
     "no TOML": ("name = ", "not a preset; expected TOML; found Invalid value"),
     "a key twice": ("name = 'a'\nname = 'b'", "not a preset.*expected TOML"),
     "an unknown key": (

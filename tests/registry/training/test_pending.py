@@ -108,6 +108,16 @@ def test_it_is_finished_however_the_program_ends(place, program, status):
     assert steps(place) == [1]
 
 
+def test_a_save_that_waits_for_another_one_is_finished_too(place):
+    program = (
+        "run = begin(Late); run.save_async(STATE, step=1)\n"
+        "run.save_async({'m': np.arange(400.0)}, step=2, busy='supersede')\n"
+        "run.save_async({'m': np.arange(500.0)}, step=3, busy='supersede')"
+    )
+    assert end(start(place, program)) == (0, "", "")
+    assert steps(place) == [1, 3]
+
+
 def test_a_block_that_is_left_by_sys_exit_finishes_it_and_sets_the_status(place):
     program = "with begin(Wrapper) as run: run.save_async(STATE, step=1); sys.exit(0)"
     assert end(start(place, program)) == (0, "", "")
