@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.training import trainer
 from tests.support.faults import Gate, Hooked
 
 
@@ -74,11 +76,16 @@ def test_a_waiting_save_is_finished_before_a_save_in_the_foreground(held, gate):
     assert steps(run) == [1, 2, 3]
 
 
-def test_a_save_that_waits_says_for_how_long(held, gate):
+def test_a_save_that_waits_says_for_how_long(held, gate, monkeypatch):
     run, first = held
-    assert first.waited_s < 1
-    threading.Timer(0.2, gate.open.set).start()
-    assert run.save_async(state(2), step=2).waited_s >= 0.1
+    gate.open.set()
+    first.wait()
+    times_s = iter((100.0, 107.0))  # before and after the wait
+    clock = SimpleNamespace(monotonic=times_s.__next__)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "time", clock)
+        second = run.save_async(state(2), step=2)
+    assert (second.waited_s, second.wait().step) == (7.0, 2)
 
 
 @pytest.mark.parametrize("busy", ["wait", "skip", "supersede"])
