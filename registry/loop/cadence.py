@@ -1,4 +1,4 @@
-"""When a training saves: every so many steps or seconds, and when a metric is the best so far."""
+"""When a training saves: at a cadence of steps or seconds, and when a metric is the best so far."""
 
 from __future__ import annotations
 

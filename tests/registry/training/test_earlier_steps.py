@@ -55,7 +55,7 @@ def test_an_old_buffer_is_told_with_both_steps_once_for_each_part(run, caplog):
     run.save(old, step=90)
     run.save(training.step().state(), step=100)
     assert said(caplog) == []
-    run.save(old, step=110)  # equal to step 90, although step 100 lies between
+    run.save(old, step=110)  # equal to step 90, although step 100 is between
     run.save(old, step=120)
     found = said(caplog)
     assert len(found) == 3
