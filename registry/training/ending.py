@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing.process
 import os
 import sys
 import threading
@@ -113,7 +112,8 @@ def _has_failed() -> bool:
 
 def _end_worker() -> None:
     """End a process of `multiprocessing`, which never calls the callbacks of `atexit`."""
-    if multiprocessing.process.parent_process() is not None:
+    processes = sys.modules.get("multiprocessing.process")  # loaded in each of its processes
+    if processes is not None and processes.parent_process() is not None:
         _end()
 
 
