@@ -68,7 +68,8 @@ class Checkpointer:
     def __enter__(self) -> Self:
         run, options = self._trainer.run, self._options
         phase = options.save["phase"]
-        spec = run.spec.phase((run.phase or "") if phase is None else check_phase(phase))
+        first = run.spec.phases[0].name if run.spec.phases else ""
+        spec = run.spec.phase((run.phase or first) if phase is None else check_phase(phase))
         self._reaction = options.reaction(run.spec.signals)
         self._ranks = ranks_here(options.ranks, options.barrier_s)
         has_own = options.every_steps is not None or options.every_s is not None
