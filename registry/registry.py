@@ -93,8 +93,8 @@ class Registry:
 
         Args:
             run_id: Its name. Default: `YYYYMMDD_HHmmss_<seed hex8>`.
-            preset: The rules of the run: `default`, `hydra`, `adr004`, or the path of a TOML file
-                ([docs/presets.md](docs/presets.md)).
+            preset: The rules of the run: `default`, `hydra`, `adr004`, `andrea`, `cobre`, or the
+                path of a TOML file ([docs/presets.md](docs/presets.md)).
             config: The training configuration, plain values only. It is stored for ever, and
                 everybody who can read the registry can read it: no secrets.
             seed: The master seed, from 0 to 2^64 - 1. Default: random.

@@ -192,6 +192,8 @@ def _entered(action: actions.EnterPhase) -> str:
     changed = "".join(f"; {change} {', '.join(parts)}" for change, parts in changes.items())
     if action.name is not None:
         return f"pivot {action.name} in phase {action.to_phase}{changed}"
+    if action.from_phase == action.to_phase:
+        return f"start phase {action.to_phase} warm, from {action.source}{changed}"
     return f"enter phase {action.to_phase} from {action.from_phase}, with {action.source}{changed}"
 
 

@@ -193,6 +193,8 @@ def _value_text(value: Any) -> object:
 def _phase_text(phase: dict[str, Any]) -> str:
     if phase["pivot"] is not None:
         return f"pivot {phase['pivot']}{' (superseded)' * phase['superseded']}"
+    if phase["from"] == phase["phase"]:
+        return f"warm start from {phase['source']}"
     return f"{phase['from']} to {phase['phase']}{' (superseded)' * phase['superseded']}"
 
 

@@ -171,6 +171,7 @@ class ResumableRun(CuratedRun):
             RestoreFailed: Every checkpoint is damaged.
         """
         rooms.check_mode(mode)
+        self._trainer.looks_for_a_state()
         if (carry or initialise) and mode != "warm_start":
             raise InvalidInput("`carry` and `initialise` belong to mode warm_start", found=mode)
         self._trainer.settle()
@@ -279,6 +280,7 @@ class ResumableRun(CuratedRun):
             Conflict: The run is over.
             Fenced: Another trainer has taken the run over.
         """
+        self._trainer.looks_for_a_state()
         found = rooms.pivot(self._trainer, self._committer, name, initialise, map_location)
         if found is not None:
             return found

@@ -106,6 +106,22 @@ def test_a_training_without_seeds_is_not_blamed_on_the_resume() -> None:
     assert found.causes[0].startswith("two straight trainings differ as well")
 
 
+def test_generators_that_live_on_in_this_process_do_not_hide_that_none_were_saved() -> None:
+    def train(reg: Registry, stop: int) -> None:
+        run = reg.run("one", create=True)
+        restored = run.restore()
+        if restored is None:
+            random.seed(1)
+        weights, first = (0.0, 0) if restored is None else restored.state["w"]
+        for _ in range(first, stop):
+            weights += random.random()
+        run.save({"w": (weights, stop)}, step=stop)
+
+    found = holdfast.verify_resume(train, steps=4)
+    assert not found.ok
+    assert found.causes[0].startswith("the state has no random number generators")
+
+
 def test_what_is_kept_outside_of_the_state_is_named() -> None:
     def train(reg: Registry, stop: int) -> None:
         run = reg.run("one", create=True)

@@ -92,17 +92,18 @@ class Training:
 
     def save(self, run: Run, losses: list[dict[str, Any]]) -> None:
         """Save, with the sidecars since the save before."""
+        metrics = {"loss": losses[-1]["loss"]}
+        run.save(self.state(), step=self.step, metrics=metrics, streams=self.sidecars(losses))
+
+    def sidecars(self, losses: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        """Return new losses and the bandit, and at a multiple of the cadence a sample."""
         arms = {name: dict(arm) for name, arm in self.bandit.arms.items()}
-        run.save(
-            self.state(),
-            step=self.step,
-            metrics={"loss": losses[-1]["loss"]},
-            streams={
-                "loss": losses,
-                "samples": [{"step": self.step, "text": f"sample {self.step}"}],
-                "state": [{"step": self.step, "arms": arms, "phase_counter": self.step}],
-            },
-        )
+        samples = [{"step": self.step, "text": f"sample {self.step}"}]
+        return {
+            "loss": losses,
+            "samples": [] if self.step % CADENCE else samples,
+            "state": [{"step": self.step, "arms": arms, "phase_counter": self.step}],
+        }
 
 
 class Story:

@@ -6,6 +6,7 @@ The rules are those of `seeds/andrea.md`; `docs/systems.md` says row by row whic
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,7 +19,8 @@ from tests.support.sameness import assert_same
 from tests.systems import andrea as acts
 from tests.systems.andrea import CHAPTERS, PARAMETERS, PIVOTS, RUN, SOURCES, STEPS, Story, Training
 from tests.systems.life import Life
-from tests.systems.places import Place
+from tests.systems.paced import Paced
+from tests.systems.places import Place, in_a_folder
 
 pytestmark = pytest.mark.xdist_group("andrea")
 
@@ -113,6 +115,42 @@ def test_a_process_that_dies_in_a_save_loses_only_its_steps(place: Place) -> Non
             assert reg.verify().ok
         write += 1
     assert write > 3
+
+
+# Signals
+
+
+@in_a_folder
+def test_sigusr1_saves_at_the_next_boundary_and_continues(place: Place) -> None:
+    with Paced("andrea", place.url) as training, place.open() as reg:
+        assert training.steps(112) == 112
+        training.send(signal.SIGUSR1)
+        assert training.steps(87) == 199
+        assert [one.step for one in reg.run(RUN).checkpoints()] == [100]
+        assert training.steps(3) == 202
+        assert [one.step for one in reg.run(RUN).checkpoints()] == [100, 200]
+        assert reg.run(RUN).status == "running"
+
+
+@in_a_folder
+def test_sigterm_finishes_the_step_saves_and_exits_cleanly(place: Place) -> None:
+    with Paced("andrea", place.url) as training:
+        training.steps(100 + 37)
+        training.send(signal.SIGTERM)
+        training.send(signal.SIGTERM)  # a second one is harmless
+        assert training.last() == 0
+    with place.open() as reg:
+        run = reg.run(RUN)
+        assert (run.latest().step, run.status) == (138, "interrupted")
+        assert run.stream("loss").count == 138
+    with Paced("andrea", place.url) as training:  # nothing is lost: it continues at step 139
+        assert training.steps(62) == 200
+    with place.open() as reg:
+        run = reg.run(RUN)
+        straight = Training()
+        losses = [straight.train() for _ in range(200)]
+        assert_same(run.latest().load()["weights"], straight.weights)
+        assert [one["loss"] for one in run.stream("loss").read()] == losses
 
 
 # Streams

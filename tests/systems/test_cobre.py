@@ -5,6 +5,7 @@ The rules are those of `seeds/cobre.md`; `docs/systems.md` says row by row which
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -30,7 +31,8 @@ from tests.systems.cobre import (
     Training,
 )
 from tests.systems.life import Life
-from tests.systems.places import Place
+from tests.systems.paced import Paced
+from tests.systems.places import Place, in_a_folder
 
 pytestmark = pytest.mark.xdist_group("cobre")
 
@@ -143,6 +145,32 @@ def test_a_process_that_dies_in_a_save_leaves_the_one_before(place: Place) -> No
             assert reg.verify().ok
         write += 1
     assert write > 3
+
+
+# Signals
+
+
+@in_a_folder
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_two_ranks_saves_the_last_iteration_and_exits_with_0(
+    place: Place, number: signal.Signals
+) -> None:
+    with Paced("cobre", place.url) as training:
+        assert training.steps(5) == 5
+        with place.open() as reg:
+            assert reg.run(RUN).latest() is None  # nothing is periodic
+        training.send(number, to_all=True)
+        assert training.last() == 0
+    with place.open() as reg:
+        run = acts.open_policy(reg)
+        assert run.status == "interrupted"
+        assert_same(run.latest().load(), acts.straight(6).state())
+    with Paced("cobre", place.url) as training:
+        assert training.steps(2) == 8
+        training.send(number)  # to one of them: both leave after the same iteration
+        assert training.last() == 0
+    with place.open() as reg:
+        assert_same(reg.run(RUN).latest().load(), acts.straight(9).state())
 
 
 # Modes

@@ -124,7 +124,7 @@ class PhaseFields(Record):
     Attributes:
         from_phase: The phase that ends.
         to_phase: The phase that begins; the same one at a pivot and a warm start.
-        source: Ref, within the run, of the state that was loaded.
+        source: Ref of the state that was loaded: within the run, or, of a warm start, in full.
         manifest: Id of that state.
         rows: The change of each part.
         ready: Metrics that were checked, with their values.

@@ -283,6 +283,18 @@ def test_run_pivot(call: Call, call_json: CallJson, url: str) -> None:
     call("run", "pivot", "none", "x", status=4)
 
 
+def test_a_warm_start_is_shown_with_its_source(call: Call, call_json: CallJson, url: str) -> None:
+    with holdfast.open(url) as opened:
+        run = opened.create_run("warm")
+        run.start("warm_start", opened.checkpoint("demo/main/step10"), carry="model")
+    source = "demo/main/step00000010"
+    (phase,) = call_json("run", "show", "warm")["phases"]
+    assert (phase["pivot"], phase["source"]) == (None, source)
+    assert f"warm start from {source}" in call("run", "show", "warm").stdout
+    said = words(call("log", "warm").stdout)
+    assert f"start phase main warm, from {source}; carry model; reset epoch" in said
+
+
 def test_run_diff(call: Call, call_json: CallJson, url: str) -> None:
     call("run", "fork", "demo/main/step10", "other")
     with holdfast.open(url) as opened:

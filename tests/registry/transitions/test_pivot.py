@@ -91,6 +91,19 @@ def test_a_pivot_is_one_commit_that_resets_and_archives(run: Run) -> None:
     assert counts(run) == {"loss": 4, "samples": 1, "state": 1}
 
 
+def test_a_pivot_is_these_bytes_in_the_log(reg: Registry) -> None:
+    run = reg.create_run("run", preset=RunSpec())
+    digest = run.save({"w": 1}, step=1).digest
+    run.pivot("polish")
+    *_, commit = run.history()
+    (enter,) = commit.actions
+    assert enter.encode().decode() == (
+        '{"action":"phase.enter","companions":{},"enabled":[],"from_phase":"main","manifest":"'
+        f'{digest.hex()}","name":"polish","ready":{{}},"rows":[{{"change":"carry","part":"w"}}],'
+        '"source":"latest","to_phase":"main"}'
+    )
+
+
 def test_best_begins_again_and_the_old_best_is_kept(run: Run) -> None:
     assert run.best().step == 2
     run.pivot("polish")
