@@ -92,6 +92,15 @@ def test_sigterm_saves_the_step_and_the_requeued_training_continues_bit_for_bit(
     assert all(asked[12][name] == straight[12][name] for name in ("model", "optimizer", "rng"))
 
 
+def test_a_trainer_may_leave_by_itself_when_it_is_asked_to_stop(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    target = "transformers_training.train_with_checkpointer"
+    assert children.run(target, reg.url, "asked", tmp_path / "out", 6, False) == 0
+    assert list(components(reg, "asked")) == [4, 7, 8]  # the step that had begun is saved too
+    assert reg.run("asked").status == "interrupted"
+
+
 def test_what_is_exported_is_read_by_from_pretrained(
     reg: holdfast.Registry, children: Children, tmp_path: Path
 ) -> None:

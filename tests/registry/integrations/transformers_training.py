@@ -99,12 +99,14 @@ def train(
         assert run.checkpoints()[-len(told) :] == told
 
 
-def train_with_checkpointer(url: str, name: str, folder: str, strike: int | None) -> None:
+def train_with_checkpointer(
+    url: str, name: str, folder: str, strike: int | None, exits: bool = True
+) -> None:
     """Train under a checkpointer, and get SIGTERM in a step."""
     with (
         holdfast.open(url) as reg,
         reg.run(name, create=True) as run,
-        run.checkpointer(every_steps=4) as checkpointer,
+        run.checkpointer(every_steps=4, exits=exits) as checkpointer,
     ):
         told: list[holdfast.Checkpoint] = []
         saver = HoldfastCallback(run, checkpointer=checkpointer, on_save=told.append)
