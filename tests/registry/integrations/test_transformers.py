@@ -84,11 +84,11 @@ def test_sigterm_saves_the_step_and_the_requeued_training_continues_bit_for_bit(
     target = "transformers_training.train_with_checkpointer"
     assert children.run(target, reg.url, "straight", tmp_path / "out", None) == 0
     assert children.run(target, reg.url, "asked", tmp_path / "out", 6) == 143
-    assert list(components(reg, "asked")) == [4, 7]
+    assert list(components(reg, "asked")) == [5, 7]
     assert reg.run("asked").status == "interrupted"
     assert children.run(target, reg.url, "asked", tmp_path / "out", None) == 0
     straight, asked = components(reg, "straight"), components(reg, "asked")
-    assert (list(straight), list(asked)) == ([4, 8, 12], [4, 7, 8, 12])
+    assert (list(straight), list(asked)) == ([5, 10, 12], [5, 7, 10, 12])
     assert all(asked[12][name] == straight[12][name] for name in ("model", "optimizer", "rng"))
 
 
@@ -97,7 +97,7 @@ def test_a_trainer_may_leave_by_itself_when_it_is_asked_to_stop(
 ) -> None:
     target = "transformers_training.train_with_checkpointer"
     assert children.run(target, reg.url, "asked", tmp_path / "out", 6, False) == 0
-    assert list(components(reg, "asked")) == [4, 7, 8]  # the step that had begun is saved too
+    assert list(components(reg, "asked")) == [5, 7, 8]  # the step that had begun is saved too
     assert reg.run("asked").status == "interrupted"
 
 
