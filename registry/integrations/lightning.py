@@ -205,6 +205,7 @@ class HoldfastCheckpoint(Checkpoint):
             due=is_due,
             first=trainer.is_global_zero,
         )
+        trainer.should_stop |= self._saver.stopped
 
 
 def _loader_states(checkpoint: Mapping[str, Any]) -> list[Any]:

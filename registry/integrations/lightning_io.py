@@ -152,7 +152,6 @@ class HoldfastIO(CheckpointIO):
         newest = self.saver.settle()
         if newest is not None and self._named(path) != newest:
             self._run.tag(_tag(path), newest)
-            self._evict_unwanted()
 
     def _evict_unwanted(self) -> None:
         for n, checkpoint in list(self._unwanted.items()):

@@ -55,6 +55,11 @@ class Saver:
         self._pending: list[PendingSave] = []
         self._newest: Checkpoint | None = None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the checkpointer was asked to stop, and leaves that to the trainer."""
+        return self._checkpointer is not None and self._checkpointer.stopped
+
     def resume_at(self, step: int) -> None:
         """Continue after a step that is saved."""
         self.step = self._seen = step
@@ -100,9 +105,9 @@ class Saver:
             saving = self._checkpointer.step(
                 step, lambda: self._final or gather(), metrics, converged=due
             )
-        except SystemExit:
-            self._tell_of_the_last(step)
-            raise
+        finally:
+            if first and self.stopped:  # it has saved this step without telling
+                self._tell_of_the_last(step)
         self._gather = gather
         if saving is not None:
             self._pending.append(saving)

@@ -150,9 +150,10 @@ class HoldfastCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """End the last step. Within an epoch restore the generators, after skipped batches."""
+        """End the step before. Within an epoch, restore the generators after skipped batches."""
         self._restore_generators()
         self._end_step(state, given)
+        control.should_training_stop |= self._saver.stopped
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

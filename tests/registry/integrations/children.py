@@ -32,6 +32,7 @@ _LIBRARIES = (
 _QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
+    "HOLDFAST_HEADS": "0",  # folders of tests have the same names again
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",

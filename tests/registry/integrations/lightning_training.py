@@ -96,6 +96,14 @@ def fit_until_sigterm(url: str, name: str) -> None:
         trainer(saver).fit(Net(6, signal.SIGTERM), *data(StatefulDataLoader))
 
 
+def fit_from_latest(url: str, name: str) -> None:
+    """Continue by a ref, as `ckpt_path` takes it."""
+    with holdfast.open(url) as reg, reg.run(name) as run:
+        saver = HoldfastCheckpoint(run)
+        loaders = data(StatefulDataLoader)
+        trainer(saver).fit(Net(), *loaders, ckpt_path=f"holdfast://{name}/latest")
+
+
 def fit_ddp(url: str, name: str, strike: int | None) -> None:
     """Train as one of two ranks, each with generators of its own."""
     pl.seed_everything(1 + int(os.environ["RANK"]))

@@ -78,18 +78,35 @@ def test_a_killed_training_continues_bit_for_bit(
     assert any(path.startswith("optimizer/state/0/exp_avg") for path in latest)
 
 
+@pytest.mark.parametrize(
+    ("strike", "left", "all_steps"), [(6, [5, 7], [5, 7, 10, 12]), (4, [5], [5, 10, 12])]
+)
 def test_sigterm_saves_the_step_and_the_requeued_training_continues_bit_for_bit(
-    reg: holdfast.Registry, children: Children, tmp_path: Path
+    reg: holdfast.Registry,
+    children: Children,
+    tmp_path: Path,
+    strike: int,
+    left: list[int],
+    all_steps: list[int],
 ) -> None:
     target = "transformers_training.train_with_checkpointer"
     assert children.run(target, reg.url, "straight", tmp_path / "out", None) == 0
-    assert children.run(target, reg.url, "asked", tmp_path / "out", 6) == 143
-    assert list(components(reg, "asked")) == [4, 7]
+    assert children.run(target, reg.url, "asked", tmp_path / "out", strike) == 143
+    assert list(components(reg, "asked")) == left
     assert reg.run("asked").status == "interrupted"
     assert children.run(target, reg.url, "asked", tmp_path / "out", None) == 0
     straight, asked = components(reg, "straight"), components(reg, "asked")
-    assert (list(straight), list(asked)) == ([4, 8, 12], [4, 7, 8, 12])
+    assert (list(straight), list(asked)) == ([5, 10, 12], all_steps)
     assert all(asked[12][name] == straight[12][name] for name in ("model", "optimizer", "rng"))
+
+
+def test_a_trainer_may_leave_by_itself_when_it_is_asked_to_stop(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    target = "transformers_training.train_with_checkpointer"
+    assert children.run(target, reg.url, "asked", tmp_path / "out", 6, False) == 0
+    assert list(components(reg, "asked")) == [5, 7, 8]  # the step that had begun is saved too
+    assert reg.run("asked").status == "interrupted"
 
 
 def test_what_is_exported_is_read_by_from_pretrained(
