@@ -501,25 +501,36 @@ ZEROS = bytes(50_000_000)
 ONE_V2 = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<f4", "fill_value": 0}
 
 
+def zstd_without_length(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=False).compress(data)
+
+
 @pytest.mark.parametrize(
-    ("codec", "data"),
+    ("codec", "compress"),
     [
-        ("bz2", bz2.compress(ZEROS)),
-        ("bz2", bz2.compress(b"") + bz2.compress(ZEROS)),
-        ("zlib", zlib.compress(ZEROS)),
-        ("gzip", gzip.compress(ZEROS)),
-        ("gzip", gzip.compress(b"") + bytes(9) + gzip.compress(ZEROS)),
-        ("zstd", numcodecs.Zstd().encode(ZEROS)),
-        ("zstd", zstandard.ZstdCompressor(write_content_size=False).compress(ZEROS)),
-        ("lz4", numcodecs.LZ4().encode(ZEROS)),
-        ("blosc", numcodecs.Blosc().encode(ZEROS)),
+        ("bz2", bz2.compress),
+        pytest.param("bz2", lambda data: bz2.compress(b"") + bz2.compress(data), id="bz2 twice"),
+        ("zlib", zlib.compress),
+        ("gzip", gzip.compress),
+        pytest.param(
+            "gzip",
+            lambda data: gzip.compress(b"") + bytes(9) + gzip.compress(data),
+            id="gzip twice",
+        ),
+        ("zstd", lambda data: numcodecs.Zstd().encode(data)),
+        ("zstd", zstd_without_length),
+        ("lz4", lambda data: numcodecs.LZ4().encode(data)),
+        ("blosc", lambda data: numcodecs.Blosc().encode(data)),
     ],
 )
 def test_a_chunk_that_expands_too_far_is_never_decoded(
-    codec: str, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codec: str,
+    compress: Callable[[bytes], bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "x.zarr").mkdir()
-    (tmp_path / "x.zarr" / "0").write_bytes(data)
+    (tmp_path / "x.zarr" / "0").write_bytes(compress(ZEROS))
     document = {**ONE_V2, "order": "C", "filters": None, "compressor": {"id": codec}}
     (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(document))
     kind = type(numcodecs.get_codec({"id": codec}))
@@ -540,10 +551,10 @@ def sharded_file(inner: list[tuple[int, int]], data: bytes, order: str, first: b
 
 
 BLOSC = {"typesize": 4, "cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}
-INNER = {
-    "gzip": (gzip.compress(ZEROS), {"level": 5}),
-    "zstd": (numcodecs.Zstd().encode(ZEROS), {"level": 0, "checksum": False}),
-    "blosc": (numcodecs.Blosc().encode(ZEROS), BLOSC),
+INNER: dict[str, tuple[Callable[[bytes], bytes], Any]] = {
+    "gzip": (gzip.compress, {"level": 5}),
+    "zstd": (lambda data: numcodecs.Zstd().encode(data), {"level": 0, "checksum": False}),
+    "blosc": (lambda data: numcodecs.Blosc().encode(data), BLOSC),
 }
 
 
@@ -553,7 +564,8 @@ INNER = {
 def test_a_chunk_in_a_shard_that_expands_too_far_is_never_decoded(
     codec: str, is_nested: bool, order: str, first: bool, one: Path
 ) -> None:
-    data, configuration = INNER[codec]
+    compress, configuration = INNER[codec]
+    data = compress(ZEROS)
     skipped = 32 if first else 0
     places = [(2**64 - 1, 2**64 - 1), (skipped, len(data))]
     index = [{"name": "bytes", "configuration": {"endian": "big" if order == ">" else "little"}}]
