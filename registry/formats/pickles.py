@@ -10,18 +10,24 @@ one. The opcodes are those of Python's `pickletools`.
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.registry.errors import InvalidInput, UnsupportedValue
+from holdfast.registry.errors import InvalidInput, RegistryError, UnsupportedValue
+from holdfast.registry.formats.source import KEEP
 
 #: The most values on the interpreter's stack, and so in one list of the pickle.
 MAX_VALUES: Final = 20_000_000
 #: How deeply tuples may be nested in a key. Python hashes nested tuples by recursion in C, which
 #: has no limit: a deep one would overflow the stack and kill the process.
 _MAX_KEY_DEPTH: Final = 8
+_HINT: Final = (
+    "Nothing in it was run. Save state dicts and plain values only, or call run.save() in the "
+    f"program that has the objects. {KEEP}"
+)
 _PLAIN_KEYS: Final = (str, int, float, bool, bytes, complex, type(None))
 
 
@@ -79,11 +85,11 @@ def read_pickle(
     reader = _Reader(memoryview(data), names, str(where), persistent)
     try:
         return reader.run()
+    except RegistryError:
+        raise
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise _damaged(reader, "it ends or breaks off in a wrong place", error) from error
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        if isinstance(error, InvalidInput):
-            raise
         raise _damaged(reader, "its values do not fit each other", error) from error
 
 
@@ -103,7 +109,7 @@ class _Reader:
         at: Position of the next byte.
         stack: Values that no other value holds yet.
         memo: Values that are used again.
-        made: Of values that a name made: the name.
+        made: Of values that a name made: the value, the name, and where the value is in the memo.
     """
 
     data: memoryview
@@ -113,7 +119,7 @@ class _Reader:
     at: int = 0
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
-    made: dict[int, tuple[Any, Name]] = field(default_factory=dict)
+    made: dict[int, tuple[Any, Name, list[int]]] = field(default_factory=dict)
 
     def run(self) -> tuple[Any, int]:
         """Follow the opcodes to the end."""
@@ -180,11 +186,17 @@ class _Reader:
         del self.stack[first - 1 :]
         return values
 
-    def top(self, kind: type) -> Any:
-        """Return the value on top of the stack, which must be of a type."""
-        if not isinstance(self.stack[-1], kind):
-            raise TypeError(f"{kind.__name__} expected, {type(self.stack[-1]).__name__} found")
+    def top(self, *kinds: type) -> Any:
+        """Return the value on top of the stack, which must be of one of these types."""
+        if not isinstance(self.stack[-1], kinds):
+            raise TypeError(f"{kinds[0].__name__} expected, {type(self.stack[-1]).__name__} found")
         return self.stack[-1]
+
+    def keep(self, key: int) -> None:
+        """Put the value on top of the stack into the memo."""
+        value = self.memo[key] = self.stack[-1]
+        if id(value) in self.made:
+            self.made[id(value)][2].append(key)
 
     # Names
 
@@ -197,7 +209,7 @@ class _Reader:
                 f"the file names {text[:200]}, which a load would look up and call",
                 where=self.where,
                 expected="tensors and plain values",
-                hint="Nothing in it was run.",
+                hint=_HINT,
             )
         self.push(Name(text, known))
 
@@ -211,30 +223,31 @@ class _Reader:
                 f"the file calls {what[:200]}",
                 where=self.where,
                 expected="calls that make tensors and plain values",
-                hint="Nothing in it was run.",
+                hint=_HINT,
             )
         value = name.known.call(*arguments)
         self.push(value)
         if name.known.build is not None:
-            self.made[id(value)] = (value, name)  # held, so that no other value gets its id
+            self.made[id(value)] = (value, name, [])  # held, so that no other value gets its id
 
     def build(self) -> None:
         """Finish the value on top of the stack by the attributes that follow it."""
         attributes = self.pop()
         value = self.pop()
-        _, name = self.made.get(id(value), (None, None))
+        _, name, keys = self.made.get(id(value), (None, None, ()))
         if name is None or name.known.build is None:
             raise UnsupportedValue(
                 f"the file sets attributes of {type(value).__name__}",
                 where=self.where,
                 expected="tensors and plain values",
-                hint="Nothing in it was run.",
+                hint=_HINT,
             )
         finished = name.known.build(value, attributes)
         self.push(finished)
         if finished is not value:
-            for key in [key for key, kept in self.memo.items() if kept is value]:
-                self.memo[key] = finished
+            for key in keys:
+                if self.memo[key] is value:
+                    self.memo[key] = finished
 
 
 def _damaged(reader: _Reader, fault: str, found: object) -> InvalidInput:
@@ -308,22 +321,37 @@ def _collected(kind: Callable[[list[Any]], Any]) -> Callable[[_Reader], None]:
     return step
 
 
-def _check_key(key: Any, depth: int = _MAX_KEY_DEPTH) -> Any:
+def ordered_dict(pairs: Any = ()) -> OrderedDict[Any, Any]:
+    """Return an OrderedDict of pairs, as a call of its name makes it."""
+    return OrderedDict((check_key(key), value) for key, value in pairs)
+
+
+def set_of(items: Any = ()) -> set[Any]:
+    """Return a set, as a call of its name makes it."""
+    return set(map(check_key, items))
+
+
+def check_key(key: Any, depth: int = _MAX_KEY_DEPTH) -> Any:
+    """Return a key of a dict, or an item of a set, if hashing it is safe.
+
+    Raises:
+        TypeError: It is of another type, or nested too deeply.
+    """
     if type(key) in _PLAIN_KEYS:
         return key
     if type(key) is not tuple or not depth:
         raise TypeError(f"{type(key).__name__} as a key, or tuples that are nested too deeply")
     for part in key:
-        _check_key(part, depth - 1)
+        check_key(part, depth - 1)
     return key
 
 
 def _pairs(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(map(_check_key, values[::2]), values[1::2], strict=True))
+    return dict(zip(map(check_key, values[::2]), values[1::2], strict=True))
 
 
 def _set_of(kind: type) -> Callable[[list[Any]], Any]:
-    return lambda values: kind(map(_check_key, values))
+    return lambda values: kind(map(check_key, values))
 
 
 def _pop(reader: _Reader) -> None:
@@ -340,17 +368,17 @@ def _duplicate(reader: _Reader) -> None:
 
 def _append(reader: _Reader) -> None:
     value = reader.pop()
-    reader.top(list).append(value)
+    reader.top(list, deque).append(value)
 
 
 def _appends(reader: _Reader) -> None:
     values = reader.since_mark()
-    reader.top(list).extend(values)
+    reader.top(list, deque).extend(values)
 
 
 def _set_item(reader: _Reader) -> None:
     value, key = reader.pop(), reader.pop()
-    reader.top(dict)[_check_key(key)] = value
+    reader.top(dict)[check_key(key)] = value
 
 
 def _set_items(reader: _Reader) -> None:
@@ -360,16 +388,16 @@ def _set_items(reader: _Reader) -> None:
 
 def _add_items(reader: _Reader) -> None:
     values = reader.since_mark()
-    reader.top(set).update(map(_check_key, values))
+    reader.top(set).update(map(check_key, values))
 
 
 def _memoize(reader: _Reader) -> None:
-    reader.memo[len(reader.memo)] = reader.stack[-1]
+    reader.keep(len(reader.memo))
 
 
 def _put(form: str) -> Callable[[_Reader], None]:
     def step(reader: _Reader) -> None:
-        reader.memo[reader.number(form)] = reader.stack[-1]
+        reader.keep(reader.number(form))
 
     return step
 

@@ -42,6 +42,7 @@ as a node.
     path                       [flavour, text]               posix, windows, pureposix, purewindows
     ns  nd                     [dtype, hex bytes]  dtype     numpy scalar (little-endian), dtype
     ts  tt  tv                 [I, ...]  "float32"  "cuda:0" torch Size, dtype, device
+    tver                       "2.13.0+cpu"                  torch.torch_version.TorchVersion
     coo                        [shape, coalesced, N, N]      sparse: indices, values
     csr  csc  bsr  bsc         [shape, N, N, N]              sparse: compressed, plain, values
     ad                         [name, N]                     what the named adapter makes of N

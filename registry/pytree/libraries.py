@@ -17,7 +17,7 @@ from holdfast.registry.errors import IncompatibleState
 _WRAPPERS = {
     "holdfast.registry.pytree.torch_arrays": (
         "torch",
-        frozenset({"ts", "tt", "tv", "coo", "csr", "csc", "bsr", "bsc"}),
+        frozenset({"ts", "tt", "tv", "tver", "coo", "csr", "csc", "bsr", "bsc"}),
     ),
     "holdfast.registry.pytree.numpy_arrays": ("numpy", frozenset({"n", "nt", "ns", "nd"})),
 }

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.torch_version import TorchVersion
 
 from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
@@ -29,6 +30,8 @@ from holdfast.registry.values.canonical import Json
 
 __all__ = ["allocate", "describe", "view_of"]
 
+#: The longest version of torch, in characters.
+_MAX_VERSION = 1000
 _DEVICE = re.compile(r"[a-z_]+(:[0-9]{1,4})?")
 
 #: Compressed layout -> its tag, and the accessors of its two index tensors.
@@ -187,6 +190,21 @@ def _unpack_size(payload: Any) -> torch.Size:
     return torch.Size([unpack_int(length) for length in payload])
 
 
+def _pack_version(value: TorchVersion) -> Json:
+    text = str(value)
+    text.encode()
+    if len(text) > _MAX_VERSION:
+        raise ValueError(f"a version has at most {_MAX_VERSION} characters")
+    return text
+
+
+def _unpack_version(text: Any) -> TorchVersion:
+    if type(text) is not str:
+        raise ValueError("not a string")
+    return TorchVersion(text)
+
+
 atom(torch.Size, "ts", lambda value: [pack_int(length) for length in value], _unpack_size)
 atom(torch.dtype, "tt", lambda value: str(value).removeprefix("torch."), ALL_DTYPES.__getitem__)
 atom(torch.device, "tv", str, _unpack_device)
+atom(TorchVersion, "tver", _pack_version, _unpack_version)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import struct
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.formats.pickles import Known, read_pickle
+from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
 from holdfast.registry.formats.source import stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import container, framing
@@ -280,7 +279,7 @@ def _added(base: Any, indices: NDArray[Any], values: TensorBytes, place: str) ->
 
 def _names(where: Path) -> dict[str, Known]:
     return {
-        "collections.OrderedDict": Known(call=OrderedDict),
+        "collections.OrderedDict": Known(call=ordered_dict),
         "torch._utils._rebuild_tensor_v2": Known(call=_tensor),
         "torch.storage._load_from_bytes": Known(call=lambda data: _storage(data, where)),
     }

@@ -1,0 +1,289 @@
+"""The container of a file of `torch.save`: where its pickle is, and where its storages are.
+
+Since torch 1.6 it is a zip archive with an entry for each storage. Every entry must be stored
+uncompressed and only once, so that the content is no larger than the file. The form before 1.6 is a
+row of pickles with the storages behind it; the tar archive before 0.2 is not read.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NoReturn
+
+import numpy as np
+
+from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.archive import entries_of
+from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
+from holdfast.registry.formats.source import KEEP, available_bytes, read_exactly, unsound
+from holdfast.registry.values.parse_limits import check_bytes, max_record_bytes
+
+#: Bytes of memory for each byte of a pickle, and more for a byte that makes a list, a dict or a
+#: set.
+_PICKLED_BYTES: Final = 8
+_CONTAINER_BYTES: Final = 64
+_CONTAINERS: Final = (b"]", b"}", b"\x8f")
+#: The first pickle of the form before 1.6 holds this number, the second the version.
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_MAGIC_PICKLED: Final = b"\x8a\x0a" + _MAGIC.to_bytes(10, "little") + b"."
+_VERSION: Final = 1001
+#: A pickle of the form before 1.6 is looked for in a window of this many bytes, then in larger
+#: ones: only its end tells its length.
+_WINDOW_BYTES: Final = 2**20
+_LOCAL_HEADER_BYTES: Final = 30
+_LOCAL_HEADER: Final = b"PK\x03\x04"
+_PLAIN: Final = {"collections.OrderedDict": Known(call=ordered_dict)}
+#: Takes bytes that begin with the pickle of the value. Returns the storages that it names, by key:
+#: the bytes of an element and of the whole; and the length of the pickle.
+Scan = Callable[[memoryview], tuple[Mapping[str, tuple[int, int]], int]]
+broken = partial(unsound, "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a storage is.
+
+    Attributes:
+        start: Offset in the file: of its header in an archive, otherwise of its bytes.
+        nbytes: Its length.
+        crc: Its CRC-32; 0 if the program that wrote it computed none.
+        has_header: Whether a header of an archive is before it.
+    """
+
+    start: int
+    nbytes: int
+    crc: int = 0
+    has_header: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A file that is open.
+
+    Attributes:
+        file: The file.
+        path: Its path.
+        size_bytes: Its size.
+        pickle: The pickle of the value.
+        places: Its storages by key.
+        is_swapped: Whether the storages are big-endian.
+    """
+
+    file: BinaryIO
+    path: Path
+    size_bytes: int
+    pickle: memoryview
+    places: Mapping[str, Place]
+    is_swapped: bool = False
+
+    def check(self, key: str, nbytes: int) -> None:
+        """Check that a storage is there and of a length.
+
+        Raises:
+            InvalidInput: It is missing, or of another length.
+        """
+        place = self.places.get(key)
+        if place is None:
+            broken(self.path, "a storage is missing", f"storage {key[:50]!r}", None)
+        if place.nbytes != nbytes:
+            broken(f"{self.path}: storage {key!r}", "another length", nbytes, place.nbytes)
+
+    def read(self, key: str) -> memoryview:
+        """Read a storage straight into new memory.
+
+        Raises:
+            InvalidInput: It is damaged.
+            IncompatibleState: It does not fit into memory.
+        """
+        return _read_place(self.file, self.places[key], f"{self.path}: storage {key!r}")
+
+
+def is_one(head: bytes) -> bool:
+    """Return whether the first bytes of a file begin the form before 1.6."""
+    return head[:1] == b"\x80" and _MAGIC_PICKLED in head[:40]
+
+
+def opened(file: BinaryIO, path: Path, scan: Scan) -> Container:
+    """Return the container of an open file.
+
+    Args:
+        file: The file, at its begin.
+        path: Its path.
+        scan: Reads the pickle at the start of some bytes without its storages.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format, or is of another one.
+        IncompatibleState: It does not fit into memory.
+    """
+    head = file.read(512)
+    size = file.seek(0, 2)
+    if size > available_bytes():
+        raise IncompatibleState(
+            "the file does not fit into memory",
+            where=path,
+            expected=f"at most {available_bytes()} bytes",
+            found=f"{size} bytes",
+        )
+    if head.startswith(_LOCAL_HEADER):
+        return _archive(file, path, size)
+    if is_one(head):
+        return _row(file, path, size, scan)
+    return _refuse_other(head, path)
+
+
+def _refuse_other(head: bytes, path: Path) -> NoReturn:
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        kind = "a bare pickle, not a file of torch.save"
+    elif head[257:262] == b"ustar":
+        kind = "a tar archive: torch.save's format before 0.2"
+    else:
+        kind = "not a file of torch.save" if head else "an empty file"
+    raise InvalidInput(
+        kind,
+        where=path,
+        expected="a file of torch.save(state_dict, path)",
+        hint=f"Load it where you trust it, and save it again with today's torch. {KEEP}",
+    )
+
+
+def _read_place(file: BinaryIO, place: Place, where: str) -> memoryview:
+    start = place.start
+    if place.has_header:
+        head = bytearray(_LOCAL_HEADER_BYTES)
+        file.seek(start)
+        read_exactly(file, memoryview(head), Path(where))
+        if not head.startswith(_LOCAL_HEADER):
+            broken(where, "an entry of the archive is not where it should be", None, None)
+        start += _LOCAL_HEADER_BYTES
+        start += int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    try:
+        array: Any = np.empty(place.nbytes, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise IncompatibleState("a storage does not fit into memory", where=where) from error
+    data = memoryview(array)
+    file.seek(start)
+    read_exactly(file, data, Path(where))
+    if place.crc and zlib.crc32(data) != place.crc:
+        broken(where, "damaged data", f"CRC-32 {place.crc:08x}", f"{zlib.crc32(data):08x}")
+    return data
+
+
+def _check_objects(data: memoryview, path: Path) -> None:
+    """Refuse a pickle whose objects would take too much memory: one byte can make a list."""
+    raw = bytes(data)
+    wanted = len(raw) * _PICKLED_BYTES + sum(map(raw.count, _CONTAINERS)) * _CONTAINER_BYTES
+    check_bytes(wanted, "unpickling it", where=path, kind=InvalidInput)
+
+
+# The archive
+
+
+def _archive(file: BinaryIO, path: Path, size: int) -> Container:
+    entries = _entries(file, path, size)
+    pickled = entries["data.pkl"]
+    check_bytes(pickled.file_size * _PICKLED_BYTES, "unpickling it", where=path, kind=InvalidInput)
+    data = _read_place(file, _place(pickled), f"{path}: data.pkl")
+    _check_objects(data, path)
+    order = b"little"
+    if (entry := entries.get("byteorder")) is not None and entry.file_size <= 16:
+        order = bytes(_read_place(file, _place(entry), f"{path}: byteorder"))
+    if order not in (b"little", b"big"):
+        broken(path, "an unknown order of bytes", "little or big", order)
+    places = {
+        name.removeprefix("data/"): _place(one)
+        for name, one in entries.items()
+        if name.startswith("data/")
+    }
+    return Container(file, path, size, data, places, order == b"big")
+
+
+def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo]:
+    """Return the entries of an archive that `torch.save` may have written, by name."""
+    try:
+        entries = entries_of(file, path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        broken(path, "a damaged archive", "a whole zip archive", error)
+    names = [entry.filename for entry in entries]
+    inner = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+        raise InvalidInput(
+            "a TorchScript archive: it holds a program",
+            where=path,
+            expected="a file of torch.save(state_dict, path)",
+            hint=f"Save module.state_dict() instead. {KEEP}",
+        )
+    if "data.pkl" not in inner:
+        broken(path, "not an archive of torch.save", "an entry data.pkl", ", ".join(names[:4]))
+    if len(set(names)) != len(names) or len({name.partition("/")[0] for name in names}) != 1:
+        broken(path, "ambiguous entries in the archive", "each entry once, in one folder", None)
+    total = sum(entry.file_size for entry in entries)
+    if total > size or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        broken(path, "the archive is compressed or overlaps itself", f"{size} bytes", total)
+    if any(entry.header_offset < 0 for entry in entries):
+        broken(path, "a damaged archive", "entries within the file", None)
+    return {entry.filename.partition("/")[2]: entry for entry in entries}
+
+
+def _place(entry: zipfile.ZipInfo) -> Place:
+    return Place(entry.header_offset, entry.file_size, entry.CRC)
+
+
+# The form before 1.6
+
+
+def _row(file: BinaryIO, path: Path, size: int, scan: Scan) -> Container:
+    length = min(size, _WINDOW_BYTES)
+    while True:
+        data = memoryview(bytearray(length))
+        file.seek(0)
+        read_exactly(file, data, path)
+        try:
+            start = _head(data, path)
+            _check_objects(data[start:], path)
+            sizes, used = scan(data[start:])
+            keys, after = read_pickle(data[start + used :], _PLAIN, where=path)
+            break
+        except InvalidInput:
+            if length == size or length * 2 * _PICKLED_BYTES > max_record_bytes():
+                raise
+            length = min(size, length * 2)
+    places = _places(file, path, start + used + after, keys, sizes)
+    if places and (end := max(one.start + one.nbytes for one in places.values())) != size:
+        broken(path, "the storages do not end with the file", f"{size} bytes", end)
+    return Container(file, path, size, data[start : start + used], places)
+
+
+def _head(data: memoryview, path: Path) -> int:
+    """Check the pickles before that of the value; return where that begins."""
+    at, found = 0, []
+    for _ in range(3):
+        value, length = read_pickle(data[at:], _PLAIN, where=path)
+        found.append(value)
+        at += length
+    if found[0] != _MAGIC or found[1] != _VERSION or not isinstance(found[2], dict):
+        broken(path, "another version of the form before 1.6", _VERSION, found[1])
+    return at
+
+
+def _places(
+    file: BinaryIO, path: Path, start: int, keys: Any, sizes: Mapping[str, tuple[int, int]]
+) -> dict[str, Place]:
+    """Return where the storages are: each is its number of elements, and their bytes."""
+    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(sizes):
+        broken(path, "the list of storages does not fit the value", len(sizes), None)
+    places: dict[str, Place] = {}
+    for key in map(str, keys):
+        count = bytearray(8)
+        file.seek(start)
+        read_exactly(file, memoryview(count), path)
+        item, nbytes = sizes[key]
+        if int.from_bytes(count, "little") * item != nbytes:
+            broken(f"{path}: storage {key!r}", "another length", nbytes // item, None)
+        places[key] = Place(start + 8, nbytes, has_header=False)
+        start += 8 + nbytes
+    return places

@@ -1,0 +1,155 @@
+"""Read a file of torch: its container, its pickle by the closed list, its tensors."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import deque
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import InvalidInput
+from holdfast.registry.formats.pickles import read_pickle
+from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    problem,
+    problems,
+)
+from holdfast.registry.formats.torch import container
+from holdfast.registry.formats.torch.container import Container, broken
+from holdfast.registry.formats.torch.names import Names
+from holdfast.registry.formats.torch.storages import Budget, Tensors, refuse_sharing
+from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.values.dtypes import ITEM_SIZES
+
+FORMAT: Final = "torch"
+#: The most values in a file, if each shared list counts everywhere it is used.
+MAX_VALUES: Final = 20_000_000
+
+
+def detect(path: Path) -> bool:
+    """Return whether a file is of `torch.save`, in its archive or the form before 1.6."""
+    with stable(path) as file:
+        if container.is_one(file.read(64)):
+            return True
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return any(name.partition("/")[2] == "data.pkl" for name in archive.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            return False
+
+
+def read(path: Path) -> FileState:
+    """Read a file.
+
+    Raises:
+        UnsupportedValue: It names a class or function; nothing in it was run.
+        InvalidInput: It is not of `torch.save`, or it is damaged.
+        IncompatibleState: It does not fit into memory, or a value in it needs torch, which is not
+            installed.
+    """
+    with stable(path) as file:
+        opened = _opened(file, path)
+        state, _ = _state(opened, with_data=True)
+    return FileState(state, FORMAT, opened.size_bytes)
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the pickle of a file, but none of its tensors' data.
+
+    Raises:
+        UnsupportedValue: It names a class or function; nothing in it was run.
+        InvalidInput: It is not of `torch.save`, or it is damaged.
+        IncompatibleState: A value in it needs torch, which is not installed.
+    """
+    with stable(path) as file:
+        opened = _opened(file, path)
+        state, _ = _state(opened, with_data=False)
+    parts = pytree.flatten(state).components
+    tensors = {
+        leaf.path: TensorHeader(leaf.dtype, leaf.shape) for part in parts for leaf in part.leaves
+    }
+    return FileReport(FORMAT, opened.size_bytes, tensors)
+
+
+def validate(path: Path) -> list[str]:
+    """Return what is wrong with the value, or with each of the storages."""
+    found = []
+    try:
+        with stable(path) as file:
+            opened = _opened(file, path)
+            _, tensors = _state(opened, with_data=False)
+            for key in tensors.sizes:
+                try:
+                    opened.read(key)
+                except InvalidInput as error:
+                    found.append(problem(error))
+    except InvalidInput as error:
+        found.append(problem(error))
+    return found or problems(read, path)
+
+
+def _opened(file: BinaryIO, path: Path) -> Container:
+    size = file.seek(0, 2)
+    file.seek(0)
+
+    def scan(data: memoryview) -> tuple[Mapping[str, tuple[int, int]], int]:
+        budget = Budget(size, path)
+        tensors = Tensors(None, budget, with_data=False, where=path)
+        names = Names(tensors, budget, path)
+        _, length = read_pickle(data, names, where=path, persistent=tensors.storage)
+        return tensors.sizes, length
+
+    return container.opened(file, path, scan)
+
+
+def _state(opened: Container, *, with_data: bool) -> tuple[dict[str, Any], Tensors]:
+    """Return the dict in a file, and the maker of its tensors."""
+    path = opened.path
+    budget = Budget(opened.size_bytes, path)
+    tensors = Tensors(opened, budget, with_data=with_data, where=path)
+    names = Names(tensors, budget, path)
+    state, _ = read_pickle(opened.pickle, names, where=path, persistent=tensors.storage)
+    if not isinstance(state, dict):
+        raise InvalidInput(
+            "the file does not hold a dict",
+            where=path,
+            expected="a dict with string keys at the top",
+            found=type(state).__name__,
+            hint="Save it as {'model': ...} instead.",
+        )
+    _check_extent(state, budget, path)
+    return state, tensors
+
+
+def _check_extent(state: dict[Any, Any], budget: Budget, path: Path) -> None:
+    """Refuse a small file that would become a huge state."""
+    try:
+        values, nbytes = _extent(state, {})
+    except RecursionError as error:
+        broken(path, "nested too deeply, or within itself", None, error)
+    if values > MAX_VALUES:
+        broken(path, "it holds too many values", f"at most {MAX_VALUES}", values)
+    if nbytes > budget.most:
+        refuse_sharing(path, budget.most, nbytes)
+
+
+def _extent(value: Any, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of values and of tensor bytes; shared ones count everywhere they are."""
+    if isinstance(value, TensorBytes):
+        return 1, prod(value.shape) * ITEM_SIZES[value.dtype]
+    if isinstance(value, dict):
+        items: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        items = value
+    else:
+        return 1, getattr(value, "nbytes", 0) if type(value).__name__ == "ndarray" else 0
+    if id(value) not in known:
+        parts = [_extent(item, known) for item in items]
+        known[id(value)] = 1 + sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return known[id(value)]

@@ -1,0 +1,81 @@
+"""Write files of `torch.save`: archives that plain `torch.load(weights_only=True)` reads."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.content import Content
+from holdfast.registry.formats.state_file import WrittenFile
+from holdfast.registry.formats.target import new_file
+from holdfast.registry.formats.torch.library import torch_of
+from holdfast.registry.pytree import traversal
+
+_GLOBAL: Final = re.compile(
+    r"GLOBAL ([\w.]+)|(?:unrecognized function|but got) (?:<\w+ ')?([\w.]+)"
+)
+
+
+def write(path: Path, content: Content, *, metadata: None, force: bool) -> WrittenFile:  # noqa: ARG001
+    """Write a state; equal states give equal files.
+
+    Raises:
+        IncompatibleState: A value in it would make a file that cannot be loaded without running
+            code, or torch is not installed.
+    """
+    torch = torch_of(path)
+    state = without_versions(content.load())
+    with new_file(path, content.size_bytes, force=force) as file:
+        try:
+            # To a file object, not a path: a path's name would end up in the bytes.
+            torch.save(state, file)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            # The archive's writer wraps errors of the system.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise _unfit(content, path, error) from error
+        file.flush()
+        size = file.tell()
+        _check_loads(content, path, file)
+    return WrittenFile(path, "torch", size)
+
+
+def without_versions(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with plain strings in place of versions of torch.
+
+    `torch.load(weights_only=True)` refuses a version. It is replaced in dicts, lists and tuples.
+    """
+    version = torch_of("torch").torch_version.TorchVersion
+
+    def as_text(path: str, leaf: Any) -> Any:  # noqa: ARG001
+        return str(leaf) if type(leaf) is version else leaf
+
+    made = copy.copy(state)
+    for name, value in state.items():
+        made[name] = traversal.rebuild(name, value, as_text)
+    return made
+
+
+def _check_loads(content: Content, path: Path, file: BinaryIO) -> None:
+    torch = torch_of(path)
+    file.seek(0)
+    try:
+        torch.load(file, map_location="meta", weights_only=True)
+    except Exception as error:  # with any error the file is useless
+        raise _unfit(content, path, error) from error
+
+
+def _unfit(content: Content, path: Path, error: Exception) -> IncompatibleState:
+    found = _GLOBAL.search(str(error))
+    culprit = (found[1] or found[2]) if found else str(error).split("\n")[0]
+    return IncompatibleState(
+        "a torch file of this state could only be loaded by running code",
+        where=content.where,
+        expected=f"tensors and plain values for {path.name}",
+        found=culprit,
+        hint="Choose components with `--only`, or load the checkpoint in Python: "
+        "holdfast.open(URL).checkpoint(REF).load().",
+    )
