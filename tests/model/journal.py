@@ -1,4 +1,4 @@
-"""The journal of docs/spec.md, section 36, ready to be explored.
+"""The journal of docs/spec.md, section 40, ready to be explored.
 
 A machine takes the run over, acknowledges entries, may restart, and carries. The adversary: every
 process may die at any step; a PUT that was sent lands at any later time, or never; another machine
