@@ -9,6 +9,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   ├── StoreFull                 no space or quota left
 │   ├── StoreUnavailable          no answer; the outcome of a write is unknown
 │   ├── StoreUnsuitable           cannot keep the five promises                        exit 8
+│   ├── OnlyLocal                 a checkpoint is in the journal and not in the registry yet
 │   └── InvalidLocation           not a URL or path of a registry                      exit 3
 ├── InvalidInput                  the caller's argument is wrong: correct it           exit 3
 │   ├── UnsupportedValue          a value in a state cannot be stored
@@ -19,6 +20,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 │   └── NoSuchPath                a path of `holdfast://` is no file or folder
 ├── Conflict                      another writer was first: look, then decide          exit 5
 │   ├── Fenced                    another trainer took the run over
+│   │   └── Stranded              ... while saves were only in the journal of this machine
 │   └── Diverged                  two registries hold different histories of a run
 ├── IntegrityError                bytes differ from those committed: verify, repair    exit 6
 │   ├── Damaged                   a file's bytes do not hash to its digest
@@ -29,7 +31,7 @@ RegistryError                     anything Holdfast refuses or fails to do      
 ├── UnsupportedFormat             written by a newer or unknown Holdfast: upgrade      exit 8
 └── RestoreFailed                 no retained checkpoint could be loaded               exit 6
 
-The storage branch and the root are defined in `backends/errors.py`.
+The root and the storage branch, except `OnlyLocal`, are defined in `backends/errors.py`.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ __all__ = [
     "NotFound",
     "ObjectNotFound",
     "ObjectTruncated",
+    "OnlyLocal",
     "OutOfRange",
     "ReadOnlyStore",
     "RegistryError",
@@ -74,9 +77,14 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "StoreUnsuitable",
+    "Stranded",
     "UnsupportedFormat",
     "UnsupportedValue",
 ]
+
+
+class OnlyLocal(StorageError):
+    """A checkpoint is durable in the journal of this machine, and not in the registry yet."""
 
 
 class InvalidInput(RegistryError, ValueError):
@@ -119,6 +127,10 @@ class Conflict(RegistryError):
 
 class Fenced(Conflict):
     """Another trainer has taken the run over; this one may no longer save."""
+
+
+class Stranded(Fenced):
+    """Another machine took the run over while saves were only in the journal of this one."""
 
 
 class Diverged(Conflict):

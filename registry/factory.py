@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.backends import Backend
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.journal.settings import Journal, choose_journal
 from holdfast.registry.registry import Registry
 from holdfast.registry.runs import rooms
 from holdfast.registry.storage.chunk_cache import ChunkCache, choose_cache
@@ -73,6 +74,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     expect_id: str | None = None,
     cache: str | os.PathLike[str] | ChunkCache | None = None,
     remember: bool = True,
+    journal: str | os.PathLike[str] | Journal | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: Any = None,
     transport: Transport | None = None,
@@ -90,6 +92,9 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         remember: Check its logs against the heads that this machine remembers, and remember the
             new ones; a run that went back is refused (`RolledBack`). `holdfast.trust` accepts it.
             Has no effect if the environment variable `HOLDFAST_HEADS` is `0`.
+        journal: A folder of a local disk, or a `Journal`: saves return when they are durable there,
+            and are carried into the registry in the background ([docs](docs/journal.md)).
+            Default: the environment variable `HOLDFAST_JOURNAL`. An empty text: no journal.
         storage_options: Options of the file system, by the names of fsspec's drivers, such as
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
@@ -110,11 +115,11 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         storage_options = Address.of_environment(place, storage_options).storage_options
     address = Address(place, storage_options, fs, transport)
     chunks = choose_cache(cache, is_remote=address.is_remote())
-    return Registry(
-        open_store(
-            address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
-        )
+    chosen = choose_journal(journal)
+    store = open_store(
+        address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
     )
+    return Registry(store, chosen)
 
 
 def open_on(
@@ -123,6 +128,8 @@ def open_on(
     expect_id: str | None = None,
     cache: ChunkCache | None = None,
     heads: Heads | None = None,
+    journal: Journal | None = None,
 ) -> Registry:
     """Open the registry behind a backend that the caller made."""
-    return Registry(open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads))
+    store = open_store_on(backend, expect_id=expect_id, cache=cache, heads=heads)
+    return Registry(store, journal)

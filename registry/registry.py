@@ -26,6 +26,7 @@ from holdfast.registry.values.suggest import near
 if TYPE_CHECKING:
     from holdfast.registry.handles import Checkpoint, Run, RunLog, RunSpec
     from holdfast.registry.history.actions import CreateRun
+    from holdfast.registry.journal.settings import Journal
     from holdfast.registry.loading.stored import Stored
     from holdfast.registry.runs.rooms import (
         Branches,
@@ -45,8 +46,9 @@ _LOGGER = logging.getLogger("holdfast")
 class Registry:
     """An open registry. Close it, or use it as a context manager, to finish running saves."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, journal: Journal | None = None) -> None:
         self._store = store
+        self._journal = journal
         self._opened: list[Run] = []
 
     def __repr__(self) -> str:
@@ -193,7 +195,7 @@ class Registry:
         if create:
             log.make_durable()  # the caller may rely on the run
         handles.check_same(log.run, options)
-        return self._hold(handles.Run(self._store, log, options.compared))
+        return self._hold(handles.Run(self._store, log, options.compared, self._journal))
 
     def _create(self, run_id: str | None, action: CreateRun) -> Run:
         for name in [run_id] if run_id is not None else handles.default_ids(int(action.seed, 16)):
@@ -203,7 +205,7 @@ class Registry:
             if handles.begin(log, action):
                 if log.run.spec == handles.RunSpec(monitors=action.monitors):
                     _LOGGER.info("%s: no preset: every checkpoint is kept", name)
-                return self._hold(handles.Run(self._store, log))
+                return self._hold(handles.Run(self._store, log, journal=self._journal))
         raise Conflict(
             "a run of this name exists",
             where=run_id,

@@ -182,7 +182,8 @@ def public(cls: type) -> set[str]:
 def test_an_editor_completes_no_plumbing_of_a_stored_state() -> None:
     assert public(holdfast.Stored) == STATE_NAMES
     assert public(holdfast.Checkpoint) == STATE_NAMES | {
-        *("companion", "companions", "created", "eviction", "is_evicted", "meta", "metrics", "n"),
+        *("companion", "companions", "created", "durable_in", "eviction", "is_evicted", "meta"),
+        *("metrics", "n"),
         *("nonfinite", "phase", "record", "report", "step", "superseded", "tier"),
     }
     assert public(PoolEntry) == STATE_NAMES | {

@@ -101,6 +101,15 @@ _GROUPS = {
             "ls": "pins.list_artifacts: List the artifacts of a run, oldest first.",
         },
     ),
+    "journal": (
+        "Saves that are only in the journal of this machine.",
+        {
+            "ls": "journal.ls: List the saves that are not in the registry.",
+            "carry": "journal.carry: Add the saves that wait to their runs.",
+            "push": "journal.push: Put stranded and refused saves of a run into a fork.",
+            "rm": "journal.rm: Delete a save that was stranded, refused or damaged.",
+        },
+    ),
     "stream": (
         "Append-only histories beside checkpoints.",
         {

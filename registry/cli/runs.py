@@ -7,6 +7,7 @@ import sys
 import time as clock
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ def _json(run: Run, forks: list[str]) -> dict[str, Any]:
     """Return a run; `forks` are the names of the runs that were forked from it."""
     manifest = run.manifest
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
+    backlog = run.backlog()
     bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}
     return {
         "run": run.id,
@@ -229,6 +231,7 @@ def _json(run: Run, forks: list[str]) -> dict[str, Any]:
         "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,
         "commits": manifest.commits,
         "head": manifest.head,
+        "journal": None if backlog is None else asdict(backlog),
     }
 
 

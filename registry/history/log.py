@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from holdfast.backends import refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
@@ -394,15 +394,38 @@ class RunLog:
         self._snapshots.newest = slot.number
 
 
-def commit_line(run: RunManifest, actions: Sequence[Action]) -> Commit:
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Who writes a commit, and when.
+
+    Attributes:
+        write: Random id of the write.
+        author: `user@host`.
+        time_ms: Milliseconds since the epoch by the author's clock.
+    """
+
+    write: str
+    author: str
+    time_ms: int
+
+
+def new_signature() -> Signature:
+    """Return the signature of a commit that this process makes now."""
+    return Signature(secrets.token_hex(8), author(), int(time.time() * 1000))
+
+
+def commit_line(
+    run: RunManifest, actions: Sequence[Action], signed: Signature | None = None
+) -> Commit:
     """Return the commit that continues a history with these actions."""
+    signed = signed or new_signature()
     return Commit(
         n=run.commits,
         run=run.run_id,
         prev=run.head,
-        write=secrets.token_hex(8),
-        author=author(),
-        time_ms=int(time.time() * 1000),
+        write=signed.write,
+        author=signed.author,
+        time_ms=signed.time_ms,
         actions=tuple(actions),
     )
 

@@ -26,7 +26,10 @@ class WriterToken:
             save simply continues.
         has_asked: Whether the handle looked for a state to resume from, or has warned that it did
             not.
+        prefix: With which its tokens begin: the id of a journal, or nothing.
     """
+
+    prefix = ""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -37,7 +40,7 @@ class WriterToken:
 
     def reset(self) -> None:
         """Take a new token, as in a forked process: the old token is its parent's."""
-        self.token = secrets.token_hex(16)
+        self.token = f"{self.prefix}{secrets.token_hex(16)}"
         self._taken = False
         self._attempted: tuple[int, Digest] | None = None
 
@@ -54,6 +57,11 @@ class WriterToken:
         self.resumed_at, self._attempted = n, None
         self._keeps = n if keeps is None else keeps
         self._taken = self._taken and not self.is_fenced(run)
+
+    @property
+    def keeps(self) -> int | None:
+        """Commit number of the pivot, after the checkpoint resumed from, that is not superseded."""
+        return None if self._keeps == self.resumed_at else self._keeps
 
     def committed(self) -> None:
         """Note that a commit of this trainer has landed: the run is ours, the rewind is done."""

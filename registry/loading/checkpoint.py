@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.registry.errors import NotFound
 from holdfast.registry.history.actions import CommitKeys, ReportMetrics
@@ -42,7 +42,7 @@ class Checkpoint(Stored):
         return self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash(self._identity)
+        return hash((self.run_id, self.digest))
 
     @property
     def _identity(self) -> tuple[str, int, bytes]:
@@ -52,6 +52,11 @@ class Checkpoint(Stored):
     def n(self) -> int:
         """Number of the commit that added it."""
         return self._n
+
+    @property
+    def durable_in(self) -> Literal["journal", "registry"]:
+        """Where it is durable: `journal` until a save with a journal is in the registry."""
+        return "registry"
 
     @property
     def record(self) -> CheckpointRecord:
@@ -201,12 +206,13 @@ class Checkpoint(Stored):
         Raises:
             InvalidInput: A value is not a number.
             Conflict: The run was dropped.
+            OnlyLocal: It is not in the registry yet.
         """
-        checked = check_metrics(metrics)
+        checked, n = check_metrics(metrics), self.n
 
         def actions(run: RunManifest) -> list[ReportMetrics]:
-            tier = tier_after_report(run, self._n, checked)
-            return [ReportMetrics(checkpoint=self._n, metrics=checked, tier=tier)]
+            tier = tier_after_report(run, n, checked)
+            return [ReportMetrics(checkpoint=n, metrics=checked, tier=tier)]
 
         Committer(self._store, self._log).commit(actions)
 

@@ -22,6 +22,7 @@ from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
 
 if TYPE_CHECKING:
+    from holdfast.registry.journal.settings import Journal
     from holdfast.registry.runs.rooms import Initialise, Mode, Sources, Started, Transitioned
 
 
@@ -31,12 +32,17 @@ class ResumableRun(CuratedRun):
     Args:
         committer: Commits to the run.
         compared: What the caller gave to be compared with the run, and is equal.
+        journal: The journal of this machine, if saves go there first.
     """
 
-    def __init__(self, committer: Committer, compared: frozenset[str]) -> None:
+    def __init__(
+        self, committer: Committer, compared: frozenset[str], journal: Journal | None
+    ) -> None:
         super().__init__(committer)
         self._compared = compared
-        self._trainer = Trainer(committer)
+        self._trainer: Trainer = (
+            Trainer(committer) if journal is None else rooms.JournaledTrainer(committer, journal)
+        )
 
     # Coming back
 
@@ -88,7 +94,9 @@ class ResumableRun(CuratedRun):
         self._trainer.looks_for_a_state()
         self._check_compared()
         if at is None:
-            restored = restore_newest(self._trainer, self._newest_first, map_location, check)
+            restored = restore_newest(
+                self._trainer, self._trainer.newest_first, map_location, check
+            )
             if restored is None:
                 return None
         else:
@@ -200,9 +208,6 @@ class ResumableRun(CuratedRun):
             "resume", restored.state, restored.checkpoint, {}, (), restored.report, restored.stale
         )
 
-    def _newest_first(self) -> list[Checkpoint]:
-        return [self._checkpoint(record) for record in reversed(self._log.run.live())]
-
     # From phase to phase
 
     def transition(
@@ -284,7 +289,7 @@ class ResumableRun(CuratedRun):
         found = rooms.pivot(self._trainer, self._committer, name, initialise, map_location)
         if found is not None:
             return found
-        restored = restore_newest(self._trainer, self._newest_first, map_location)
+        restored = restore_newest(self._trainer, self._trainer.newest_first, map_location)
         assert restored is not None  # a run that pivoted has a checkpoint
         if restored.pivot is None:
             return rooms.Transitioned(restored.state, {}, {}, restored.checkpoint, ())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.branches import Branches, compare_runs
     from holdfast.registry.following.following import Following
     from holdfast.registry.following.watching import Watch
+    from holdfast.registry.journal.trainer import JournaledTrainer
     from holdfast.registry.loop.checkpointer import Checkpointer
     from holdfast.registry.loop.notice import NoticeSource
     from holdfast.registry.loop.options import LoopOptions
@@ -60,6 +61,7 @@ else:
             "Following": "following.following",
             "GcReport": "maintenance.gc_report",
             "Initialise": "transitions",
+            "JournaledTrainer": "journal.trainer",
             "LoopOptions": "loop.options",
             "Mode": "transitions",
             "NoticeSource": "loop.notice",
@@ -105,6 +107,7 @@ __all__ = [
     "Following",
     "GcReport",
     "Initialise",
+    "JournaledTrainer",
     "LoopOptions",
     "Mode",
     "NoticeSource",

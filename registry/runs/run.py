@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, RegistryError
-from holdfast.registry.history.actions import RunStatus, SetStatus
+from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
@@ -26,9 +26,13 @@ from holdfast.registry.runs import rooms
 from holdfast.registry.runs.looping import LoopingRun
 from holdfast.registry.storage.codecs import Compression
 from holdfast.registry.storage.store import Store
+from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.training.pending import Busy, PendingSave
 from holdfast.registry.training.save_request import SaveRequest
 from holdfast.registry.writing.committer import Committer
+
+if TYPE_CHECKING:
+    from holdfast.registry.journal.settings import Journal
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -41,8 +45,14 @@ class Run(LoopingRun):
     exception. A handle that only reads, or that was fenced, leaves the status alone.
     """
 
-    def __init__(self, store: Store, log: RunLog, compared: frozenset[str] = frozenset()) -> None:
-        super().__init__(Committer(store, log), compared)
+    def __init__(
+        self,
+        store: Store,
+        log: RunLog,
+        compared: frozenset[str] = frozenset(),
+        journal: Journal | None = None,
+    ) -> None:
+        super().__init__(Committer(store, log), compared, journal)
 
     def __enter__(self) -> Self:
         return self
@@ -322,6 +332,26 @@ class Run(LoopingRun):
         )
         return self._trainer.save_async(state, request, busy)
 
+    def wait(self, *, remote: bool = False, timeout_s: float | None = None) -> None:
+        """Wait for the saves of this handle.
+
+        Args:
+            remote: Wait until they are in the registry. Without a journal they are there when they
+                are durable; with one, the first wait ends when they are durable on this machine.
+            timeout_s: Seconds. Default: no limit.
+
+        Raises:
+            TimeoutError: They are not finished in time; the wait can be repeated.
+            RegistryError: A save failed.
+            Stranded: Another machine took the run over while saves were only in the journal.
+            Conflict: The run did not allow a save that the journal had acknowledged.
+        """
+        self._trainer.wait(remote=remote, timeout_s=timeout_s)
+
+    def backlog(self) -> Backlog | None:
+        """Return what is only in the journal of this machine; `None` without a journal."""
+        return self._trainer.backlog()
+
     # Ending
 
     def drop(self, reason: str) -> None:
@@ -347,8 +377,7 @@ class Run(LoopingRun):
             raise InvalidInput(
                 "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
             )
-        self._trainer.settle()
-        self._committer.commit(lambda run: [SetStatus(status=status)])  # noqa: ARG005
+        self._trainer.set_status(status)
 
     def close(self) -> None:
         """Finish a save under way. The handle can be used again."""

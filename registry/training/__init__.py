@@ -9,6 +9,7 @@ A save reads in this order:
   `write_states` to put objects on the store, `actions` for the lines of the log.
 - `background`: what a save does if another one is running; `pending`: `PendingSave`, and the end of
   the program.
+- `backlog`: what a journal has and the registry does not.
 - `restoring`: the newest checkpoint that can be loaded whole.
 
 `holdfast.registry.history.writer_token` decides who may save. `run` and `transitions` depend on

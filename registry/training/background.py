@@ -7,7 +7,7 @@ is the caller's: `holdfast.registry.training.trainer`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Lock
 from typing import get_args
@@ -122,6 +122,16 @@ class Background:
                 # After an interrupted wait it still runs, and its copy may not be overwritten yet.
                 if job.pending.done():
                     self._forget(job)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until no save is running or waiting; their errors stay.
+
+        Raises:
+            TimeoutError: One still is.
+        """
+        _, late = wait([job.future for job in list(self._jobs)], timeout_s)
+        if late:
+            raise TimeoutError(f"{len(late)} saves are not finished")
 
     def raise_failure(self) -> None:
         """Raise the error of a save that has failed already."""

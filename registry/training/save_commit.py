@@ -87,12 +87,16 @@ class SaveCommit(NewCommit):
             # The known checkpoint may have been evicted since this handle read the log.
             run = committer.log.refresh()
             super().check(run)
-        known = self._same_step(run)
-        self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
         self._companions = {
             name: self._write(flat, committer.choose_bases(_companions(run, name)))
             for name, flat in self._save.companions.items()
         }
+        return self._write_others(run)
+
+    def _write_others(self, run: RunManifest) -> Sequence[Written]:
+        """Write what is made from the state and its companions; return all states."""
+        committer, known = self._committer, self._same_step(run)
+        self._repeats = known is not None and known.manifest == self._main.base.manifest.digest
         if self._repeats:
             return [self._main]  # its companions were committed with the first save
         self._model = self._cut_model(run)

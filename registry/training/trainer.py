@@ -25,6 +25,7 @@ from holdfast.registry.loading.stored import reader_of
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.training import ending
 from holdfast.registry.training.background import Background, check_busy
+from holdfast.registry.training.backlog import Backlog
 from holdfast.registry.training.earlier_steps import EarlierSteps
 from holdfast.registry.training.pending import Busy, PendingSave, exit_wait_s
 from holdfast.registry.training.save_commit import SaveCommit
@@ -71,7 +72,7 @@ class Trainer:
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
         """Store and commit a state."""
         self.settle()
-        return self._store_and_commit(prepare_save(state, request, self._log.run))
+        return self._store_and_commit(prepare_save(state, request, self.run))
 
     def save_async(self, state: object, request: SaveRequest, busy: Busy = "wait") -> PendingSave:
         """Copy a state, then store and commit it in the background."""
@@ -90,14 +91,14 @@ class Trainer:
                 skipped = PendingSave(Future(), name, limit_s)
                 skipped.give_up("skipped")
                 return skipped
-            prepared = prepare_save(state, request, self._log.run)
+            prepared = prepare_save(state, request, self.run)
             return self._background.submit(prepared, name, limit_s, waited_s)
 
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the trainer of a run may make; it takes the run over."""
         self.settle()
         with self._lock:
-            claimed = _Claimed(self._writer_token, change)
+            claimed = Claimed(self._writer_token, change)
             run = self._committer.commit(claimed)
             if claimed.has_actions:
                 self._committed()
@@ -114,6 +115,29 @@ class Trainer:
             self.settle()
         finally:
             self._background.close()
+
+    def wait(self, *, remote: bool, timeout_s: float | None) -> None:  # noqa: ARG002
+        """Wait for the running saves; they are in the registry then.
+
+        Raises:
+            TimeoutError: They are not finished in time.
+        """
+        self._background.wait(timeout_s)
+        self.settle()
+
+    def backlog(self) -> Backlog | None:
+        """Return what is only in the journal of this machine; `None` without one."""
+        return None
+
+    def newest_first(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, newest first, as far as the log was read."""
+        store, live = self._committer.store, self._log.run.live()
+        return [Checkpoint(store, self._log, record) for record in reversed(live)]
+
+    def set_status(self, status: RunStatus) -> None:
+        """Set the run's status; any handle may."""
+        self.settle()
+        self._committer.commit(lambda run: [SetStatus(status=status)])  # noqa: ARG005
 
     def leave(self, status: RunStatus) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
@@ -185,13 +209,7 @@ class Trainer:
             run, store = self._log.run, self._committer.store
             commit = SaveCommit(self._committer, self._writer_token, save, self._earlier)
             self._committer.commit(commit)
-            if commit.nonfinite and not save.request.allow_nonfinite:
-                _LOGGER.warning(
-                    "%s: step %d is recorded and held back: NaN or infinity in %s",
-                    run.run_id,
-                    save.request.step,
-                    printable(", ".join(commit.nonfinite)),
-                )
+            warn_of_nonfinite(run.run_id, save.request, commit.nonfinite)
             if takes_over:
                 self._committed()
                 self._earlier.remember(save.phase, save.request.step, commit.components)
@@ -199,7 +217,7 @@ class Trainer:
             return Checkpoint(store, self._log, record)
 
 
-class _Claimed(NewCommit):
+class Claimed(NewCommit):
     """A commit that first takes the run over.
 
     Attributes:
@@ -225,3 +243,14 @@ class _Claimed(NewCommit):
         actions = self._change.actions(after_commit(run, claims))
         self.has_actions = actions is not None
         return None if actions is None else [*claims, *actions]
+
+
+def warn_of_nonfinite(run_id: str, request: SaveRequest, paths: Sequence[str]) -> None:
+    """Log a warning for a checkpoint that is held back."""
+    if paths and not request.allow_nonfinite:
+        _LOGGER.warning(
+            "%s: step %d is recorded and held back: NaN or infinity in %s",
+            run_id,
+            request.step,
+            printable(", ".join(paths)),
+        )

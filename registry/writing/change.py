@@ -18,7 +18,7 @@ from functools import reduce
 from typing import ClassVar
 
 from holdfast.registry.history.actions import Action, Line
-from holdfast.registry.history.log import commit_line
+from holdfast.registry.history.log import Signature, commit_line
 from holdfast.registry.history.replay import RunManifest, foresee
 from holdfast.registry.history.state_reader import PlacedState
 from holdfast.registry.history.writer_token import check_not_dropped
@@ -87,8 +87,13 @@ class Change(ABC):
 
 
 class NewCommits(Change):
-    """A change that adds commits: it writes the states that they name, and makes their actions."""
+    """A change that adds commits: it writes the states that they name, and makes their actions.
 
+    Attributes:
+        signed: The signature of its commit, if that was fixed earlier; by default a new one.
+    """
+
+    signed: Signature | None = None
     _written: Sequence[Written] = ()
 
     def check(self, run: RunManifest) -> None:
@@ -121,7 +126,7 @@ class NewCommits(Change):
         for number, actions in enumerate(commits):
             if not actions:
                 continue
-            commit = commit_line(run, actions)
+            commit = commit_line(run, actions, self.signed)
             lines.append(commit)
             if number + 1 < len(commits):
                 run = foresee(run, [commit])
@@ -180,6 +185,8 @@ class Composed(NewCommit):
         return self._actions(run)
 
 
-def after_commit(run: RunManifest, actions: Sequence[Action]) -> RunManifest:
+def after_commit(
+    run: RunManifest, actions: Sequence[Action], signed: Signature | None = None
+) -> RunManifest:
     """Return the run after a commit of these actions."""
-    return foresee(run, [commit_line(run, actions)]) if actions else run
+    return foresee(run, [commit_line(run, actions, signed)]) if actions else run

@@ -16,6 +16,7 @@ RUN = {
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
     "phases",
     "dropped",
+    "journal",
     "preset",
     "forks",
     "phase",

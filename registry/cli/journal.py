@@ -1,0 +1,192 @@
+"""`journal ls`, `carry`, `push` and `rm`: saves that are only on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.registry.cli import options, output
+from holdfast.registry.cli.columns import Column
+from holdfast.registry.cli.command import Answer, answer_of, command, listed
+from holdfast.registry.cli.describe import iso
+from holdfast.registry.cli.opening import writes
+from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.errors import Conflict, InvalidInput, NotFound
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.journal import pushing
+from holdfast.registry.journal.carrier import Carrier
+from holdfast.registry.journal.folder import RunFolder, run_folders
+from holdfast.registry.journal.pushing import Listed
+from holdfast.registry.journal.records import Note
+from holdfast.registry.journal.settings import FOLDER_VARIABLE, Journal
+from holdfast.registry.registry import Registry
+from holdfast.registry.runs.run import Run
+from holdfast.registry.runs.view import committer_of
+
+_JOURNAL = option("--journal", "DIR", "Folder of the journal.", envvar=FOLDER_VARIABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An entry with its run."""
+
+    registry: str
+    run: str
+    one: Listed
+
+
+_LS = (
+    Column("run"),
+    Column("entry", lambda row: row.one.number, is_number=True),
+    Column("save", lambda row: row.one.entry.title if row.one.entry else "-", folds=True),
+    Column("outcome", lambda row: row.one.outcome),
+    Column("size", lambda row: output.size(row.one.size_bytes), is_number=True),
+    Column(
+        "age",
+        lambda row: output.age(row.one.entry.time_ms) if row.one.entry else "-",
+        is_number=True,
+    ),
+)
+
+
+@command()
+def ls(*, journal: str | None = _JOURNAL) -> Answer:
+    """List the saves that are not in the registry.
+
+    Waiting saves are carried by the next program with this journal, or by `journal carry`. For
+    the others --json gives the reason.
+    """
+    rows = [
+        _Row(registry_id, folder.run_id, one)
+        for registry_id, folder in run_folders(_journal(journal))
+        for one in pushing.listed(folder)
+    ]
+    return listed(_LS, rows, _json, none="the registries have everything")
+
+
+@command(writes)
+def carry(opened: Registry, *, journal: str | None = _JOURNAL) -> Answer:
+    """Add the saves that wait to their runs.
+
+    Runs that a program carries at the moment are left to it.
+    """
+    found = [_carried(opened, folder) for folder in _folders(opened, journal)]
+    return answer_of(
+        found,
+        *(f"{one['run']}: {one['carried']} carried, {one['waiting']} waiting" for one in found),
+    )
+
+
+def _carried(opened: Registry, folder: RunFolder) -> dict[str, Any]:
+    notes: list[Note] = []
+    if folder.waiting():
+        Carrier(opened.store, folder, lambda _, note: notes.append(note)).carry()
+    carried = sum(note.outcome == "carried" for note in notes)
+    return {"run": folder.run_id, "carried": carried, "waiting": len(folder.waiting())}
+
+
+@command(writes)
+def push(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    fork: str = argument("FORK", "Name of the new run, or of the one that an earlier push made."),
+    journal: str | None = _JOURNAL,
+) -> Answer:
+    """Put stranded and refused saves of a run into a fork.
+
+    The fork begins at the last checkpoint before another machine took the run over. Afterwards
+    the journal deletes the bytes of these saves.
+    """
+    folder = _folder(opened, run, journal)
+    first = next((one for one in pushing.listed(folder) if _is_outside(one)), None)
+    if first is None or first.entry is None:
+        raise NotFound(
+            "no stranded or refused save of this run is in the journal",
+            where=folder.path,
+            hint="`holdfast journal ls` lists what is there.",
+        )
+    target = opened.run(fork) if fork in opened.runs() else _forked(opened, folder, first, fork)
+    committer = committer_of(target)
+    pushed = pushing.push(committer, folder, lambda one: None)  # noqa: ARG005
+    saved = [target.id, *(one.entry.title for one in pushed if one.entry)]
+    return answer_of({"run": target.id, "pushed": saved[1:]}, *saved)
+
+
+@command(writes)
+def rm(
+    opened: Registry,
+    *,
+    run: options.NamedRun,
+    entry: int = argument("ENTRY", "Number of the entry, as `journal ls` shows it.", min=1),
+    yes: bool = flag("--yes", "Delete the bytes: nobody else has them."),
+    journal: str | None = _JOURNAL,
+) -> str:
+    """Delete a save that was stranded, refused or damaged."""
+    folder = _folder(opened, run, journal)
+    if not yes:
+        raise InvalidInput(
+            "nothing was deleted",
+            where=f"{run}: entry {entry}",
+            hint="Give --yes: the registry does not have this save.",
+        )
+    return f"deleted: {run}, entry {pushing.delete(folder, entry).number}"
+
+
+def _is_outside(one: Listed) -> bool:
+    return one.outcome in ("stranded", "refused") and one.entry is not None
+
+
+def _forked(opened: Registry, folder: RunFolder, first: Listed, name: str) -> Run:
+    assert first.entry is not None  # only such entries are pushed
+    log = RunLog(opened.store, folder.run_id)
+    run = log.open()
+    n = pushing.fork_point(log, folder, first.entry)
+    if n is not None:
+        return opened.fork(opened.run(folder.run_id).find(n), name)
+    created = run.created
+    if created is None:
+        raise Conflict("the run of these saves is not in this registry", where=folder.run_id)
+    return opened.create_run(
+        name, preset=created.spec, monitor=created.monitors, seed=int(created.seed, 16)
+    )
+
+
+def _journal(path: str | None) -> Journal:
+    if not path:
+        raise InvalidInput(
+            "no journal is named", hint=f"Give --journal DIR, or set {FOLDER_VARIABLE}."
+        )
+    return Journal(path)
+
+
+def _folders(opened: Registry, path: str | None) -> Iterator[RunFolder]:
+    for registry_id, folder in run_folders(_journal(path)):
+        if registry_id == opened.id:
+            yield folder
+
+
+def _folder(opened: Registry, run: str, path: str | None) -> RunFolder:
+    found = RunFolder(_journal(path), opened.id, run)
+    if not found.exists:
+        raise NotFound("the journal has nothing of this run", where=found.path)
+    return found
+
+
+def _json(row: _Row) -> dict[str, Any]:
+    one, entry = row.one, row.one.entry
+    save = entry.save if entry else None
+    return {
+        "registry": row.registry,
+        "run": row.run,
+        "entry": one.number,
+        "outcome": one.outcome,
+        "reason": one.reason,
+        "phase": save.phase if save else None,
+        "step": save.step if save else None,
+        "id": save.place.manifest if save else None,
+        "status": entry.status if entry else None,
+        "saved": iso(entry.time_ms) if entry else None,
+        "size_bytes": one.size_bytes,
+    }

@@ -1,0 +1,160 @@
+"""The carrier's thread, and thread pools that never delay the end of a program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from threading import Condition, Event, Thread, current_thread
+from typing import ParamSpec, TypeVar
+
+from holdfast.registry.journal.carrier import Carrier
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.records import Note
+from holdfast.registry.storage.store import Store
+from holdfast.registry.storage.threads import Pools
+
+_LOGGER = logging.getLogger("holdfast")
+#: Seconds after a failure; twice as long after each further one, up to the second number.
+RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
+#: Seconds after which a carrier looks again while another process carries.
+LOOK_S = 0.5
+#: Threads that move objects.
+_THREADS = 8
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class BackgroundCarrier:
+    """Carries the entries of one run in a thread of this process.
+
+    Args:
+        store: The store of the registry.
+        folder: The journal of the run.
+
+    Attributes:
+        told: Notified at each outcome and at each failure.
+        error: The failure of the last attempt; `None` after a success.
+        outcomes: The outcomes of entries that this process has carried.
+    """
+
+    def __init__(self, store: Store, folder: RunFolder) -> None:
+        self._registry = store
+        self._folder = folder
+        self._work = Event()
+        self._stopped = Event()
+        self._thread: Thread | None = None
+        self.told = Condition()
+        self.error: Exception | None = None
+        self.outcomes: dict[int, Note] = {}
+
+    def wake(self) -> None:
+        """Carry what waits; the thread starts at its first use."""
+        self._work.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._stopped.clear()
+            self._thread = Thread(target=self._run, name="holdfast-carrier", daemon=True)
+            self._thread.start()
+
+    def stop(self, within_s: float) -> None:
+        """Stop after the present entry, or leave it to a later process."""
+        self._stopped.set()
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join(within_s)
+
+    def _run(self) -> None:
+        store = Store(self._registry.backend, self._registry.config, heads=self._registry.heads)
+        store.pools = DaemonPools()
+        pause_s = RETRY_S
+        carrier = Carrier(store, self._folder, self._tell)
+        try:
+            while not self._stopped.is_set():
+                self._work.clear()
+                try:
+                    carrier.carry(lambda: not self._stopped.is_set())
+                except Exception as error:
+                    self._fail(error)
+                    # Open the log again: it may have been replaced.
+                    carrier = Carrier(store, self._folder, self._tell)
+                    self._stopped.wait(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+                    self._work.set()
+                else:
+                    self.error, pause_s = None, RETRY_S
+                    # Another process is the carrier, if anything still waits.
+                    self._work.wait(LOOK_S if self._folder.waiting() else None)
+        finally:
+            store.pools.close()
+
+    def _tell(self, number: int, note: Note) -> None:
+        with self.told:
+            self.outcomes[number] = note
+            self.told.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        if str(error) != str(self.error):
+            _LOGGER.warning(
+                "%s: the journal is not carried into the registry now, and is tried again: %s: %s",
+                self._folder.run_id,
+                type(error).__name__,
+                error,
+            )
+        with self.told:
+            self.error = error
+            self.told.notify_all()
+
+
+class DaemonPools(Pools):
+    """Pools whose threads do not delay the end of a program: it would wait for a silent store."""
+
+    def __init__(self) -> None:
+        super().__init__(_THREADS)
+        self._daemons = _Daemons(_THREADS)
+
+    def close(self) -> None:
+        """Stop the threads when their present work is done."""
+        self._daemons.shutdown()
+
+    def _pool(self, name: str) -> Executor:  # noqa: ARG002
+        return self._daemons
+
+
+class _Daemons(Executor):
+    """Threads that may be left behind. Work that one of them gives runs in it."""
+
+    def __init__(self, threads: int) -> None:
+        self._most = threads
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        if current_thread() in self._threads:
+            work()
+            return future
+        self._queue.put(work)
+        if len(self._threads) < self._most:
+            thread = Thread(target=self._serve, name="holdfast-carrying", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return future
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        for _ in self._threads:
+            self._queue.put(None)

@@ -1,0 +1,154 @@
+"""A checkpoint of a save with a journal: it may be only on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from holdfast.registry.errors import MissingObject, OnlyLocal
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.journal.records import Entry
+from holdfast.registry.journal.states import EntryStates
+from holdfast.registry.loading.allocating import LoadPrecision
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.loading.fit import LoadReport
+from holdfast.registry.values.digest import Digest
+
+_T = TypeVar("_T")
+
+
+class JournaledCheckpoint(Checkpoint):
+    """A checkpoint that was acknowledged by a journal.
+
+    Args:
+        states: Its bytes here.
+        number: The number of its entry.
+        entry: Its entry.
+        expected: A run that has its record.
+        n: Its number there.
+        find: Returns the checkpoint in the registry, or `None` while it is not there.
+    """
+
+    def __init__(
+        self,
+        states: EntryStates,
+        number: int,
+        entry: Entry,
+        expected: RunManifest,
+        n: int,
+        find: Callable[[int, Entry], Checkpoint | None],
+    ) -> None:
+        log = _EntryLog(states, entry, expected)
+        super().__init__(states.store, log, expected.by_n[n])
+        self._find: Callable[[int, Entry], Checkpoint | None] | None = find
+        self._number, self._entry = number, entry
+
+    @property
+    def write(self) -> str:
+        """The `write` of its entry."""
+        return self._entry.write
+
+    @property
+    def search_from(self) -> int:
+        """The slot of the log from which on its commit can be."""
+        return self._entry.search_from
+
+    @property
+    def durable_in(self) -> Literal["journal", "registry"]:
+        """Where it is durable: in the `journal` of this machine, or in the `registry`."""
+        self._look()
+        return "registry" if self._find is None else "journal"
+
+    @property
+    def n(self) -> int:
+        """Number of the commit that added it.
+
+        Raises:
+            OnlyLocal: It is not in the registry yet.
+        """
+        self._look()
+        if self._find is not None:
+            raise OnlyLocal(
+                "this checkpoint is durable on this machine, and not in the registry yet",
+                where=self.ref,
+                hint="Call `run.wait(remote=True)` first: reports, pins and promotions need the "
+                "commit in the registry.",
+            )
+        return self._n
+
+    @property
+    def _identity(self) -> tuple[str, int, bytes]:
+        self._look()
+        return self.run_id, self._n if self._find is None else -1, self.digest
+
+    def _look(self) -> None:
+        """Become the checkpoint in the registry, once it is there."""
+        found = None if self._find is None else self._find(self._number, self._entry)
+        if found is not None:
+            self._find = None
+            vars(self).pop("_reader", None)
+            self._store, self._log = found._store, found._log
+            self._n, self._record = found._n, found._record
+
+    def load(
+        self,
+        *,
+        only: str | Iterable[str] | None = None,
+        map_location: object = "cpu",
+        precision: LoadPrecision = "stored",
+        version: int | str | None = None,
+    ) -> Any:
+        """Return the state, from this machine or from the registry; see `Checkpoint.load`."""
+
+        def load() -> Any:
+            return super(JournaledCheckpoint, self).load(
+                only=only, map_location=map_location, precision=precision, version=version
+            )
+
+        return self._anywhere(load)
+
+    def load_into(
+        self, target: object, *, component: str | None = None, strict: bool = True
+    ) -> LoadReport:
+        """Fill tensors in place; see `Checkpoint.load_into`."""
+
+        def load() -> LoadReport:
+            return super(JournaledCheckpoint, self).load_into(
+                target, component=component, strict=strict
+            )
+
+        return self._anywhere(load)
+
+    def _anywhere(self, load: Callable[[], _T]) -> _T:
+        try:
+            return load()
+        except MissingObject:
+            # The carrier deletes the bytes here once they are in the registry.
+            if self._find is None or self.durable_in == "journal":
+                raise
+            return load()
+
+
+class _EntryLog(RunLog):
+    """Stands in for the log of a run: the expected run, and the places of one entry."""
+
+    def __init__(self, states: EntryStates, entry: Entry, expected: RunManifest) -> None:
+        super().__init__(states.store, expected.run_id)
+        assert entry.save is not None  # only saves have checkpoints
+        places = [entry.save.place, *entry.save.companions.values()]
+        self._places: Mapping[Digest, Place] = {place.manifest: place for place in places}
+        self.run = expected
+
+    def place_of(self, manifest: Digest) -> Place | None:
+        """Return the place of a state of the entry."""
+        return self._places.get(manifest)
+
+    def refresh(self) -> RunManifest:
+        """Return the expected run: there is nothing to read."""
+        return self.run
+
+    def history(self) -> RunManifest:
+        """Return the expected run."""
+        return self.run

@@ -1,0 +1,109 @@
+"""The expected run: the run as this machine has read it last, with the entries that wait.
+
+It serves to check a save before it is acknowledged, and to restore a checkpoint that is only here.
+Its commit numbers are provisional: other writers may come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from holdfast.registry.errors import Conflict, IntegrityError, InvalidInput, ObjectNotFound
+from holdfast.registry.history.actions import Action, SetStatus
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.journal.entry_saves import EntryToken, expected_save
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.log_scan import LogScan
+from holdfast.registry.journal.records import Entry
+from holdfast.registry.journal.states import EntryStates
+from holdfast.registry.storage.store import Store
+from holdfast.registry.writing.change import after_commit
+
+
+class ExpectedRun:
+    """A run with entries that are not in it yet.
+
+    Args:
+        run: The run.
+
+    Attributes:
+        run: The run after the entries.
+        numbers: The commit number of the checkpoint of each write, provisional for entries.
+        entries: The entries of checkpoints with their numbers, by provisional commit number.
+    """
+
+    def __init__(self, run: RunManifest) -> None:
+        self.run = run
+        self.numbers: dict[str, int] = {}
+        self.entries: dict[int, tuple[int, Entry]] = {}
+
+    def add(self, number: int, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
+        """Add an entry.
+
+        Args:
+            number: Its number in the journal.
+            entry: The entry.
+            n: Commit number of its checkpoint.
+            actions: Its actions for this run.
+        """
+        if n is not None:
+            self.numbers[entry.write] = n
+            if n == self.run.commits:
+                self.entries[n] = number, entry
+        self.run = after_commit(self.run, actions, entry.signature)
+
+
+def expect(folder: RunFolder, log: RunLog, store: Store) -> ExpectedRun:
+    """Return the expected run.
+
+    Entries that will be refused, stranded or damaged are left out.
+
+    Args:
+        folder: The journal of the run.
+        log: Its log, as far as it was read.
+        store: The store of the registry.
+    """
+    try:
+        return _expect(folder, log, store, log.run)
+    except Forgotten:
+        return _expect(folder, log, store, log.history())
+
+
+def _expect(folder: RunFolder, log: RunLog, store: Store, run: RunManifest) -> ExpectedRun:
+    expected = ExpectedRun(run)
+    waiting = list(folder.entries(folder.waiting()))
+    if not waiting:
+        return expected
+    scan = LogScan(log, min(entry.search_from for _, entry in waiting), folder.id())
+    scan.read_to(run)
+    for number, entry in waiting:
+        landed = scan.commit_of(entry.write)
+        if landed is not None:
+            expected.numbers[entry.write] = landed
+            continue
+        with suppress(Conflict, InvalidInput, IntegrityError, ObjectNotFound):
+            scan.require_own(folder.takeover(entry.takeover))
+            _add(expected, number, entry, EntryStates(folder, entry.write, store), scan)
+    return expected
+
+
+def _add(
+    expected: ExpectedRun, number: int, entry: Entry, states: EntryStates, scan: LogScan
+) -> None:
+    run, fields = expected.run, entry.save
+    if fields is None:
+        assert entry.status is not None  # an entry without a save has a status
+        expected.add(number, entry, None, [SetStatus(status=entry.status)])
+        return
+    resumed = fields.resumes_commit
+    if fields.resumes_write is not None:
+        write = fields.resumes_write
+        resumed = expected.numbers.get(write, scan.commit_of(write))
+    token = EntryToken(run.run_id, None)
+    token.continue_from(resumed, fields.keeps)
+    save = expected_save(states, token, entry, fields, run)
+    save.check(run)
+    actions = save.actions(run)
+    expected.add(number, entry, save.outcome, actions)

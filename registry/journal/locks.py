@@ -1,0 +1,79 @@
+"""Locks of the operating system between the processes of one machine.
+
+The system releases a lock when its process dies. A forked child closes the files of its parent's
+locks; otherwise it would hold them after the parent's death.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+from holdfast.backends import disk
+
+
+class FileLock:
+    """A lock on a file; every object is another holder.
+
+    Args:
+        path: The file; its folder exists.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self, *, shared: bool = False, wait: bool = True) -> bool:
+        """Take the lock; return whether it was taken.
+
+        Args:
+            shared: Whether others may share it.
+            wait: Whether to wait for the present holder.
+        """
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            disk.fail(error, self._path)
+        try:
+            fcntl.flock(fd, kind)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        _held.add(self)
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        fd, self._fd = self._fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            os.close(fd)
+
+    @contextmanager
+    def held(self, *, shared: bool = False) -> Iterator[None]:
+        """Hold the lock for a block."""
+        self.acquire(shared=shared)
+        try:
+            yield
+        finally:
+            self.release()
+
+
+_held: WeakSet[FileLock] = WeakSet()
+
+
+def _release_in_child() -> None:
+    # Closing the copy of a descriptor does not release the parent's lock.
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,0 +1,132 @@
+"""Put saves that never entered their run into a fork of it; list and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from holdfast.registry.errors import Conflict, IntegrityError, NotFound, ObjectNotFound
+from holdfast.registry.history.actions import AddCheckpoint, TakeOver
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.journal.entry_saves import PushedSave
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.records import Entry, Note
+from holdfast.registry.journal.states import EntryStates
+from holdfast.registry.writing.committer import Committer
+
+#: Outcomes of saves that never enter their run.
+OUTSIDE = ("stranded", "refused", "damaged")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entry of a journal.
+
+    Attributes:
+        number: Its number.
+        entry: The entry; `None` if its file is damaged.
+        outcome: Its outcome, or `waiting`.
+        reason: Why it is not in its run.
+        size_bytes: Bytes of its states on the disk.
+    """
+
+    number: int
+    entry: Entry | None
+    outcome: str
+    reason: str | None
+    size_bytes: int
+
+
+def listed(folder: RunFolder) -> Iterator[Listed]:
+    """Yield the entries of a run that are not in the registry, in order."""
+    for number in folder.numbers() if folder.exists else []:
+        note = folder.note(number)
+        if note is not None and note.outcome not in OUTSIDE:
+            continue
+        try:
+            entry: Entry | None = folder.entry(number)
+        except IntegrityError:
+            entry = None
+        except ObjectNotFound:
+            continue  # it was carried meanwhile
+        size = 0 if entry is None else folder.size_bytes([entry.write])
+        outcome = "waiting" if note is None else note.outcome
+        yield Listed(number, entry, outcome, None if note is None else note.reason, size)
+
+
+def fork_point(log: RunLog, folder: RunFolder, entry: Entry) -> int | None:
+    """Return the number of the last checkpoint before the foreign takeover that strands an entry.
+
+    Without such a takeover it is the last checkpoint of the log; `None` if there is none.
+    """
+    after, journal_id = folder.takeover(entry.takeover).slot, folder.id()
+    newest = None
+    for slot in log.slots():
+        for _, commit in slot.commits:
+            for action in commit.actions:
+                if isinstance(action, AddCheckpoint):
+                    newest = commit.n
+                elif (
+                    isinstance(action, TakeOver)
+                    and slot.number > after
+                    and not action.token.startswith(journal_id)
+                ):
+                    return newest
+    return newest
+
+
+def push(committer: Committer, folder: RunFolder, told: Callable[[Listed], object]) -> list[Listed]:
+    """Commit the stranded and refused saves of a journal to another run; return them.
+
+    Saves that the run has already are not added again, so that an interrupted push can be repeated.
+
+    Args:
+        committer: The committer of the other run.
+        folder: The journal.
+        told: Called after each save.
+
+    Raises:
+        Conflict: The run does not allow a save.
+        IntegrityError: A save is damaged.
+    """
+    pushed = []
+    for one in list(listed(folder)):
+        if one.entry is None or one.outcome not in ("stranded", "refused"):
+            continue
+        if one.entry.save is not None:
+            states = EntryStates(folder, one.entry.write, committer.store)
+            committer.commit(PushedSave(committer, one.entry.save, states))
+            pushed.append(one)
+        folder.replace_note(
+            one.number, Note(outcome="pushed", reason=f"into the run {committer.log.run_id}")
+        )
+        folder.remove_states(one.entry.write)
+        told(one)
+    return pushed
+
+
+def delete(folder: RunFolder, number: int) -> Listed:
+    """Delete the bytes of a save that never enters its run.
+
+    Raises:
+        NotFound: There is no such entry.
+        Conflict: It waits.
+    """
+    for one in listed(folder):
+        if one.number != number:
+            continue
+        if one.outcome == "waiting":
+            raise Conflict(
+                "this save waits to be carried",
+                where=f"{folder.run_id}: entry {number}",
+                hint="`holdfast journal carry` adds it to its run.",
+            )
+        if one.entry is not None:
+            folder.remove_states(one.entry.write)
+        folder.replace_note(number, Note(outcome="deleted", reason=one.reason))
+        return one
+    raise NotFound(
+        "no such save in the journal",
+        where=f"{folder.run_id}: entry {number}",
+        hint="`holdfast journal ls` lists them.",
+    )

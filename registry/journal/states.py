@@ -1,0 +1,112 @@
+"""The states of one entry: a small store of its own, with every byte that the entry needs.
+
+Objects that an entry shares with the one before are linked into its folder, so that either can be
+deleted alone.
+"""
+
+# Paths are strings here, as in the store of folders.
+# ruff: noqa: PTH103, PTH118, PTH120
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from holdfast.backends.local import LocalBackend
+from holdfast.registry.history.actions import Place
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.state_reader import PlacedState
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.storage.fetching import verify_pack_chunks
+from holdfast.registry.storage.pack import open_pack
+from holdfast.registry.storage.reading import index_chunks, read_lists
+from holdfast.registry.storage.store import Store
+from holdfast.registry.writing.committer import Committer
+from holdfast.registry.writing.object_writer import ChosenKeys, placed_keys
+from holdfast.registry.writing.placing import Written
+
+
+class _Folder(LocalBackend):
+    """A folder without a reserve: nothing is evicted or collected in it."""
+
+    def keep_reserve(self, below: str) -> None:
+        """Reserve nothing."""
+
+
+class EntryStates:
+    """The states of one entry.
+
+    Args:
+        folder: The journal of its run.
+        write: The `write` of the entry.
+        registry: The store of the registry, whose threads, memory and settings it uses.
+
+    Attributes:
+        write: The same.
+        store: The store of the states.
+    """
+
+    def __init__(self, folder: RunFolder, write: str, registry: Store) -> None:
+        self._folder = folder
+        self._path = folder.states_path(write)
+        self.write = write
+        self.store = Store(_Folder(self._path), registry.config)
+        self.store.pools, self.store.blocks = registry.pools, registry.blocks
+
+    @cached_property
+    def committer(self) -> Committer:
+        """Writes states here; it never commits."""
+        return Committer(self.store, RunLog(self.store, self._folder.run_id))
+
+    def link(self, other: EntryStates, bases: Iterable[PlacedState]) -> bool:
+        """Give this entry the objects of another one; return whether they are all there still.
+
+        Manifests and placements too: a state that did not change is not written again.
+        """
+        keys = {str(key) for base in bases for key in placed_keys(base.place, base.placement)}
+        try:
+            for key in sorted(keys):
+                path = os.path.join(self._path, key)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.link(os.path.join(other._path, key), path)
+        except OSError:
+            return False  # it was carried and deleted, or the file system has no more links
+        self.store.backend.make_durable(keys)
+        return True
+
+    def keep_only(self, written: Sequence[Written]) -> None:
+        """Delete the objects that no state of this entry needs."""
+        needed = {str(key) for one in written for key in one.chosen.keys}
+        for info in list(self.store.backend.list()):
+            if info.key not in needed:
+                self.store.backend.delete(info.key)
+
+    def read(self, place: Place) -> Written:
+        """Return a state that was written earlier.
+
+        Raises:
+            IntegrityError: Its manifest or placement is damaged or missing.
+        """
+        manifest = self.store.manifest(place.manifest_key)
+        placement = self.store.placement(place.placement_key)
+        lists = read_lists(self.store, manifest, placement)
+        base = PlacedState(place, manifest, placement, lists)
+        return Written(base, ChosenKeys(placed_keys(place, placement)), 0)
+
+    def check_whole(self, places: Iterable[Place]) -> None:
+        """Read and verify every byte of some states.
+
+        Raises:
+            IntegrityError: Something is damaged or missing.
+        """
+        for place in places:
+            base = self.read(place).base
+            index_chunks(base.manifest, base.placement, base.lists)
+            for ref in base.placement.packs:
+                data = self.store.read(ref.key)
+                table = open_pack(data, ref.key.digest, where=str(ref.key))
+                verify_pack_chunks(data, table, ref.key)
+
+    def remove(self) -> None:
+        """Delete them all."""
+        self._folder.remove_states(self.write)

@@ -1,0 +1,448 @@
+"""The trainer with a journal: a save returns when it is durable on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from holdfast.registry.errors import Conflict, Fenced, StorageError, StoreFull, Stranded
+from holdfast.registry.history.actions import Action, RunStatus, SetStatus
+from holdfast.registry.history.log import new_signature
+from holdfast.registry.history.replay import Forgotten, RunManifest
+from holdfast.registry.history.state_reader import PlacedState
+from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.journal.checkpoint import JournaledCheckpoint
+from holdfast.registry.journal.ending import finish_at_the_end
+from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave
+from holdfast.registry.journal.expected import ExpectedRun, expect
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.log_scan import LogScan
+from holdfast.registry.journal.records import Entry, SaveFields
+from holdfast.registry.journal.settings import BYTES_VARIABLE, Journal
+from holdfast.registry.journal.states import EntryStates
+from holdfast.registry.loading.checkpoint import Checkpoint
+from holdfast.registry.training import ending
+from holdfast.registry.training.backlog import Backlog
+from holdfast.registry.training.pending import exit_wait_s
+from holdfast.registry.training.save_request import PreparedSave
+from holdfast.registry.training.trainer import Claimed, Trainer, warn_of_nonfinite
+from holdfast.registry.writing.change import Composed, NewCommit
+from holdfast.registry.writing.committer import Committer
+
+_LOGGER = logging.getLogger("holdfast")
+#: A caller that waits looks again after this time, and says that it waits in the second interval.
+_LOOK_S, _REMINDER_S = 0.5, 60.0
+
+
+class JournaledTrainer(Trainer):
+    """A trainer whose saves are durable in a journal first.
+
+    Args:
+        committer: The committer of the run.
+        journal: The journal of this machine.
+
+    Attributes:
+        folder: The journal of the run.
+        waited_s: Seconds that saves have waited at the bound of the journal.
+    """
+
+    def __init__(self, committer: Committer, journal: Journal) -> None:
+        super().__init__(committer)
+        self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
+        self.waited_s = 0.0
+        self._begin()
+        finish_at_the_end(self)
+
+    def _begin(self) -> None:
+        self._carrier = BackgroundCarrier(self._committer.store, self.folder)
+        self._takeover = 0
+        self._resumes: int | str | None = None
+        self._keeps: int | None = None
+        self._search_from = 0
+        self._expected: ExpectedRun | None = None
+        self._last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
+        self._told: set[int] = set()
+
+    def _reset_after_fork(self) -> None:
+        if self._pid != os.getpid():
+            super()._reset_after_fork()
+            self._begin()
+
+    # Acknowledging
+
+    def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
+        if not save.request.takes_over:
+            self._await_registry(None)
+            self._expected = None
+            return super()._store_and_commit(save)
+        with self._lock:
+            self._raise_outcomes()
+            self._await_room(save)
+            with self.folder.lock("writing").held(shared=True):
+                states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
+                try:
+                    return self._acknowledge(save, states)
+                except BaseException:
+                    states.remove()
+                    raise
+
+    def _acknowledge(self, save: PreparedSave, states: EntryStates) -> Checkpoint:
+        log, begins = self._log, not self._takeover
+        if begins:
+            log.refresh()
+            self._expected = None
+        token = EntryToken(log.run_id, None, begins=begins and self._resumes is None)
+        bases = self._link_bases(states)
+        expected = self._expect().run
+        commit = JournaledSave(states.committer, token, save, expected, self._earlier, bases)
+        token.continue_from(self._resumed_at(), self._keeps)
+        commit.check(expected)
+        commit.write_states()
+        states.keep_only(list(commit.written.values()))
+        actions = self._compose(commit, token)
+        if begins:
+            self._take_over()
+            actions = self._compose(commit, token)
+        n, is_known = commit.outcome, commit.outcome in self._expect().run.by_n
+        if is_known and not actions:
+            states.remove()  # it repeats a checkpoint, with nothing new
+            return self._known(n)
+        entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
+        self._append(entry, n, actions)
+        warn_of_nonfinite(log.run_id, save.request, commit.nonfinite)
+        self._earlier.remember(save.phase, save.request.step, commit.components)
+        self._last = states, {name: one.base for name, one in commit.written.items()}
+        return self._known(n)
+
+    def _compose(self, commit: JournaledSave, token: EntryToken) -> list[Action]:
+        """Return the actions of a save for the expected run, or refuse the save."""
+        token.continue_from(self._resumed_at(), self._keeps)
+        try:
+            commit.check(self._expect().run)
+            return list(commit.actions(self._expect().run))
+        except Forgotten:  # a rule needs the record of an evicted checkpoint
+            self._log.recall()
+            self._expected = None
+            return list(commit.actions(self._expect().run))
+
+    def _append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
+        expected = self._expect()
+        number = self.folder.acknowledge(entry)
+        self._resumes = self._keeps = None
+        expected.add(number, entry, n, actions)
+        self._carrier.wake()
+
+    def _entry(
+        self, write: str, *, save: SaveFields | None = None, status: RunStatus | None = None
+    ) -> Entry:
+        signed = new_signature()
+        slot = self.folder.takeover(self._takeover).slot
+        return Entry(
+            run=self._log.run_id,
+            takeover=self._takeover,
+            search_from=min(slot, self._search_from) if isinstance(self._resumes, str) else slot,
+            write=write,
+            author=signed.author,
+            time_ms=signed.time_ms,
+            save=save,
+            status=status,
+        )
+
+    @property
+    def run(self) -> RunManifest:
+        """The run with the saves that are only in the journal."""
+        return self._expect().run
+
+    @property
+    def resumed_step(self) -> int | None:
+        """The step of the checkpoint that training resumed from, before the first save."""
+        n = self._resumed_at()
+        resumed = None if n is None else self.run.by_n.get(n)
+        return None if resumed is None else resumed.step
+
+    def _link_bases(self, states: EntryStates) -> Mapping[str, PlacedState]:
+        """Return the newest states of this handle, linked into the store of a new entry."""
+        if self._last is None:
+            return {}
+        before, bases = self._last
+        if states.link(before, bases.values()):
+            return bases
+        states.remove()
+        return {}
+
+    def _take_over(self) -> None:
+        """Take the run over in the registry, and read that back (J1)."""
+        token, log = self._writer_token, self._log
+        token.warn_of_owner(log.run)
+        token.prefix, token.resumed_at = self.folder.id(), None
+        token.reset()
+        self._committer.commit(Claimed(token, Composed(lambda run: ())))  # noqa: ARG005
+        log.look().outcome.result()
+        self._note_takeover()
+
+    def _note_takeover(self) -> None:
+        """Note the takeover that this handle has just committed."""
+        slot = self._log.run.next_slot - 1
+        self._committed()
+        self._takeover = self.folder.take_over(self._writer_token.token, slot)
+        self._told = set(self.folder.noted())
+        self._expected = None
+
+    # The expected run
+
+    def _expect(self) -> ExpectedRun:
+        if self._expected is None:
+            self._expected = expect(self.folder, self._log, self._committer.store)
+        return self._expected
+
+    def _resumed_at(self) -> int | None:
+        """Return the checkpoint that training continues from, by its number in that run."""
+        if not isinstance(self._resumes, str):
+            return self._resumes
+        found = self._expect().numbers.get(self._resumes)
+        if found is None:  # it was carried meanwhile
+            scan = LogScan(self._log, self._search_from, self.folder.id())
+            scan.read_to(self._log.run)
+            found = self._resumes = scan.commit_of(self._resumes)
+        return found
+
+    def _known(self, n: int) -> Checkpoint:
+        """Return a checkpoint of the expected run."""
+        expected, store = self._expect(), self._committer.store
+        if n in expected.entries:
+            number, entry = expected.entries[n]
+            states = EntryStates(self.folder, entry.write, store)
+            return JournaledCheckpoint(states, number, entry, expected.run, n, self._find)
+        return Checkpoint(store, self._log, expected.run.by_n[n])
+
+    def _find(self, number: int, entry: Entry) -> Checkpoint | None:
+        """Return the checkpoint of an entry in the registry; `None` if it is not there."""
+        note = self._carrier.outcomes.get(number) or self.folder.note(number)
+        if note is None and number in self.folder.numbers():
+            return None  # it waits
+        if note is not None and note.outcome != "carried":
+            return None
+        log = self._log
+        with suppress(StorageError):
+            n = None if note is None else note.commit
+            if n is None or n >= log.run.commits:
+                log.refresh()
+            if n is None:  # another process has carried it, and deleted the note
+                scan = LogScan(log, entry.search_from, self.folder.id())
+                scan.read_to(log.run)
+                n = scan.commit_of(entry.write)
+            if n is not None:
+                return Checkpoint(self._committer.store, log, log.knowing(n).by_n[n])
+        return None
+
+    # Restoring
+
+    def newest_first(self) -> list[Checkpoint]:
+        """Return the kept checkpoints, those that are only here included, newest first."""
+        self._expected = None
+        self._carrier.wake()
+        expected, backlog = self._expect(), self.folder.backlog()
+        if backlog.stranded or backlog.refused or backlog.damaged:
+            _LOGGER.warning(
+                "%s: the journal %s has saves that are not in the run: %d stranded, %d refused, "
+                "%d damaged; `holdfast journal ls` lists them",
+                self._log.run_id,
+                self.folder.path,
+                backlog.stranded,
+                backlog.refused,
+                backlog.damaged,
+            )
+        return [self._known(record.n) for record in reversed(expected.run.live())]
+
+    def resume_at(self, checkpoint: Checkpoint) -> None:
+        """Continue from exactly a checkpoint; the next save takes the run over."""
+        self._earlier.forget()
+        self._continue_from(checkpoint)
+
+    def resume_after(self, checkpoint: Checkpoint) -> str | None:
+        """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
+        if checkpoint.durable_in == "journal":  # a pivot waits until the registry has everything
+            self._continue_from(checkpoint)
+            return None
+        name, token = super().resume_after(checkpoint), self._writer_token
+        self._continue_from(checkpoint)
+        self._keeps, token.resumed_at = token.keeps, None
+        return name
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        self._keeps = None
+        if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
+            self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
+        else:
+            self._resumes = checkpoint.n
+        self._takeover, self._expected, self._last = 0, None, None
+
+    def suspect(self, checkpoint: Checkpoint) -> None:
+        """Do not use the objects of a damaged checkpoint of the registry."""
+        if checkpoint.durable_in == "registry":
+            super().suspect(checkpoint)
+
+    # Everything else goes to the registry directly, after the entries.
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit a change that only the trainer may make, once the registry has every save."""
+        self.settle()
+        self._await_registry(None)
+        with self._lock:
+            self._raise_outcomes()
+            token = self._writer_token
+            self._log.refresh()
+            if not self._takeover:
+                token.prefix = self.folder.id()
+                token.reset()
+            resumed_at = self._resumed_at()
+            if resumed_at is not None:
+                token.resume_at(resumed_at, self._log.run, keeps=self._keeps)
+            run = super().commit(change)
+            if not self._takeover and not token.is_fenced(run):
+                self._note_takeover()
+            self._resumes = self._keeps = self._expected = None
+            return run
+
+    def set_status(self, status: RunStatus) -> None:
+        """Set the status: in the journal, if this handle owns the run."""
+        self.settle()
+        if self._takeover:
+            self._append_status(status)
+        else:
+            self._await_registry(None)
+            super().set_status(status)
+
+    def leave(self, status: RunStatus) -> None:
+        """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
+        if self._takeover:
+            with suppress(Fenced):
+                self._append_status("interrupted" if self.is_stopped else status)
+            ending.has_ended(self._committer.store, self._log.run_id)
+            return
+        if not self._writer_token.is_fenced(self._log.run):
+            # Saves that wait must come first: a completed run would refuse them.
+            self._await_registry(exit_wait_s())
+        super().leave(status)
+
+    def _append_status(self, status: RunStatus) -> None:
+        with self._lock:
+            entry = self._entry(secrets.token_hex(8), status=status)
+            self._append(entry, None, [SetStatus(status=status)])
+
+    # Waiting
+
+    def wait(self, *, remote: bool, timeout_s: float | None) -> None:
+        """Wait for the running save; with `remote` until the registry has everything."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        super().wait(remote=remote, timeout_s=timeout_s)
+        if remote:
+            self._await_registry(None if until is None else until - time.monotonic())
+            self._raise_outcomes()
+
+    def backlog(self) -> Backlog:
+        """Return what is only in the journal."""
+        return self.folder.backlog()
+
+    def _await_registry(self, timeout_s: float | None) -> None:
+        """Wait until nothing waits in the journal of the run.
+
+        Raises:
+            TimeoutError: Something still does.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting := self.folder.waiting():
+            left_s = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{self._log.run_id}: {len(waiting)} saves are only in the journal "
+                    f"{self.folder.path}: {self._why()}"
+                )
+            self._sleep(left_s)
+
+    def _await_room(self, save: PreparedSave) -> None:
+        """Wait until a save fits into the journal, and say so."""
+        states = [save.given, *save.companions.values()]
+        parts = [part for state in states for part in state.components]
+        needed = sum(leaf.nbytes for part in parts for leaf in part.leaves)
+        most = self.folder.journal.max_bytes
+        if needed > most:
+            raise StoreFull(
+                "the state is larger than the journal may be",
+                where=self.folder.path,
+                expected=f"at most {most} bytes",
+                found=f"{needed} bytes",
+                hint=f"Set {BYTES_VARIABLE}, or save without a journal.",
+            )
+        began = said = time.monotonic()
+        while (held := self.folder.waiting_bytes()) + needed > most:
+            self._raise_outcomes()
+            if began == said or time.monotonic() > said + _REMINDER_S:
+                said = time.monotonic()
+                _LOGGER.warning(
+                    "%s: the save waits: %d bytes are only in the journal %s, of at most %d (%s); "
+                    "%s",
+                    self._log.run_id,
+                    held,
+                    self.folder.path,
+                    most,
+                    BYTES_VARIABLE,
+                    self._why(),
+                )
+            self._sleep(_LOOK_S)
+        if said != began:
+            self.waited_s += time.monotonic() - began
+
+    def _sleep(self, most_s: float) -> None:
+        """Wait until something was carried, or for some time."""
+        with self._carrier.told:
+            self._carrier.wake()
+            self._carrier.told.wait(most_s)
+
+    def _why(self) -> str:
+        error = self._carrier.error
+        return "they are being carried" if error is None else f"the last attempt failed: {error}"
+
+    def _raise_outcomes(self) -> None:
+        """Raise what became of the saves of this handle, once; if they are stranded, each time."""
+        for number in self.folder.noted():
+            note = self.folder.note(number) if number not in self._told else None
+            if self._takeover and note is not None and note.outcome != "carried":
+                if note.outcome == "stranded":
+                    raise Stranded(note.reason or "")
+                self._told.add(number)
+                raise Conflict(
+                    f"a save that was acknowledged by the journal is {note.outcome}",
+                    where=f"{self._log.run_id}: entry {number} of {self.folder.path}",
+                    found=note.reason,
+                    hint="Its bytes are kept there; this call did nothing.",
+                )
+
+    def close(self) -> None:
+        """Finish the running save, wait for the registry, and stop the carrier."""
+        try:
+            super().close()
+        finally:
+            self.finish(exit_wait_s())
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the registry, for a limited time; say what is only in the journal."""
+        if self._pid != os.getpid():
+            return
+        until = time.monotonic() + limit_s
+        with suppress(TimeoutError):  # reported by the module of the end of the program
+            self._background.wait(limit_s)
+        try:
+            if self._takeover:
+                self._await_registry(until - time.monotonic())
+        except TimeoutError as error:
+            _LOGGER.warning(
+                "%s; the next program with this journal carries them, or `holdfast journal carry`",
+                error,
+            )
+        finally:
+            self._carrier.stop(1.0)

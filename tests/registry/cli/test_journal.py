@@ -1,0 +1,100 @@
+"""`journal`: saves that are only on this machine, listed, carried, pushed and deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.registry.journal.background import BackgroundCarrier
+from tests.registry.cli.calling import Call, CallJson
+from tests.support.sameness import assert_same
+from tests.support.states import make_state
+
+
+@pytest.fixture
+def run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run with three saves that wait in a journal; nothing is carried in the background."""
+    monkeypatch.setattr(BackgroundCarrier, "wake", lambda self: None)
+    monkeypatch.setenv("HOLDFAST_JOURNAL", str(tmp_path / "journal"))
+    opened = holdfast.open(url).run("night", create=True, seed=7)
+    for step in (1, 2, 3):
+        opened.save(make_state(step), step=step, metrics={"loss": 1 / step})
+    return opened
+
+
+def test_ls_shows_what_waits_and_carry_carries(call: Call, call_json: CallJson, run: Any) -> None:
+    said = call("journal", "ls").stdout.splitlines()
+    assert said[0].split() == ["run", "entry", "save", "outcome", "size", "age"]
+    assert [line.split()[1] for line in said[1:]] == ["1", "2", "3"]
+    (first, *_) = call_json("journal", "ls")
+    assert set(first) == {
+        *("registry", "run", "entry", "outcome", "reason", "phase", "step", "id", "status"),
+        *("saved", "size_bytes"),
+    }
+    assert (first["outcome"], first["step"]) == ("waiting", 1)
+    shown = call_json("run", "show", "night")["journal"]
+    assert (shown["entries"], shown["stranded"]) == (3, 0)
+    assert shown["size_bytes"] > 0
+    assert "entries: 3" in call("run", "show", "night").stdout
+    call("journal", "rm", "night", 1, "--yes", status=5)
+    assert call_json("journal", "carry") == [{"run": "night", "carried": 3, "waiting": 0}]
+    assert call("journal", "carry").stdout == "night: 0 carried, 0 waiting\n"
+    assert call_json("journal", "ls") == []
+    assert [one.step for one in run.checkpoints()] == [1, 2, 3]
+
+
+def test_a_stranded_save_is_kept_and_goes_into_a_fork(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    call("journal", "carry")
+    for step in (4, 5):
+        run.save(make_state(step), step=step)
+    other = holdfast.open(url, journal="").run("night")
+    other.restore()
+    other.save(make_state(44), step=4)
+    call("journal", "carry")
+    listed = call_json("journal", "ls")
+    assert [(one["step"], one["outcome"]) for one in listed] == [(4, "stranded"), (5, "stranded")]
+    assert "another machine took this run over" in listed[0]["reason"]
+    assert call_json("run", "show", "night")["journal"]["stranded"] == 2
+    said = call_json("journal", "push", "night", "rescued")
+    assert said == {"run": "rescued", "pushed": ["phase main, step 4", "phase main, step 5"]}
+    with holdfast.open(url) as opened:
+        fork = opened.run("rescued")
+        assert [one.step for one in fork.checkpoints()] == [3, 4, 5]
+        assert_same(fork.latest().load(), make_state(5))
+        assert fork.manifest.created.parent.run == "night"
+        assert opened.verify(deep=True).findings == ()
+    assert [one.step for one in other.checkpoints()] == [1, 2, 3, 4]
+    assert call_json("journal", "ls") == []
+    call("journal", "push", "night", "again", status=4)
+
+
+def test_saves_of_a_run_without_a_checkpoint_go_into_a_new_run(
+    call: Call, call_json: CallJson, run: Any, url: str
+) -> None:
+    holdfast.open(url, journal="").run("night").save(make_state(0), step=0)
+    call("journal", "carry")
+    assert len(call_json("journal", "push", "night", "rescued")["pushed"]) == 3
+    with holdfast.open(url) as opened:
+        assert [one.step for one in opened.run("rescued").checkpoints()] == [1, 2, 3]
+
+
+def test_rm_deletes_a_stranded_save(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    holdfast.open(url, journal="").run("night").save(make_state(0), step=0)
+    call("journal", "carry")
+    call("journal", "rm", "night", 2, status=3)
+    assert call("journal", "rm", "night", 2, "--yes").stdout == "deleted: night, entry 2\n"
+    assert [one["entry"] for one in call_json("journal", "ls")] == [1, 3]
+    assert len(list(tmp_path.glob("journal/*/night/states/*"))) == 2
+    call("journal", "rm", "night", 2, "--yes", status=4)
+    call("journal", "rm", "demo", 2, "--yes", status=4)
+
+
+def test_a_journal_has_to_be_named(call: Call) -> None:
+    call("journal", "ls", status=3)
