@@ -310,10 +310,18 @@ class Checkpointer:
             self._say_interrupted()
             step = None if self._last is None else self._last.step
             _LOGGER.info("%s: step %s is durable; leaving", self._trainer.run.run_id, step)
+            self._await_registry()
         self._together(_nothing)
         self._deadline.cancel()
         if self._options.exits:
             raise SystemExit(self._exit_code(agreed == _INTERRUPT))
+
+    def _await_registry(self) -> None:
+        """With a journal, wait until the registry has its saves; the deadline ends the wait."""
+        try:
+            self._trainer.wait(remote=True, timeout_s=None)
+        except RegistryError as error:  # the saves stay in the journal
+            _LOGGER.error("%s: saves are only in the journal: %s", self._trainer.run.run_id, error)
 
     @property
     def _is_unsaved(self) -> bool:
@@ -352,6 +360,14 @@ class Checkpointer:
             self._reaction.deadline_s,
             f"step {latest.step}, the newest durable one" if latest else "no checkpoint",
         )
+        backlog = self._trainer.backlog()
+        if backlog is not None and backlog.entries:
+            _LOGGER.warning(
+                "%s: %d saves are only in the journal of this machine; the next program with it "
+                "carries them",
+                self._trainer.run.run_id,
+                backlog.entries,
+            )
         if self._ranks.rank == 0:
             trying = threading.Thread(target=self._say_interrupted, daemon=True)
             trying.start()

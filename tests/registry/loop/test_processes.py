@@ -183,6 +183,34 @@ def test_slurm_signals_the_step_alone_and_again_and_kills_what_is_left(begin):
     assert found(again)[1] == "running"  # a killed process says nothing
 
 
+_JOURNAL = "os.environ['HOLDFAST_JOURNAL'] = place + '.journal'\n    "
+_NOT_CARRIED = (
+    "from holdfast.registry.journal.background import BackgroundCarrier\n"
+    "    BackgroundCarrier.wake = lambda self: None\n    "
+)
+
+
+def test_a_signal_waits_until_the_registry_has_what_a_journal_holds(begin):
+    training = begin(f"{_JOURNAL}train(place, background=False)").after(20)
+    os.kill(training.pid, signal.SIGTERM)
+    assert_left_in_time(training)
+
+
+def test_at_the_deadline_it_says_what_is_only_in_the_journal(begin):
+    call = f"{_JOURNAL}{_NOT_CARRIED}train(place, background=False, deadline_s=1)"
+    training = begin(call).after(20)
+    os.kill(training.pid, signal.SIGTERM)
+    code, err = training.ended()
+    assert code == 143
+    assert "are only in the journal of this machine" in err
+    with holdfast.open(training.place, journal=f"{training.place}.journal") as opened:
+        run = opened.run("night")
+        restored = run.restore()
+        assert restored.checkpoint.step == training.completed()
+        run.wait(remote=True, timeout_s=60)
+        assert found(training) == (training.completed(), "interrupted")
+
+
 @pytest.mark.soak  # three processes import torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_torchrun_stops_two_ranks_at_one_step(begin):
