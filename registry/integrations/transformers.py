@@ -103,7 +103,8 @@ class HoldfastCallback(TrainerCallback):
         restored = self._run.restore(at=at)
         if restored is None:
             return None
-        checkpoint, self._loaded = restored.checkpoint, restored.state
+        checkpoint, state = restored.checkpoint, restored.state
+        self._loaded = {name: state[name] for name in state if name not in hub_folder.WEIGHTS}
         self._saver.resume_at(checkpoint.step)
         self._folder = Path(trainer.args.output_dir) / f"holdfast-resume-{checkpoint.digest.short}"
         with trainer.args.main_process_first(local=True, desc="resume"):

@@ -113,7 +113,8 @@ def train_with_checkpointer(
         training = trainer(saver, folder, save_strategy="no")
         training.strike, training.sends = strike, signal.SIGTERM
         try:
-            training.train(resume_from_checkpoint=saver.resume(training))
+            ref = f"{name}/latest" if run.checkpoints() else None
+            training.train(resume_from_checkpoint=saver.resume(training, ref))
             # Before the block ends, which saves the last step; only the straight training does it.
             torch.rand(3 if name == "straight" else 0)
         finally:
