@@ -25,7 +25,7 @@ from tests.support.processes import servers
 from tests.support.sameness import assert_same
 
 Switch = Callable[[], None]
-#: Saves during an outage; so many have to arrive while the bucket is gone.
+#: Saves that have to arrive during each outage, while the bucket is gone.
 _SAVES_IN_OUTAGE = 2
 
 
