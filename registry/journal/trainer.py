@@ -326,7 +326,11 @@ class JournaledTrainer(Trainer):
             return
         if not self._writer_token.is_fenced(self._log.run):
             # Saves that wait must come first: a completed run would refuse them.
-            self._await_registry(exit_wait_s())
+            try:
+                self._await_registry(exit_wait_s())
+            except TimeoutError as error:
+                _LOGGER.warning("%s; the status was not set to %s", error, status)
+                return
         super().leave(status)
 
     def _append_status(self, status: RunStatus) -> None:

@@ -20,7 +20,8 @@ SETTINGS = [RESTART, TAKEN_BEFORE, EVICTED, SWEPT, BLOCKED, GIVES_UP]
 LARGE = [
     Setting(2, 2, restarts=1, others=1, evictions=1, sweeps=1),
     Setting(2, 2, others=2, taken_before=True, blocks=1, gives_up=1),
-    Setting(3, 2, restarts=1, others=1),
+    Setting(3, 1, restarts=1, others=1),
+    Setting(2, 2, restarts=2, others=1),
 ]
 
 #: By rule: a setting where breaking it shows, and the steps of the shortest counterexample.
@@ -46,6 +47,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "setting", [*SETTINGS, *(pytest.param(one, marks=pytest.mark.soak) for one in LARGE)], ids=str
 )

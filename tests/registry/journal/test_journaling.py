@@ -273,6 +273,25 @@ def test_the_end_of_a_run_is_carried_in_its_order(
     assert statuses == ["interrupted", "running", "completed"]
 
 
+def test_a_handle_that_saved_nothing_never_ends_a_run_before_its_saves(
+    machine: Machine,
+    by_hand: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_EXIT_WAIT_S", "0")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    with run:
+        run.restore()
+    assert "the status was not set to completed" in caplog.text
+    machine.carry()
+    assert run.refresh().status == "running"
+    with run:
+        run.restore()
+    assert run.refresh().status == "completed"
+
+
 def test_other_commits_of_the_trainer_wait_for_the_registry(
     machine: Machine, bucket: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
