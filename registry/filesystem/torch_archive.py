@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.torch.writing import without_versions
 from holdfast.registry.storage.manifest import TensorEntry
 
 #: A stand-in has room for its number and is a multiple of every element.
@@ -37,10 +38,14 @@ def archive_parts(
     Raises:
         IncompatibleState: `torch.load` could read such a file only by running code.
     """
-    order = _order(ref, build([_stand_in(n, one.dtype) for n, one in enumerate(tensors)]))
+
+    def written(tensors: Sequence[object]) -> Any:
+        return without_versions(build(tensors))
+
+    order = _order(ref, written([_stand_in(n, one.dtype) for n, one in enumerate(tensors)]))
     record: Any = _Recorder()
     with torch.serialization.skip_data():
-        torch.save(build(_placeholders(tensors)), record)
+        torch.save(written(_placeholders(tensors)), record)
     wanted = [tensors[number] for number in order if tensors[number].nbytes]
     parts: list[bytes | TensorEntry] = record.filled(wanted)
     return parts

@@ -107,7 +107,9 @@ hashables = (
     | st.builds(range, ints, ints, ints.filter(bool))
     | st.just(...)
     | shapes.map(torch.Size)
-    | st.sampled_from([torch.float32, torch.qint8, torch.bits8, torch.device("cuda:1")])
+    | st.sampled_from(
+        [torch.float32, torch.qint8, torch.bits8, torch.device("cuda:1"), torch.__version__]
+    )
     | st.sampled_from([np.dtype("f4"), np.dtype(">i8"), np.dtype("U5"), np.dtype("M8[ns]")])
     | scalars.filter(lambda value: value == value)
 )

@@ -16,7 +16,11 @@ from holdfast.registry.pytree.decoding import ATOMS, DECODERS
 from tests.support.strategies import examples
 
 TAGS = sorted(
-    {*ATOMS, *DECODERS, *("t", "ts", "tt", "tv", "coo", "csr", "bsc", "n", "nt", "ns", "nd")}
+    {
+        *ATOMS,
+        *DECODERS,
+        *("t", "ts", "tt", "tv", "tver", "coo", "csr", "bsc", "n", "nt", "ns", "nd"),
+    }
 )
 ARRAYS = [
     *(torch.zeros(2, 2), np.zeros((2, 2)), bytearray(b"\xff"), torch.zeros(1, 2).long()),
