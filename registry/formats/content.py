@@ -7,6 +7,7 @@ written, so a format that writes tensor by tensor needs no memory for the whole 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from holdfast.registry import pytree
 from holdfast.registry.loading.fit import check_components
 from holdfast.registry.loading.stored import Stored, commit_keys, load_portable, reader_of
 from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
+from holdfast.registry.pytree.tensor_bytes import as_torch
 from holdfast.registry.storage.manifest import Component, TensorEntry
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.digest import Digest
@@ -200,15 +202,26 @@ def copied(state: FlatState) -> Any:
     Raises:
         IncompatibleState: There is a tensor, and torch cannot be imported.
     """
+    return _rebuilt(state, shares=False)
+
+
+def _rebuilt(state: FlatState, *, shares: bool) -> Any:
     parts = []
     for part in state.components:
-        kinds, arrays = pytree.leaf_kinds(part.skeleton), []
-        for index, leaf in enumerate(part.leaves):
-            array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kinds[index])
-            view[:] = leaf.buffer()
-            arrays.append(array)
+        kinds = pytree.leaf_kinds(part.skeleton)
+        arrays = [
+            _array_of(leaf, kinds[index], shares=shares) for index, leaf in enumerate(part.leaves)
+        ]
         parts.append((part.name, part.skeleton, arrays))
     return pytree.unflatten(state.kind, parts)
+
+
+def _array_of(leaf: ArrayLeaf, kind: str, *, shares: bool) -> object:
+    if shares and isinstance(leaf.source, TensorBytes):
+        return as_torch(leaf.source)
+    array, view = pytree.allocate(str(leaf.dtype), leaf.shape, kind)
+    view[:] = leaf.buffer()
+    return array
 
 
 def portable(content: Content) -> dict[str, Any]:
@@ -235,14 +248,21 @@ def portable(content: Content) -> dict[str, Any]:
 
 
 def with_torch(state: Any) -> Any:
-    """Return a state whose tensors are tensors of torch; one without tensors as it is.
+    """Return a state that was just read, with tensors of torch; one without tensors as it is.
+
+    The tensors have the memory that was read, where that is possible.
 
     Raises:
         IncompatibleState: There is a tensor, and torch cannot be imported.
     """
     flat = state if isinstance(state, FlatState) else pytree.flatten(state)
     leaves = [leaf for part in flat.components for leaf in part.leaves]
-    return copied(flat) if any(isinstance(leaf.source, TensorBytes) for leaf in leaves) else state
+    if not any(isinstance(leaf.source, TensorBytes) for leaf in leaves):
+        return state
+    made = _rebuilt(flat, shares=True)
+    if type(state) is OrderedDict:
+        vars(made).update(vars(state))  # the metadata of a state_dict
+    return made
 
 
 def opaque_name(parts: Mapping[str, Part | Component]) -> str | None:

@@ -43,8 +43,10 @@ _MAX_NAME_BYTES = 60_000
 #: Longer arrays need the fields of zip's version 64.
 _LARGE_BYTES = 2**31 - 2**16
 _STEP_BYTES = 2**20
-#: The element types that NumPy has by itself.
-_DTYPES = frozenset(name for name in ITEM_SIZES if name in np.sctypeDict)
+#: The element types that NumPy has by itself; ml_dtypes adds others to its table.
+_DTYPES = frozenset(
+    name for name in ITEM_SIZES if getattr(np.sctypeDict.get(name), "__module__", "") == "numpy"
+)
 #: Deflate makes at most this many bytes of one.
 _MAX_DEFLATE = 1032
 _DEFLATE_SLACK = 4096

@@ -3,8 +3,8 @@
 Python's own unpickler looks names up and calls them, so a pickle is a program. This interpreter
 imports nothing and looks nothing up. It follows the opcodes that build plain values; a name is
 looked up in the table of its caller, which says for each name how its value is made. Any other name
-and any other opcode is refused. Protocols 2 to 5 are read; the files of this world use no older
-one. The opcodes are those of Python's `pickletools`.
+and any other opcode is refused. Protocols 2 to 5 are read; no program of these formats writes an
+older one. The opcodes are those of Python's `pickletools`.
 """
 
 from __future__ import annotations

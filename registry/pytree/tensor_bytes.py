@@ -39,6 +39,20 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryvie
     return TensorBytes(dtype, shape, data), data
 
 
+def as_torch(tensor: TensorBytes) -> Any:
+    """Return a tensor of torch over the same memory, or over a copy where that is not possible.
+
+    Raises:
+        IncompatibleState: torch cannot be imported.
+    """
+    torch = libraries.torch_wrapper()
+    made = torch.over(tensor.dtype, tensor.shape, tensor.data)
+    if made is None:
+        made, data = torch.allocate(tensor.dtype, tensor.shape)
+        data[:] = tensor.data
+    return made
+
+
 def _encode(encoder: Encoder, value: TensorBytes, link: Link, depth: int) -> Json:  # noqa: ARG001
     nbytes = value.data.nbytes
     leaf = ArrayLeaf(value.dtype, value.shape, nbytes, value, _data_of, link, is_ours=True)

@@ -22,13 +22,14 @@ from holdfast.registry.pytree.torch_memory import (
     copy_of,
     describe,
     has_memory,
+    over,
     quiet,
     storage_of,
     view_of,
 )
 from holdfast.registry.values.canonical import Json
 
-__all__ = ["allocate", "describe", "view_of"]
+__all__ = ["allocate", "describe", "over", "view_of"]
 
 #: The longest version of torch, in characters.
 _MAX_VERSION = 1000

@@ -118,6 +118,17 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryvi
     return tensor, memory_of(tensor, tensor.nbytes)
 
 
+def over(dtype: str, shape: tuple[int, ...], data: memoryview) -> torch.Tensor | None:
+    """Return a tensor over some memory, or None if that is read-only, empty or not aligned."""
+    if data.readonly or not data.nbytes or dtype not in DTYPES:
+        return None
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    if flat.data_ptr() % ITEM_SIZES[dtype]:
+        return None
+    with quiet(DTYPES[dtype]):
+        return flat.view(DTYPES[dtype]).reshape(shape)
+
+
 def view_of(target: torch.Tensor) -> memoryview | None:
     """Return the writable memory of a tensor, or None if it is not contiguous on the host."""
     if (

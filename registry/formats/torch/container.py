@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 import numpy as np
 
-from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
 from holdfast.registry.formats.archive import entries_of
 from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
 from holdfast.registry.formats.source import KEEP, available_bytes, read_exactly, unsound
@@ -248,6 +248,8 @@ def _row(file: BinaryIO, path: Path, size: int, scan: Scan) -> Container:
             sizes, used = scan(data[start:])
             keys, after = read_pickle(data[start + used :], _PLAIN, where=path)
             break
+        except (UnsupportedValue, IncompatibleState):
+            raise  # more bytes change nothing
         except InvalidInput:
             if length == size or length * 2 * _PICKLED_BYTES > max_record_bytes():
                 raise

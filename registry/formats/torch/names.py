@@ -59,6 +59,11 @@ _REFUSED: Final = {
         for kind in ("QUInt8", "QInt8", "QInt32", "QUInt4x2", "QUInt2x4")
     },
 }
+#: Element types as values; tensors have those of `ITEM_SIZES` only.
+_DTYPES: Final = frozenset(ITEM_SIZES).union(
+    ("qint8", "quint8", "qint32", "quint4x2", "quint2x4"),
+    *((f"int{bits}", f"uint{bits}") for bits in range(1, 8)),
+)
 #: Bytes of memory for an item of a container that a call copies.
 _ITEM_BYTES: Final = 100
 _FACTORIES: Final = (bool, bytes, dict, float, int, list, set, str, tuple)
@@ -115,15 +120,19 @@ class Names(Mapping[str, Known]):
             IncompatibleState: torch is not installed.
         """
         module, _, name = text.rpartition(".")
-        if module == "torch" and name in ITEM_SIZES:
+        if module == "torch" and name in _DTYPES:
             return Known(value=getattr(torch_of(self._where), name))
         if text == "torch.Size":
-            return Known(call=self._guarded(lambda items: torch_of(self._where).Size(items)))
+            return Known(call=self._guarded(self._shape))
         if text == "torch.device":
             return Known(call=self._guarded(self._device))
         if text == "torch.torch_version.TorchVersion":
             return Known(call=self._version, build=lambda value, _: value)
         raise KeyError(text)
+
+    def _shape(self, items: Any) -> Any:
+        self._budget.take(_size(items))
+        return torch_of(self._where).Size(items)
 
     def _device(self, kind: Any, *index: Any) -> Any:
         if type(kind) is not str or len(index) > 1 or any(type(n) is not int for n in index):

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from holdfast.registry import formats, pytree
-from holdfast.registry.errors import InvalidInput, RegistryError, UnsupportedValue
+from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from tests.support.foreign import foreign
 from tests.support.states import same
 
@@ -97,6 +97,9 @@ def test_tensors_of_one_storage_are_read_once(form: str, tmp_path: Path) -> None
     held = {np.frombuffer(one.data, np.uint8).ctypes.data for one in found.values()}
     assert held == {min(held), min(held) + 3 * 64 * 4}
     assert found["c"].data.tobytes() == tied[3:].numpy().tobytes()
+    found = formats.read(path).state
+    assert found["a"].data_ptr() == found["b"].data_ptr()  # as torch itself reads it
+    assert torch.equal(found["c"], tied[3:])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -345,25 +348,6 @@ def test_calls_that_copy_one_value_often_are_refused(
     path = pickled(tmp_path / "x.pt", {"x": [Writer(deque, many) for _ in range(1000)]})
     with pytest.raises(InvalidInput, match="far larger than the file"):
         formats.read(path)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_damaged_files_give_states_or_typed_errors(form: str, tmp_path: Path) -> None:
-    state = {"w": torch.randn(20, 3).T, "b": of_dtype(torch.uint16), "n": np.arange(9), "v": "x"}
-    sound = saved(tmp_path / "x.pt", state, form).read_bytes()
-    chance, refused = random.Random(11), 0
-    for _ in range(400):
-        data = bytearray(sound)
-        for _ in range(chance.randint(1, 3)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        (tmp_path / "y.pt").write_bytes(
-            data[: chance.choice([len(data), chance.randrange(len(data))])]
-        )
-        try:
-            formats.read(tmp_path / "y.pt")
-        except RegistryError:
-            refused += 1
-    assert refused > 100
 
 
 def test_the_old_form_with_more_bytes(tmp_path: Path) -> None:
