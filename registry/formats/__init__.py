@@ -1,6 +1,6 @@
 """Read files of other programs as states, and write states as such files.
 
-`table` lists the formats; each is one module with the same four functions, imported when a file
+`table` lists the formats; each is one module with the same five functions, imported when a file
 needs it: it may wrap a heavy library. The extension of a file's name decides how it is read and
 written; a file without a known one is opaque: its bytes, unread. `detect` tells the format by the
 content. The list is closed: no plugin is looked up.
@@ -57,12 +57,12 @@ def detect(path: PathLike) -> str | None:
 
 
 def read(path: PathLike, *, format: str | None = None, portable: bool = False) -> FileState:  # noqa: A002
-    """Read a file, or a folder of Zarr, as a state for `Run.save`. Nothing in it is ever run.
+    """Read a file or folder as a state for `Run.save`. Nothing in it is ever run.
 
     Args:
-        path: The file.
-        format: Its format, such as `torch` or `detect(path)`. By default its extension decides, and
-            a file without a known one is `opaque`.
+        path: The file or folder.
+        format: Its format, such as `torch` or `detect(path)`. By default its extension decides. A
+            file without a known one is `opaque`; a folder without one is read by its content.
         portable: Whether tensors are returned as bytes, for which torch is not needed. Such a state
             can be saved and written; only a program that computes needs torch's tensors.
 
@@ -134,7 +134,7 @@ def inspect(path: PathLike, *, format: str | None = None) -> FileReport:  # noqa
     """Describe a file without reading the data of its tensors.
 
     Args:
-        path: The file, or a folder of Zarr.
+        path: The file or folder.
         format: Its format; by default its extension decides, and without a known one its content.
 
     Raises:
@@ -149,7 +149,7 @@ def validate(path: PathLike, *, format: str | None = None) -> list[str]:  # noqa
     """Return the problems of a file, each a line of text; none if `read` accepts it.
 
     Args:
-        path: The file, or a folder of Zarr.
+        path: The file or folder.
         format: Its format; by default its extension decides, and without a known one its content.
 
     Raises:

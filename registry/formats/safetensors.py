@@ -1,5 +1,7 @@
 """Files of safetensors: `{"model": {name: tensor}}`, and the file's own metadata if it has some.
 
+The file may also be the index of a model in shards (`safetensors_index`), which are read as one.
+
 `holdfast.registry.formats.safetensors_header` checks the header, so that a refusal names the broken
 rule. Bytes go from file to store and back without becoming tensors, so neither torch nor the
 library of safetensors is needed. That library's own output differs from call to call if there are
@@ -11,20 +13,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Final
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content
 from holdfast.registry.formats.named_tensors import NamedTensors
-from holdfast.registry.formats.safetensors_header import (
-    NAMES,
-    Header,
-    encode_header,
-    looks_like_header,
-    read_header,
+from holdfast.registry.formats.safetensors_file import header_of, read_file
+from holdfast.registry.formats.safetensors_header import NAMES, encode_header, looks_like_header
+from holdfast.registry.formats.safetensors_index import (
+    SUFFIX,
+    headers,
+    index_problems,
+    looks_like_index,
+    read_shards,
 )
-from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.source import stable
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -34,6 +38,7 @@ from holdfast.registry.formats.state_file import (
 )
 from holdfast.registry.formats.target import new_file
 
+FORMAT: Final = "safetensors"
 COMPONENT = "model"
 METADATA = "metadata"
 
@@ -42,60 +47,56 @@ METADATA = "metadata"
 
 
 def detect(path: Path) -> bool:
-    """Return whether a file begins with a header of this format."""
+    """Return whether a file begins with a header of this format, or is an index of shards."""
     with stable(path) as file:
-        return looks_like_header(file.read(9), os.fstat(file.fileno()).st_size)
+        is_file = looks_like_header(file.read(9), os.fstat(file.fileno()).st_size)
+    return is_file or looks_like_index(path)
 
 
 def read(path: Path) -> FileState:
-    """Read a file.
+    """Read a file, or all shards of an index as one component.
 
     Raises:
         InvalidInput: It breaks a rule of the format; the message names the rule.
         IncompatibleState: It does not fit into memory.
     """
-    with stable(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        header = read_header(file, size, path)
-        state: dict[str, Any] = {COMPONENT: _tensors(file, header, path)}
-    if header.metadata is not None:
-        state[METADATA] = header.metadata
-    return FileState(state, "safetensors", size, header.metadata)
+    if _is_index(path):
+        tensors, metadata, size = read_shards(path)
+    else:
+        tensors, header, size = read_file(path)
+        metadata = header.metadata
+    state: dict[str, Any] = {COMPONENT: dict(sorted(tensors.items()))}
+    if metadata is not None:
+        state[METADATA] = metadata
+    return FileState(state, FORMAT, size, metadata)
 
 
 def validate(path: Path) -> list[str]:
-    """Return the first rule that a file breaks, if it breaks one."""
-    return problems(read, path)
+    """Return the first rule that a file breaks, if it breaks one; of an index, all problems."""
+    return index_problems(path) if _is_index(path) else problems(read, path)
 
 
 def inspect(path: Path) -> FileReport:
-    """Read the header of a file.
+    """Read the header of a file, or of each shard of an index.
 
     Raises:
         InvalidInput: It breaks a rule of the format; the message names the rule.
     """
-    with stable(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        header = read_header(file, size, path)
+    if _is_index(path):
+        shards, size = headers(path)
+        found = list(shards.values())
+    else:
+        header, size = header_of(path)
+        found = [header]
     tensors = {
         f"{COMPONENT}/{name}": TensorHeader(dtype, shape)
-        for name, dtype, shape in sorted(header.tensors)
+        for name, dtype, shape in sorted(one for header in found for one in header.tensors)
     }
-    return FileReport("safetensors", size, tensors, header.metadata)
+    return FileReport(FORMAT, size, tensors, found[0].metadata)
 
 
-def _tensors(file: BinaryIO, header: Header, path: Path) -> dict[str, Any]:
-    """Read the tensors, one behind the other; return them sorted by name."""
-    found = {}
-    for name, dtype, shape in header.tensors:
-        try:
-            found[name], data = pytree.allocate(dtype, shape, "tensor")
-        except (MemoryError, ValueError) as error:
-            raise IncompatibleState(
-                "a tensor does not fit into memory", where=f"{path}: {name}", found=error
-            ) from error
-        read_exactly(file, data, path)
-    return dict(sorted(found.items()))
+def _is_index(path: Path) -> bool:
+    return path.name.endswith(SUFFIX) or looks_like_index(path)
 
 
 # Writing
@@ -111,7 +112,13 @@ def write(
             path.
         InvalidInput: The state has other metadata than `metadata`.
     """
-    fitting = NamedTensors("safetensors", path.name, NAMES, aside=METADATA)
+    if path.name.endswith(SUFFIX):
+        raise IncompatibleState(
+            "an index of shards is not written",
+            where=path,
+            expected="a path that ends with .safetensors, or a folder of format hf",
+        )
+    fitting = NamedTensors(FORMAT, path.name, NAMES, aside=METADATA)
     leaves, aside = fitting.of(content)
     if "__metadata__" in leaves:
         raise fitting.unfit("__metadata__", "safetensors has this name for its own metadata")
@@ -126,7 +133,7 @@ def write(
         file.write(head)
         for leaf in order:
             file.write(leaf.buffer())
-    return WrittenFile(path, "safetensors", size)
+    return WrittenFile(path, FORMAT, size)
 
 
 def _checked(metadata: Any) -> dict[str, str]:

@@ -69,10 +69,12 @@ OPAQUE = Format("opaque")
 #: All formats. Content is compared with them in this order.
 FORMATS: tuple[Format, ...] = (
     Format("torch", (".pt", ".pth", ".ckpt")),
-    Format("safetensors", (".safetensors",), keeps_metadata=True),
+    Format("safetensors", (".safetensors", ".safetensors.index.json"), keeps_metadata=True),
     Format("zarr", (".zarr",), is_folder=True),
     Format("npz", (".npz",)),
     Format("thalia", (".thalia", ".thalia.zst", ".thalia.lz4"), keeps_metadata=True),
+    Format("burn", (".mpk",), keeps_metadata=True),
+    Format("hf", is_folder=True),
     Format("cobre", is_folder=True, keeps_metadata=True),
     Format("andrea"),
     OPAQUE,
@@ -112,6 +114,11 @@ def by_content(path: Path) -> Format | None:
 
 
 def of_file(path: Path) -> Format:
-    """Return the format that a file is read as: by its extension, and otherwise opaque."""
+    """Return the format that a file is read as: by its extension, and otherwise opaque.
+
+    A folder cannot be opaque: one without a known extension is read as its content says.
+    """
     found = by_extension(path)
+    if path.is_dir() and (found is None or not found.is_folder):
+        found = by_content(path)
     return found if found is not None and found.is_folder <= path.is_dir() else OPAQUE

@@ -31,7 +31,8 @@ def test_the_table_is_sound() -> None:
     assert len(set(names)) == len(names)
     assert len(set(claimed)) == len(claimed)
     written = {f"x{one.extensions[0]}" for one in table.FORMATS if one.extensions}
-    assert set(NAMES) | {"x.thalia"} == written  # that one holds regions and pathways only
+    # Both hold states of one program only.
+    assert set(NAMES) | {"x.thalia", "x.mpk"} == written
     offered = {"detect", "read", "inspect", "validate", "write"}
     assert all(offered <= set(dir(one.module)) for one in table.FORMATS)
 

@@ -1,0 +1,333 @@
+"""Checkpoint folders of Hugging Face: `config.json`, safetensors, tokenizer, state of the trainer.
+
+The state is `{"model": {name: tensor}}` of `model.safetensors` or its shards; `adapter` of
+`adapter_model.safetensors` (PEFT); `optimizer` of `optimizer.pt`, if that holds tensors and plain
+values only; `json`, the values of the known JSON files by name; `metadata`, that of the safetensors
+by file; and `files`, the bytes of all other files by path, unread: `rng_state.pth`, `scheduler.pt`,
+`training_args.bin`, tokenizers, code.
+A component that would be empty is left out. A model in shards is written back as one file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from holdfast.registry.errors import (
+    IncompatibleState,
+    InvalidInput,
+    RegistryError,
+    UnsupportedValue,
+)
+from holdfast.registry.formats import safetensors, torch
+from holdfast.registry.formats.content import Content, MemoryContent, portable
+from holdfast.registry.formats.safetensors_file import check_room, header_of, read_file
+from holdfast.registry.formats.safetensors_index import (
+    headers,
+    index_problems,
+    read_index,
+    read_shards,
+)
+from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.formats.state_file import (
+    FileReport,
+    FileState,
+    TensorHeader,
+    WrittenFile,
+    problem,
+)
+from holdfast.registry.formats.target import new_folder, put_file
+from holdfast.registry.values.parse_limits import check_bytes, check_json
+
+FORMAT: Final = "hf"
+#: The component of each file of tensors; an index stands for its shards.
+_TENSORS: Final = {"model.safetensors": "model", "adapter_model.safetensors": "adapter"}
+_INDEX: Final = "model.safetensors.index.json"
+_OPTIMIZER: Final = "optimizer.pt"
+_CONFIGS: Final = ("config.json", "adapter_config.json")
+#: JSON files that are plain values; a tokenizer can be too large for it.
+_JSON: Final = (
+    *_CONFIGS,
+    "generation_config.json",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "trainer_state.json",
+)
+_COMPONENTS: Final = ("model", "adapter", "optimizer", "json", "metadata", "files")
+_MAX_FILES: Final = 10_000
+
+
+def detect(path: Path) -> bool:
+    """Return whether a folder has a configuration, and tensors in safetensors."""
+    return any((path / name).is_file() for name in _CONFIGS) and any(
+        (path / name).is_file() for name in (*_TENSORS, _INDEX)
+    )
+
+
+def read(path: Path) -> FileState:
+    """Read a folder as a state.
+
+    Raises:
+        InvalidInput: There is no configuration or no tensors, or a file breaks its format.
+        IncompatibleState: It does not fit into memory.
+    """
+    files = _files(path)
+    check_room(sum(file.stat().st_size for file in files.values()), path)
+    state: dict[str, Any] = {name: {} for name in _COMPONENTS}
+    total = 0
+    for part, size in _parts(files):
+        total += size
+        for name, value in part.items():
+            state[name] |= value
+    return FileState({name: value for name, value in state.items() if value}, FORMAT, total)
+
+
+def inspect(path: Path) -> FileReport:
+    """Read the headers of the tensors of a folder, and its configuration.
+
+    Raises:
+        InvalidInput: There is no configuration or no tensors, or a file breaks its format.
+    """
+    files = _files(path)
+    total = sum(file.stat().st_size for file in files.values())
+    tensors: dict[str, TensorHeader] = {}
+    for name, component in _TENSORS.items():
+        found = []
+        if name in files:
+            found = [header_of(files[name])[0]]
+        elif component == "model" and _INDEX in files:
+            found = list(headers(files[_INDEX])[0].values())
+        tensors |= {
+            f"{component}/{name}": TensorHeader(dtype, shape)
+            for name, dtype, shape in sorted(one for header in found for one in header.tensors)
+        }
+    if _OPTIMIZER in files:
+        with suppress(UnsupportedValue):
+            report = torch.inspect(files[_OPTIMIZER])
+            tensors |= {f"optimizer/{name}": one for name, one in report.tensors.items()}
+    config = next(_json(files[name])[0] for name in _CONFIGS if name in files)
+    return FileReport(FORMAT, total, tensors, config)
+
+
+def validate(path: Path) -> list[str]:
+    """Return every problem of a folder."""
+    found: list[str] = []
+    try:
+        files = _files(path)
+        for reader in _readers(files):
+            try:
+                reader()
+            except RegistryError as error:
+                found.append(problem(error))
+        if _INDEX in files and "model.safetensors" not in files:
+            found = [one for one in found if _INDEX not in one] + index_problems(files[_INDEX])
+    except RegistryError as error:
+        found.append(problem(error))
+    return found
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """Return the files of a folder by their path in it, with `/`.
+
+    Raises:
+        InvalidInput: It is no such folder, or holds too much or something that is no file.
+    """
+    if not detect(path):
+        raise InvalidInput(
+            "not a checkpoint folder of Hugging Face",
+            where=path,
+            expected="config.json or adapter_config.json, with safetensors",
+            hint="Save the model with safe_serialization=True.",
+        )
+    found: dict[str, Path] = {}
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in folders:
+            if (Path(folder) / name).is_symlink():
+                raise InvalidInput("a folder is a symlink", where=Path(folder) / name)
+        for name in sorted(names):
+            file = Path(folder) / name
+            text = file.relative_to(path).as_posix()
+            if not _is_path(text):
+                raise InvalidInput("not the name of a file", where=repr(text)[:200])
+            found[text] = file
+            if len(found) > _MAX_FILES:
+                raise InvalidInput("too many files", where=path, expected=f"{_MAX_FILES}")
+    return found
+
+
+def _is_path(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    parts = PurePosixPath(text).parts
+    return (
+        bool(text)
+        and not {"\\", "\0"} & set(text)
+        and text == "/".join(parts)
+        and not {".", "..", "/"} & set(parts)
+    )
+
+
+_Part = tuple[dict[str, dict[str, Any]], int]
+
+
+def _parts(files: Mapping[str, Path]) -> Iterator[_Part]:
+    """Yield what each file gives to the components, and its size."""
+    for reader in _readers(files):
+        yield reader()
+
+
+def _readers(files: Mapping[str, Path]) -> Iterator[Callable[[], _Part]]:
+    """Yield a reader for each file; the shards of a model have one reader."""
+    shards: set[Path] = set()
+    if _INDEX in files and "model.safetensors" not in files:
+        index = files[_INDEX]
+        shards = {index, *_shards(index)}
+        yield lambda: _of_shards(index)
+    for name, file in files.items():
+        if file in shards:
+            continue
+        if name in _TENSORS:
+            yield lambda name=name, file=file: _of_tensors(name, file)  # type: ignore[misc]
+        elif name in _JSON:
+            yield lambda name=name, file=file: _of_json(name, file)  # type: ignore[misc]
+        elif name == _OPTIMIZER:
+            yield lambda file=file: _of_optimizer(file)  # type: ignore[misc]
+        else:
+            yield lambda name=name, file=file: _of_bytes(name, file)  # type: ignore[misc]
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        return list(read_index(index).shards)
+    except InvalidInput:
+        return []  # the reader of the shards says it
+
+
+def _of_shards(index: Path) -> _Part:
+    tensors, metadata, size = read_shards(index)
+    about = {} if metadata is None else {"model.safetensors": metadata}
+    return {"model": dict(sorted(tensors.items())), "metadata": about}, size
+
+
+def _of_tensors(name: str, file: Path) -> _Part:
+    tensors, header, size = read_file(file)
+    about = {} if header.metadata is None else {name: header.metadata}
+    return {_TENSORS[name]: dict(sorted(tensors.items())), "metadata": about}, size
+
+
+def _of_optimizer(file: Path) -> _Part:
+    try:
+        found = torch.read(file)
+    except UnsupportedValue:
+        return _of_bytes(_OPTIMIZER, file)  # it needs code; its bytes do not
+    state: Any = found.state
+    return {"optimizer": state}, found.size_bytes
+
+
+def _of_json(name: str, file: Path) -> _Part:
+    value, size = _json(file)
+    return {"json": {name: value}}, size
+
+
+def _of_bytes(name: str, file: Path) -> _Part:
+    data = _bytes(file)
+    return {"files": {name: bytes(data)}}, len(data)
+
+
+def _bytes(file: Path) -> bytearray:
+    with stable(file) as opened:
+        data = bytearray(os.fstat(opened.fileno()).st_size)
+        read_exactly(opened, memoryview(data), file)
+    return data
+
+
+def _json(file: Path) -> tuple[dict[str, Any], int]:
+    check_bytes(file.stat().st_size, "reading it", where=file, kind=InvalidInput)
+    data = _bytes(file)
+    check_json(data, where=file, kind=InvalidInput)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("not JSON", where=file, found=error) from error
+    if not isinstance(found, dict):
+        raise InvalidInput("not a JSON object", where=file, found=type(found).__name__)
+    return found, len(data)
+
+
+# Writing
+
+
+def write(
+    path: Path,
+    content: Content,
+    *,
+    metadata: Mapping[str, Any] | None,  # noqa: ARG001 - the table says that it keeps none
+    force: bool,  # noqa: ARG001 - a folder is never replaced
+) -> WrittenFile:
+    """Write a state as a folder, which appears whole or not at all.
+
+    Raises:
+        IncompatibleState: The state is no such folder; the message names the path.
+        InvalidInput: `path` exists already.
+        StoreFull: The disk is full.
+    """
+    state = portable(content)
+    _check_state(state, content)
+    about = state.get("metadata", {})
+    with new_folder(path, content.size_bytes) as folder:
+        for name, component in _TENSORS.items():
+            if component in state:
+                part = MemoryContent({component: state[component]}, None, content.where)
+                kept = about.get(name, {"format": "pt"})
+                safetensors.write(folder / name, part, metadata=kept, force=False)
+        if "optimizer" in state:
+            part = MemoryContent(state["optimizer"], None, f"{content.where}: optimizer")
+            torch.write(folder / _OPTIMIZER, part, metadata=None, force=False)
+        for name, value in state.get("json", {}).items():
+            put_file(folder / name, _dumped(name, value))
+        for name, data in state.get("files", {}).items():
+            put_file(folder / name, data)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return WrittenFile(path, FORMAT, size)
+
+
+def _dumped(name: str, value: Any) -> bytes:
+    try:
+        return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IncompatibleState("a value is not JSON", where=f"json/{name}", found=error) from error
+
+
+def _check_state(state: Mapping[str, Any], content: Content) -> None:
+    unknown = sorted(set(state) - set(_COMPONENTS))
+    configs = state.get("json", {})
+    if (
+        unknown
+        or not {"model", "adapter"} & set(state)
+        or not all(isinstance(part, dict) for part in state.values())
+        or not set(_CONFIGS) & set(configs)
+    ):
+        raise IncompatibleState(
+            "not the state of a checkpoint folder of Hugging Face",
+            where=content.where,
+            expected="model or adapter, and json with config.json or adapter_config.json",
+            found=", ".join(state) or "nothing",
+            hint="Choose components with `--only`, or pull to a .safetensors or .pt file.",
+        )
+    taken = {*_TENSORS, _INDEX, *configs} | ({_OPTIMIZER} & {f"{name}.pt" for name in state})
+    for name in configs:
+        if name not in _JSON:
+            raise IncompatibleState("not a file of JSON that is known", where=f"json/{name}")
+    for name, data in state.get("files", {}).items():
+        if not isinstance(name, str) or not _is_path(name) or name in taken:
+            raise IncompatibleState("not the path of another file", where=repr(name)[:200])
+        if type(data) is not bytes:
+            raise IncompatibleState("not the bytes of a file", where=f"files/{name}")

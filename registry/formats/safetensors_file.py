@@ -1,0 +1,61 @@
+"""One file of safetensors: its header, and its tensors by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from holdfast.registry import pytree
+from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.safetensors_header import Header, read_header
+from holdfast.registry.formats.source import available_bytes, read_exactly, stable
+
+
+def header_of(path: Path) -> tuple[Header, int]:
+    """Return the header of a file, and the size of the file.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format; the message names the rule.
+    """
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return read_header(file, size, path), size
+
+
+def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
+    """Read a file: return its tensors, its header and its size.
+
+    Raises:
+        InvalidInput: It breaks a rule of the format; the message names the rule.
+        IncompatibleState: It does not fit into memory.
+    """
+    with stable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        header = read_header(file, size, path)
+        check_room(size, path)
+        tensors: dict[str, object] = {}
+        for name, dtype, shape in header.tensors:
+            try:
+                tensors[name], data = pytree.allocate(dtype, shape, "tensor")
+            except (MemoryError, ValueError) as error:
+                raise IncompatibleState(
+                    "a tensor does not fit into memory", where=f"{path}: {name}", found=error
+                ) from error
+            read_exactly(file, data, path)
+    return tensors, header, size
+
+
+def check_room(size: int, path: Path) -> None:
+    """Check that some bytes fit into memory.
+
+    Raises:
+        IncompatibleState: They do not.
+    """
+    available = available_bytes()
+    if size > available:
+        raise IncompatibleState(
+            "it does not fit into memory",
+            where=path,
+            expected=f"at most {available} bytes",
+            found=f"{size} bytes",
+        )
