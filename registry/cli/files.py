@@ -19,6 +19,12 @@ from holdfast.registry.registry import Registry
 
 _TENSORS = (Column("tensor", "path", folds=True), Column("dtype"), Column("shape"))
 _FORMAT = option("--format", "NAME", f"Its format: {NAMES}. By default name or content tell it.")
+#: The option of the commands that store a file.
+READ_AS = option(
+    "--format",
+    "NAME",
+    f"Its format: {NAMES}. By default the name tells it, and of a folder the content.",
+)
 #: Printed if a file was stored unread.
 OPAQUE = "stored as an opaque file; nothing in it was read"
 
@@ -36,6 +42,7 @@ def push(
     phase: str | None = options.PHASE,
     metric: list[str] | None = options.METRICS,
     meta: list[str] | None = option("--meta", "NAME=TEXT", "A text to store with it; repeatable."),
+    format_name: str | None = READ_AS,
     precision: list[str] | None = option(
         "--precision",
         "[PATTERN=]POLICY",
@@ -50,7 +57,7 @@ def push(
     """Store a file as a checkpoint."""
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
     policies = options.pairs(one if "=" in one else f"*={one}" for one in precision or ())
-    found = formats.read(file, portable=True)
+    found = formats.read(file, format=format_name, portable=True)
     into = opened.run(run, create=create)
     known = into.manifest.count
     saved = into.push(
@@ -84,6 +91,9 @@ def pull(
     ref: options.Ref,
     to: Path = option("--to", "PATH", f"The file to write: {MAIN_EXTENSIONS}.", default=...),
     only: list[str] | None = option("--only", "COMPONENT", "Only this component; repeatable."),
+    format_name: str | None = option(
+        "--format", "NAME", f"Its format: {NAMES}. By default the extension tells it."
+    ),
     force: bool = flag("--force", "Replace a file that exists."),
 ) -> Answer:
     """Write a checkpoint, release, artifact or pool entry to a file.
@@ -98,7 +108,7 @@ def pull(
             expected="the path of a file",
         )
     stored = opened.stored(ref)
-    written = formats.write(to, stored, only=only or None, force=force)
+    written = formats.write(to, stored, format=format_name, only=only or None, force=force)
     lossy = describe.lossy_text(describe.lossy_json(stored))
     return Answer(
         lambda: {

@@ -9,7 +9,7 @@ from holdfast.registry import formats
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
-from holdfast.registry.cli.files import OPAQUE
+from holdfast.registry.cli.files import OPAQUE, READ_AS
 from holdfast.registry.cli.opening import moves, reads, writes
 from holdfast.registry.cli.options import argument
 from holdfast.registry.registry import Registry
@@ -88,12 +88,13 @@ def add_artifact(
     run: options.NamedRun,
     name: str = argument("NAME", "Its name. It is given once."),
     file: Path = argument("FILE", "The file to store."),
+    format_name: str | None = READ_AS,
 ) -> Answer:
     """Store a file beside the checkpoints of a run, permanently.
 
     The file is read as by `push`. RUN/artifacts/NAME then finds it.
     """
-    found = formats.read(file, portable=True)
+    found = formats.read(file, format=format_name, portable=True)
     into = opened.run(run)
     stored = into.add_artifact(name, found.state)
     return answer_of(

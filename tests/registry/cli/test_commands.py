@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import holdfast
+from holdfast.registry import formats
 from holdfast.registry.spec import RunSpec
 from tests.registry.cli.calling import Call, CallJson
 
@@ -350,3 +351,28 @@ def test_a_bucket(s3_url: Callable[[], str], call: Call, torch_file: Path, tmp_p
     call("pull", "new", "--to", tmp_path / "out.pt", "-r", url)
     call("verify", "--deep", "-r", url)
     assert "no such bucket" not in call("ls", "-r", url).output
+
+
+def test_the_format_is_named_where_the_name_does_not_tell_it(
+    call: Call, torch_file: Path, tmp_path: Path, call_json: Callable[..., Any]
+) -> None:
+    weights = torch_file.rename(tmp_path / "pytorch_model.bin")
+    assert call_json("push", weights, "demo", "--step", 40)["format"] == "opaque"
+    pushed = call_json("push", weights, "demo", "--step", 41, "--format", "torch")
+    assert pushed["format"] == "torch"
+    added = call_json("artifact", "add", "demo", "weights", weights, "--format", "torch")
+    assert added["id"] == pushed["id"]
+    assert (
+        "no such format"
+        in call("push", weights, "demo", "--step", 42, "--format", "tar", status=3).stderr
+    )
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    formats.write(folder / "model.safetensors", {"model": {"w": torch.ones(3)}})
+    assert call_json("push", folder, "demo", "--step", 43)["format"] == "hf"
+    call("pull", "demo", "--to", tmp_path / "back", "--format", "hf")
+    assert sorted(file.name for file in (tmp_path / "back").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
