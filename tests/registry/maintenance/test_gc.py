@@ -881,3 +881,17 @@ def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registr
     with pytest.raises(Conflict, match=r"evicted|not kept|let go"):
         act(mine, going)
     assert hooked.before.done
+
+
+def test_a_collection_that_stalls_until_its_clock_is_deleted_asks_again(backend, open_registry):
+    aged = Aged(backend)
+    saved(open_registry(aged).create_run("run"), 1)
+
+    def stall() -> None:
+        aged.grow_older(DAY_S)
+        assert open_registry(aged).gc().stale.objects == 1
+
+    hooked = Hooked(aged)
+    hooked.after = Once(".probe/", stall, "put")
+    assert open_registry(hooked).gc().runs == 1
+    assert hooked.after.done
