@@ -90,6 +90,8 @@ def _tensors(file: BinaryIO, header: Header, path: Path) -> dict[str, Any]:
     for name, dtype, shape in header.tensors:
         try:
             found[name], data = pytree.allocate(dtype, shape, "tensor")
+        except InvalidInput:
+            raise
         except (MemoryError, ValueError) as error:
             raise IncompatibleState(
                 "a tensor does not fit into memory", where=f"{path}: {name}", found=error
