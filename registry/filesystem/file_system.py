@@ -21,6 +21,7 @@ from holdfast.registry.errors import NoSuchPath, ReadOnlyStore
 from holdfast.registry.filesystem.refs_tree import RefsTree
 from holdfast.registry.filesystem.session import Options, Resolved, Session
 from holdfast.registry.filesystem.tree import File, Folder
+from holdfast.registry.formats.target import new_file
 
 
 class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -201,13 +202,14 @@ class HoldfastFileSystem(AbstractFileSystem):  # type: ignore[misc]
         outfile: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Copy a file to the local disk; after an error there is no part of it."""
-        try:
+        """Copy a file to the local disk, whole or not at all; a file of that path is replaced."""
+        if outfile is not None or not isinstance(lpath, str | os.PathLike) or self.isdir(rpath):
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
-        except BaseException:
-            if outfile is None and isinstance(lpath, str | os.PathLike) and Path(lpath).is_file():
-                Path(lpath).unlink()
-            raise
+            return
+        path, size = Path(lpath), self._find_file(self._strip_protocol(rpath)).size
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path, size, force=True) as file:
+            super().get_file(rpath, file, callback=callback, **kwargs)
 
     def _open(
         self,

@@ -178,12 +178,8 @@ def _check_table(table: Table, count: int, path: Path) -> None:
 
 
 def _part(file: BinaryIO, path: Path, count: int, table: Table | None) -> Any:
-    try:
-        made = {
-            name: allocate("float32", shape) for name, shape in (table or {"": (count,)}).items()
-        }
-    except (MemoryError, ValueError) as error:
-        raise IncompatibleState("a tensor does not fit into memory", where=path) from error
+    shapes = (table or {"": (count,)}).items()
+    made = {name: allocate("float32", shape) for name, shape in shapes}
     for _, data in made.values():
         read_exactly(file, data, path)
     tensors = {name: tensor for name, (tensor, _) in made.items()}

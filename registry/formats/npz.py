@@ -222,8 +222,8 @@ def _check_memory(arrays: list[_Array], path: Path) -> None:
 
 def _loaded(archive: zipfile.ZipFile, array: _Array, path: Path) -> Any:
     shape = array.shape[::-1] if array.is_fortran else array.shape
-    value = np.empty(shape, array.dtype)
     try:
+        value = np.empty(shape, array.dtype)
         with archive.open(array.entry) as file:
             file.read(array.start)
             flat: Any = value.reshape(-1).view(np.uint8)

@@ -37,6 +37,8 @@ def read_file(path: Path) -> tuple[dict[str, object], Header, int]:
         for name, dtype, shape in header.tensors:
             try:
                 tensors[name], data = pytree.allocate(dtype, shape, "tensor")
+            except InvalidInput:
+                raise
             except (MemoryError, ValueError) as error:
                 raise IncompatibleState(
                     "a tensor does not fit into memory", where=f"{path}: {name}", found=error

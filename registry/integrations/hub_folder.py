@@ -53,8 +53,8 @@ def export(
 def write_model(checkpoint: Checkpoint, folder: Path) -> None:
     """Write weights and configurations; replace files of the same names."""
     parts = checkpoint.components
-    (weights,) = WEIGHTS.keys() & parts.keys() or (None,)
-    if weights is None or CONFIGS not in parts:
+    weights, *others = [name for name in WEIGHTS if name in parts] or [""]
+    if not weights or others or CONFIGS not in parts:
         raise IncompatibleState(
             "no model of transformers: weights or configuration are missing",
             where=checkpoint.ref,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import SimpleQueue
@@ -10,6 +12,7 @@ from threading import Condition, Event, Thread, current_thread
 from typing import ParamSpec, TypeVar
 
 from holdfast.registry.journal.carrier import Carrier
+from holdfast.registry.journal.ending import finish_at_the_end
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.records import Note
 from holdfast.registry.storage.store import Store
@@ -18,7 +21,7 @@ from holdfast.registry.storage.threads import Pools
 _LOGGER = logging.getLogger("holdfast")
 #: Seconds after a failure; twice as long after each further one, up to the second number.
 RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
-#: Seconds after which a carrier looks again while another process carries.
+#: Seconds after which a carrier, or who waits for it, looks again: another process may carry.
 LOOK_S = 0.5
 #: Threads that move objects.
 _THREADS = 8
@@ -46,6 +49,8 @@ class BackgroundCarrier:
         self._work = Event()
         self._stopped = Event()
         self._thread: Thread | None = None
+        self._pid = os.getpid()
+        self._is_awaited = False
         self.told = Condition()
         self.error: Exception | None = None
         self.outcomes: dict[int, Note] = {}
@@ -64,6 +69,56 @@ class BackgroundCarrier:
         self._work.set()
         if self._thread is not None:
             self._thread.join(within_s)
+
+    def take(self) -> None:
+        """Carry an entry that was just acknowledged; the end of the program waits for it."""
+        self._is_awaited = True
+        finish_at_the_end(self)
+        self.wake()
+
+    def await_all(self, timeout_s: float | None) -> None:
+        """Wait until nothing waits in the journal of the run.
+
+        Raises:
+            TimeoutError: Something still does.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting := self._folder.waiting():
+            left_s = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError(
+                    f"{self._folder.run_id}: {len(waiting)} saves are only in the journal "
+                    f"{self._folder.path}: {self.why()}"
+                )
+            self.sleep(left_s)
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the entries of this process, say what is only in the journal, and stop."""
+        if self._pid != os.getpid():
+            return
+        is_awaited, self._is_awaited = self._is_awaited, False
+        try:
+            if is_awaited:
+                self.await_all(limit_s)
+        except TimeoutError as error:
+            _LOGGER.warning(
+                "%s; the next program with this journal carries them, or `holdfast journal carry`",
+                error,
+            )
+        finally:
+            self.stop(1.0)
+
+    def sleep(self, most_s: float) -> None:
+        """Wait until something was carried, or for some time."""
+        with self.told:
+            self.wake()
+            self.told.wait(most_s)
+
+    def why(self) -> str:
+        """Return why entries wait, for messages."""
+        if self.error is None:
+            return "they are being carried"
+        return f"the last attempt failed: {self.error}"
 
     def _run(self) -> None:
         store = Store(self._registry.backend, self._registry.config, heads=self._registry.heads)

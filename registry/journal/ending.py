@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import secrets
 import threading
+import time
 from contextlib import suppress
 from typing import Protocol
 from weakref import WeakSet
+
+from holdfast.registry.errors import Fenced
+from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.journal.folder import RunFolder
 
 # Imported first, so that what it registers for the end of the program is called after `_finish`.
 from holdfast.registry.training import pending as _pending
@@ -32,9 +38,33 @@ def _finish() -> None:
     limit_s = _pending.DEFAULT_EXIT_WAIT_S
     with suppress(ValueError):
         limit_s = _pending.exit_wait_s()
+    until = time.monotonic() + limit_s
     for one in list(_unfinished):
         with suppress(KeyboardInterrupt):
-            one.finish(limit_s)
+            one.finish(max(0.0, until - time.monotonic()))
+
+
+def set_status_behind(folder: RunFolder, takeover: int, status: RunStatus) -> bool:
+    """Put the status at the end of a process behind the saves that wait, unless one is there.
+
+    A save that is carried later makes the run `running` again, so a status in the registry would
+    not last.
+
+    Args:
+        folder: The journal of the run.
+        takeover: The takeover of the handle.
+        status: The status.
+
+    Returns:
+        Whether anything waits.
+    """
+    waiting = [entry for _, entry in folder.entries(folder.waiting())]
+    if waiting and waiting[-1].status in (None, "running"):
+        with suppress(Fenced):
+            folder.acknowledge(
+                folder.new_entry(takeover, write=secrets.token_hex(8), status=status)
+            )
+    return bool(waiting)
 
 
 # As in `holdfast.registry.training.pending`: before the thread pools are closed.

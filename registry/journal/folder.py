@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from holdfast.backends.local import LocalBackend
 from holdfast.registry.errors import Fenced, IntegrityError, ObjectNotFound, StorageError
+from holdfast.registry.history.actions import RunStatus
+from holdfast.registry.history.log import new_signature
 from holdfast.registry.journal.locks import FileLock
-from holdfast.registry.journal.records import Entry, JournalId, Note, Takeover
+from holdfast.registry.journal.records import Entry, JournalId, Note, SaveFields, Takeover
 from holdfast.registry.journal.settings import Journal
 from holdfast.registry.storage.framing import join_lines, split_lines
 from holdfast.registry.storage.keys import parse_number
@@ -104,6 +106,36 @@ class RunFolder:
             number = max(numbers, default=0) + 1
             self._put(_key(_ENTRIES, number), entry)
         return number
+
+    def new_entry(
+        self,
+        takeover: int,
+        *,
+        write: str,
+        save: SaveFields | None = None,
+        status: RunStatus | None = None,
+        search_from: int | None = None,
+    ) -> Entry:
+        """Return an entry of a takeover, signed now.
+
+        Args:
+            takeover: The number of the takeover.
+            write: The `write` of its commit.
+            save: The save.
+            status: The status.
+            search_from: A slot from which on the log is searched, if the takeover is later.
+        """
+        signed, slot = new_signature(), self.takeover(takeover).slot
+        return Entry(
+            run=self.run_id,
+            takeover=takeover,
+            search_from=slot if search_from is None else min(slot, search_from),
+            write=write,
+            author=signed.author,
+            time_ms=signed.time_ms,
+            save=save,
+            status=status,
+        )
 
     def numbers(self) -> list[int]:
         """Return the numbers of all entries, ascending."""

@@ -38,22 +38,29 @@ class FileLock:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             disk.fail(error, self._path)
+        # Known before it is locked: a child may be forked while this process waits for the lock.
+        self._fd = fd
+        _open.add(self)
         try:
             fcntl.flock(fd, kind)
         except BlockingIOError:
-            os.close(fd)
+            self._close()
             return False
         except BaseException:
-            os.close(fd)
+            self._close()
             raise
-        self._fd = fd
-        _held.add(self)
         return True
 
     def release(self) -> None:
         """Release the lock."""
+        if self._fd >= 0:
+            # Closing alone would keep it, if a child has a copy of the descriptor.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._close()
+
+    def _close(self) -> None:
         fd, self._fd = self._fd, -1
-        _held.discard(self)
+        _open.discard(self)
         if fd >= 0:
             os.close(fd)
 
@@ -67,13 +74,13 @@ class FileLock:
             self.release()
 
 
-_held: WeakSet[FileLock] = WeakSet()
+_open: WeakSet[FileLock] = WeakSet()
 
 
-def _release_in_child() -> None:
+def _close_in_child() -> None:
     # Closing the copy of a descriptor does not release the parent's lock.
-    for lock in list(_held):
-        lock.release()
+    for lock in list(_open):
+        lock._close()
 
 
-os.register_at_fork(after_in_child=_release_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -8,15 +8,16 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from threading import RLock
 
 from holdfast.registry.errors import Conflict, Fenced, StorageError, StoreFull, Stranded
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
-from holdfast.registry.history.log import new_signature
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.journal.background import LOOK_S, BackgroundCarrier
 from holdfast.registry.journal.checkpoint import JournaledCheckpoint
-from holdfast.registry.journal.ending import finish_at_the_end
+from holdfast.registry.journal.ending import finish_at_the_end, set_status_behind
 from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave
 from holdfast.registry.journal.expected import ExpectedRun, expect
 from holdfast.registry.journal.folder import RunFolder
@@ -34,8 +35,8 @@ from holdfast.registry.writing.change import Composed, NewCommit
 from holdfast.registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
-#: A caller that waits looks again after this time, and says that it waits in the second interval.
-_LOOK_S, _REMINDER_S = 0.5, 60.0
+#: A save that waits for room says so in this interval.
+_REMINDER_S = 60.0
 
 
 class JournaledTrainer(Trainer):
@@ -59,6 +60,7 @@ class JournaledTrainer(Trainer):
 
     def _begin(self) -> None:
         self._carrier = BackgroundCarrier(self._committer.store, self.folder)
+        self._expecting = RLock()
         self._takeover = 0
         self._resumes: int | str | None = None
         self._keeps: int | None = None
@@ -76,7 +78,7 @@ class JournaledTrainer(Trainer):
 
     def _store_and_commit(self, save: PreparedSave) -> Checkpoint:
         if not save.request.takes_over:
-            self._await_registry(None)
+            self._carrier.await_all(None)
             self._expected = None
             return super()._store_and_commit(save)
         with self._lock:
@@ -85,12 +87,16 @@ class JournaledTrainer(Trainer):
             with self.folder.lock("writing").held(shared=True):
                 states = EntryStates(self.folder, secrets.token_hex(8), self._committer.store)
                 try:
-                    return self._acknowledge(save, states)
+                    commit, actions = self._write(save, states)
                 except BaseException:
                     states.remove()
                     raise
+                return self._acknowledge(save, states, commit, actions)
 
-    def _acknowledge(self, save: PreparedSave, states: EntryStates) -> Checkpoint:
+    def _write(
+        self, save: PreparedSave, states: EntryStates
+    ) -> tuple[JournaledSave, Sequence[Action]]:
+        """Write the states of a save, and check it; return it with its actions."""
         log, begins = self._log, not self._takeover
         if begins:
             log.refresh()
@@ -107,13 +113,23 @@ class JournaledTrainer(Trainer):
         if begins:
             self._take_over()
             actions = self._compose(commit, token)
+        return commit, actions
+
+    def _acknowledge(
+        self,
+        save: PreparedSave,
+        states: EntryStates,
+        commit: JournaledSave,
+        actions: Sequence[Action],
+    ) -> Checkpoint:
+        """Make a save durable. From here on its states belong to an entry, so they stay."""
         n, is_known = commit.outcome, commit.outcome in self._expect().run.by_n
         if is_known and not actions:
             states.remove()  # it repeats a checkpoint, with nothing new
             return self._known(n)
         entry = self._entry(states.write, save=commit.fields(self._resumes, self._keeps))
         self._append(entry, n, actions)
-        warn_of_nonfinite(log.run_id, save.request, commit.nonfinite)
+        warn_of_nonfinite(self._log.run_id, save.request, commit.nonfinite)
         self._earlier.remember(save.phase, save.request.step, commit.components)
         self._last = states, {name: one.base for name, one in commit.written.items()}
         return self._known(n)
@@ -130,26 +146,20 @@ class JournaledTrainer(Trainer):
             return list(commit.actions(self._expect().run))
 
     def _append(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> None:
-        expected = self._expect()
-        number = self.folder.acknowledge(entry)
-        self._resumes = self._keeps = None
-        expected.add(number, entry, n, actions)
-        self._carrier.wake()
+        with self._expecting:
+            expected, self._expected = self._expect(), None
+            number = self.folder.acknowledge(entry)
+            self._resumes = self._keeps = None
+            expected.add(number, entry, n, actions)
+            self._expected = expected
+        self._carrier.take()
 
     def _entry(
         self, write: str, *, save: SaveFields | None = None, status: RunStatus | None = None
     ) -> Entry:
-        signed = new_signature()
-        slot = self.folder.takeover(self._takeover).slot
-        return Entry(
-            run=self._log.run_id,
-            takeover=self._takeover,
-            search_from=min(slot, self._search_from) if isinstance(self._resumes, str) else slot,
-            write=write,
-            author=signed.author,
-            time_ms=signed.time_ms,
-            save=save,
-            status=status,
+        from_slot = self._search_from if isinstance(self._resumes, str) else None
+        return self.folder.new_entry(
+            self._takeover, write=write, save=save, status=status, search_from=from_slot
         )
 
     @property
@@ -187,17 +197,26 @@ class JournaledTrainer(Trainer):
     def _note_takeover(self) -> None:
         """Note the takeover that this handle has just committed."""
         slot = self._log.run.next_slot - 1
-        self._committed()
         self._takeover = self.folder.take_over(self._writer_token.token, slot)
+        self._committed()
         self._told = set(self.folder.noted())
         self._expected = None
+
+    def _committed(self) -> None:
+        super()._committed()
+        behind = partial(set_status_behind, self.folder, self._takeover)
+        ending.owns(self._committer.store, self._log.run_id, self._writer_token.token, behind)
 
     # The expected run
 
     def _expect(self) -> ExpectedRun:
-        if self._expected is None:
-            self._expected = expect(self.folder, self._log, self._committer.store)
-        return self._expected
+        # Other threads ask too, such as one that prepares a save while another one is running.
+        with self._expecting:
+            expected = self._expected
+            if expected is None:
+                expected = expect(self.folder, self._log, self._committer.store)
+                self._expected = expected
+            return expected
 
     def _resumed_at(self) -> int | None:
         """Return the checkpoint that training continues from, by its number in that run."""
@@ -291,7 +310,7 @@ class JournaledTrainer(Trainer):
     def commit(self, change: NewCommit) -> RunManifest:
         """Commit a change that only the trainer may make, once the registry has every save."""
         self.settle()
-        self._await_registry(None)
+        self._carrier.await_all(None)
         with self._lock:
             self._raise_outcomes()
             token = self._writer_token
@@ -305,7 +324,9 @@ class JournaledTrainer(Trainer):
             run = super().commit(change)
             if not self._takeover and not token.is_fenced(run):
                 self._note_takeover()
-            self._resumes = self._keeps = self._expected = None
+            self._expected = None
+            if token.resumed_at is None:  # otherwise there was nothing to commit
+                self._resumes = self._keeps = None
             return run
 
     def set_status(self, status: RunStatus) -> None:
@@ -314,20 +335,22 @@ class JournaledTrainer(Trainer):
         if self._takeover:
             self._append_status(status)
         else:
-            self._await_registry(None)
+            self._carrier.await_all(None)
             super().set_status(status)
 
     def leave(self, status: RunStatus) -> None:
         """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
         if self._takeover:
+            said: RunStatus = "interrupted" if self.is_stopped else status
             with suppress(Fenced):
-                self._append_status("interrupted" if self.is_stopped else status)
+                if self.run.status != said:
+                    self._append_status(said)
             ending.has_ended(self._committer.store, self._log.run_id)
             return
         if not self._writer_token.is_fenced(self._log.run):
             # Saves that wait must come first: a completed run would refuse them.
             try:
-                self._await_registry(exit_wait_s())
+                self._carrier.await_all(exit_wait_s())
             except TimeoutError as error:
                 _LOGGER.warning("%s; the status was not set to %s", error, status)
                 return
@@ -345,28 +368,12 @@ class JournaledTrainer(Trainer):
         until = None if timeout_s is None else time.monotonic() + timeout_s
         super().wait(remote=remote, timeout_s=timeout_s)
         if remote:
-            self._await_registry(None if until is None else until - time.monotonic())
+            self._carrier.await_all(None if until is None else until - time.monotonic())
             self._raise_outcomes()
 
     def backlog(self) -> Backlog:
         """Return what is only in the journal."""
         return self.folder.backlog()
-
-    def _await_registry(self, timeout_s: float | None) -> None:
-        """Wait until nothing waits in the journal of the run.
-
-        Raises:
-            TimeoutError: Something still does.
-        """
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while waiting := self.folder.waiting():
-            left_s = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
-            if left_s <= 0:
-                raise TimeoutError(
-                    f"{self._log.run_id}: {len(waiting)} saves are only in the journal "
-                    f"{self.folder.path}: {self._why()}"
-                )
-            self._sleep(left_s)
 
     def _await_room(self, save: PreparedSave) -> None:
         """Wait until a save fits into the journal, and say so."""
@@ -395,21 +402,11 @@ class JournaledTrainer(Trainer):
                     self.folder.path,
                     most,
                     BYTES_VARIABLE,
-                    self._why(),
+                    self._carrier.why(),
                 )
-            self._sleep(_LOOK_S)
+            self._carrier.sleep(LOOK_S)
         if said != began:
             self.waited_s += time.monotonic() - began
-
-    def _sleep(self, most_s: float) -> None:
-        """Wait until something was carried, or for some time."""
-        with self._carrier.told:
-            self._carrier.wake()
-            self._carrier.told.wait(most_s)
-
-    def _why(self) -> str:
-        error = self._carrier.error
-        return "they are being carried" if error is None else f"the last attempt failed: {error}"
 
     def _raise_outcomes(self) -> None:
         """Raise what became of the saves of this handle, once; if they are stranded, each time."""
@@ -440,13 +437,4 @@ class JournaledTrainer(Trainer):
         until = time.monotonic() + limit_s
         with suppress(TimeoutError):  # reported by the module of the end of the program
             self._background.wait(limit_s)
-        try:
-            if self._takeover:
-                self._await_registry(until - time.monotonic())
-        except TimeoutError as error:
-            _LOGGER.warning(
-                "%s; the next program with this journal carries them, or `holdfast journal carry`",
-                error,
-            )
-        finally:
-            self._carrier.stop(1.0)
+        self._carrier.finish(until - time.monotonic())

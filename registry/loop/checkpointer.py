@@ -352,7 +352,18 @@ class Checkpointer:
         )
 
     def _leave_late(self, signum: int) -> None:
-        """End the process with what is durable, before it is killed."""
+        """End the process with what is durable, before it is killed.
+
+        The report and the status may need a store that does not answer, so they have a thread.
+        """
+        trying = threading.Thread(target=self._report_late, daemon=True)
+        try:
+            trying.start()
+            trying.join(_STATUS_S)
+        finally:
+            end_at_once(self._exit_code(signum == signal.SIGINT))
+
+    def _report_late(self) -> None:
         latest = self._trainer.run.latest()
         _LOGGER.error(
             "%s: the deadline of %g s passed during a step or a save; leaving with %s",
@@ -369,10 +380,7 @@ class Checkpointer:
                 backlog.entries,
             )
         if self._ranks.rank == 0:
-            trying = threading.Thread(target=self._say_interrupted, daemon=True)
-            trying.start()
-            trying.join(_STATUS_S)
-        end_at_once(self._exit_code(signum == signal.SIGINT))
+            self._say_interrupted()
 
     def _say_interrupted(self) -> None:
         try:

@@ -30,7 +30,7 @@ class SignalHandlers:
     def __init__(self, wake: Callable[[int], None]) -> None:
         self._wake = wake
         self._previous: dict[signal.Signals, Any] = {}
-        self._takes_wakeup = False
+        self._wakeup_fd = -1
         self._interrupts = 0
         self._is_removed = False
         self.stop: int | None = None
@@ -55,7 +55,8 @@ class SignalHandlers:
         taken = signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
         if taken != -1:
             signal.set_wakeup_fd(taken)
-        self._takes_wakeup = taken == -1
+        else:
+            self._wakeup_fd = wakeup_fd
         _installed.append(self)
 
     def remove(self) -> None:
@@ -66,8 +67,10 @@ class SignalHandlers:
         for signum, before in self._previous.items():
             if signal.getsignal(signum) == self._handle:
                 signal.signal(signum, before)
-        if self._takes_wakeup:
-            signal.set_wakeup_fd(-1)
+        if self._wakeup_fd != -1:
+            taken = signal.set_wakeup_fd(-1)
+            if taken != self._wakeup_fd:  # an event loop has begun meanwhile
+                signal.set_wakeup_fd(taken)
         self._is_removed = True
 
     def pass_on(self) -> None:

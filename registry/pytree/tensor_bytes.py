@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.registry.errors import IncompatibleState, UnsupportedValue
 from holdfast.registry.pytree import libraries
 from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
@@ -14,6 +15,9 @@ from holdfast.registry.pytree.paths import Link
 from holdfast.registry.pytree.refusals import is_tensor_like
 from holdfast.registry.values.canonical import Json
 from holdfast.registry.values.dtypes import item_size
+
+#: Libraries count the bytes of a tensor in signed numbers of 64 bits, as if no axis were empty.
+_NUMBERS = 2**63
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,17 +29,37 @@ class TensorBytes:
         shape: Lengths of the axes, in elements.
         data: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the
             tensor is part of a state.
+
+    Raises:
+        UnsupportedValue: No library makes a tensor of this shape.
     """
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
 
+    def __post_init__(self) -> None:
+        # An empty tensor may claim any lengths, and would be stored and never loaded.
+        if math.prod(filter(None, self.shape)) * item_size(self.dtype) >= _NUMBERS:
+            raise UnsupportedValue(
+                "no library makes a tensor of this shape", found=str(list(self.shape))[:200]
+            )
+
 
 def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryview]:
-    """Return a new tensor and its bytes, not cleared."""
+    """Return a new tensor and its bytes, not cleared.
+
+    Raises:
+        IncompatibleState: It does not fit into memory.
+        UnsupportedValue: No library makes a tensor of this shape.
+    """
     nbytes = math.prod(shape) * item_size(dtype)
-    _, data = libraries.numpy_wrapper().allocate("uint8", (nbytes,))
+    try:
+        _, data = libraries.numpy_wrapper().allocate("uint8", (nbytes,))
+    except (MemoryError, ValueError) as error:
+        raise IncompatibleState(
+            "a tensor does not fit into memory", found=f"{nbytes} bytes"
+        ) from error
     return TensorBytes(dtype, shape, data), data
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,12 +37,15 @@ class Owned:
         run_id: The run.
         token: The writer token.
         pid: The process.
+        set_behind: Puts the status behind saves that are only in a journal; returns whether there
+            are any.
     """
 
     store: Store
     run_id: str
     token: str
     pid: int
+    set_behind: Callable[[RunStatus], bool] | None
 
     def end(self, status: RunStatus) -> None:
         """Set the status, if the run is still running and this token is its newest."""
@@ -52,6 +55,8 @@ class Owned:
             is_over = run.status != "running" or run.dropped is not None
             return [SetStatus(status=status)] if is_ours and not is_over else None
 
+        if self.set_behind is not None and self.set_behind(status):
+            return
         log = RunLog(self.store, self.run_id)
         log.open()
         if actions(log.run) is not None:
@@ -62,9 +67,14 @@ class Owned:
 _owned: dict[tuple[int, str], Owned] = {}
 
 
-def owns(store: Store, run_id: str, token: str) -> None:
-    """Note that a handle of this process has taken a run over."""
-    _owned[id(store), run_id] = Owned(store, run_id, token, os.getpid())
+def owns(
+    store: Store,
+    run_id: str,
+    token: str,
+    set_behind: Callable[[RunStatus], bool] | None = None,
+) -> None:
+    """Note that a handle of this process has taken a run over; see `Owned`."""
+    _owned[id(store), run_id] = Owned(store, run_id, token, os.getpid(), set_behind)
 
 
 def has_ended(store: Store, run_id: str) -> None:

@@ -27,7 +27,7 @@ from holdfast.registry.formats.thalia.regions import (
     read_json,
     references,
 )
-from holdfast.registry.formats.thalia.tensors import check_expansion, read_tensor
+from holdfast.registry.formats.thalia.tensors import read_tensor
 
 FORMAT: Final = "thalia"
 #: Parts of a state that a file keeps in its metadata.
@@ -57,12 +57,9 @@ def read(body: Body, *, only: Collection[str] | None = None) -> FileState:
         only: Names of the regions whose data is read; the others and all pathways are left out.
     """
     header, metadata, parts = parse(body, only)
-    heads = [
-        head_of(body, reference, name)
-        for entry, value in parts
-        for name, reference in references(value, path_of(entry))
-    ]
-    check_expansion(heads, body)
+    for entry, value in parts:
+        for name, reference in references(value, path_of(entry)):
+            body.take(head_of(body, reference, name).nbytes)
 
     def tensor(reference: dict[str, Any], where: str) -> Any:
         return read_tensor(body, head_of(body, reference, where), where)

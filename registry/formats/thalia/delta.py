@@ -11,8 +11,10 @@ import copy
 import hashlib
 import json
 import math
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -84,8 +86,8 @@ def read(body: Body, path: Path) -> FileState:
     at = path
     while True:
         at = _base_path(chain[-1], at)
-        _check_base(chain[-1], at)
-        with framing.opened(at) as base:
+        # The file stays open while it is read: nobody can exchange it behind the comparison.
+        with _compared_base(chain[-1], at), framing.opened(at) as base:
             if not base.is_delta:
                 found = container.read(base)
                 break
@@ -104,9 +106,15 @@ def read(body: Body, path: Path) -> FileState:
 def inspect(body: Body) -> FileReport:
     """Describe a delta alone: the tensors that it holds."""
     delta = _parse(body)
+    try:
+        leaves = _leaves(delta.changes, "")
+    except RecursionError as error:
+        raise InvalidInput(
+            "the delta is nested too deeply, or within itself", where=body.where
+        ) from error
     tensors = {
         name: TensorHeader(value.dtype, value.shape)
-        for name, value in _leaves(delta.changes, "")
+        for name, value in leaves
         if isinstance(value, TensorBytes)
     }
     return FileReport(container.FORMAT, body.file_bytes, tensors, delta.metadata)
@@ -133,8 +141,8 @@ def _leaves(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _parse(body: Body) -> Delta:
-    data = body.read(0, body.length, "the delta")
     check_bytes(body.length, "reading the delta", where=body.where, kind=InvalidInput)
+    data = body.read(0, body.length, "the delta")
     if len(data) < _FORM.size:
         raise InvalidInput("the delta breaks off", where=body.where, found=f"{len(data)} bytes")
     magic, version, digest, base_step, step, _ = _FORM.unpack_from(data)
@@ -195,7 +203,9 @@ def _base_path(delta: Delta, path: Path) -> Path:
     return path.parent / name  # an absolute name stays absolute
 
 
-def _check_base(delta: Delta, path: Path) -> None:
+@contextmanager
+def _compared_base(delta: Delta, path: Path) -> Iterator[None]:
+    """Compare the base with its digest in the delta; fail at the end if it changed meanwhile."""
     if not path.exists():
         raise InvalidInput(
             "the base of the delta is missing",
@@ -206,15 +216,17 @@ def _check_base(delta: Delta, path: Path) -> None:
     wanted = info.get("base_hash")
     hashed = hashlib.sha256()
     with stable(path) as file:
+        framing.check_size(os.fstat(file.fileno()).st_size, path)
         while piece := file.read(2**20):
             hashed.update(piece)
-    if hashed.hexdigest() != wanted:
-        raise InvalidInput(
-            "the base is another file than the delta was made from",
-            where=path,
-            expected=f"SHA-256 {str(wanted)[:64]}",
-            found=hashed.hexdigest(),
-        )
+        if hashed.hexdigest() != wanted:
+            raise InvalidInput(
+                "the base is another file than the delta was made from",
+                where=path,
+                expected=f"SHA-256 {str(wanted)[:64]}",
+                found=hashed.hexdigest(),
+            )
+        yield
 
 
 # Applying

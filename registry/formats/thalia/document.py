@@ -24,7 +24,6 @@ from holdfast.registry.formats.thalia.regions import read_json
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.dtypes import item_size
-from holdfast.registry.values.parse_limits import check_bytes
 
 _REGION: Final = struct.Struct("<IIIIQQQQQQ")
 _DENSE: Final = struct.Struct("<BBHQQQI")
@@ -152,6 +151,7 @@ def _dense(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]
             expected=f"at most {end - data} bytes",
             found=f"{nbytes} bytes",
         )
+    body.take(nbytes)
     tensor, view = allocate(_DTYPES[code], shape)
     body.read_into(data, view)
     _check_crc(zlib.crc32(view), checksum, place)
@@ -171,7 +171,7 @@ def _csr(body: Body, at: int, end: int, where: str) -> tuple[TensorBytes, int]:
             where=place,
             found=f"dtype {code}, {rows} x {columns}, {nnz} values",
         )
-    check_bytes(rows * columns * 4, "filling a sparse matrix", where=place, kind=InvalidInput)
+    body.take(rows * columns * 4)
     raw = body.read(at + _CSR.size, nbytes, where)
     _check_crc(zlib.crc32(raw), checksum, place)
     starts = np.frombuffer(raw, "<u4", rows + 1).astype(np.int64)
@@ -209,6 +209,7 @@ def _homeostatic(body: Body, at: int, length: int, where: str) -> dict[str, Any]
         )
     found: dict[str, Any] = {"timestamp_updated": updated}
     for number, name in enumerate(("thresholds", "scaling_factors")):
+        body.take(4 * count)
         found[name], view = allocate("float32", (count,))
         body.read_into(at + _HOMEOSTATIC.size + number * 4 * count, view)
     return found

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Literal
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.source import read_exactly, stable
+from holdfast.registry.values.parse_limits import check_bytes
 
 MAGIC = b"THAL"
 DELTA_MAGIC = b"\xce\x94THL"
@@ -50,6 +51,7 @@ class Body:
         compression: `zstd`, `lz4`, or nothing.
         is_delta: Whether they are those of a delta.
         problem: Why the checksum does not fit, if it does not.
+        taken: Bytes of the tensors that were made of it.
     """
 
     file: BinaryIO
@@ -59,6 +61,20 @@ class Body:
     compression: str
     is_delta: bool
     problem: str | None = None
+    taken: int = 0
+
+    def take(self, nbytes: int) -> None:
+        """Count the bytes of a tensor before it is made.
+
+        Sparse tensors can be of any size, and many tensors can be made of the same bytes.
+
+        Raises:
+            InvalidInput: All tensors need far more memory than the file has bytes.
+        """
+        self.taken += nbytes
+        check_bytes(
+            self.taken - self.length, "filling its tensors", where=self.where, kind=InvalidInput
+        )
 
     def read(self, offset: int, length: int, what: str) -> bytes:
         """Return bytes of the body.
@@ -142,7 +158,7 @@ def opened(path: Path, *, tolerant: bool = False) -> Iterator[Body]:
     """
     with stable(path) as file:
         size = file.seek(0, 2)
-        _check_size(size, path)
+        check_size(size, path)
         file.seek(0)
         head = file.read(8)
         if head.startswith((_ZSTD_MAGIC, _LZ4_MAGIC)):
@@ -169,7 +185,12 @@ def _finish(body: Body, *, tolerant: bool) -> None:
         )
 
 
-def _check_size(size: int, path: Path) -> None:
+def check_size(size: int, path: Path) -> None:
+    """Refuse a file that is too large.
+
+    Raises:
+        InvalidInput: It is.
+    """
     most = max_bytes()
     if size > most:
         raise InvalidInput(
@@ -263,7 +284,7 @@ def _unpack_zstd(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
         if not piece:
             raise EOFError("it breaks off")
         plain.write(decoder.decompress(piece))
-        _check_size(plain.tell(), path)
+        check_size(plain.tell(), path)
     return bytes(decoder.unused_data)
 
 
@@ -275,7 +296,7 @@ def _unpack_lz4(file: BinaryIO, plain: BinaryIO, path: Path) -> bytes:
         if decoder.needs_input and not piece:
             raise EOFError("it breaks off")
         plain.write(decoder.decompress(piece, max_length=_PIECE))
-        _check_size(plain.tell(), path)
+        check_size(plain.tell(), path)
     return bytes(decoder.unused_data or b"")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree.tensor_bytes import allocate
 from holdfast.registry.values.dtypes import item_size
-from holdfast.registry.values.parse_limits import check_bytes
 
 #: Codes of element types.
 DTYPES: Final = ("float32", "float64", "int32", "int64", "bool", "float16")
@@ -101,18 +100,6 @@ def read_tensor(body: Body, head: TensorHead, where: str) -> TensorBytes:
     if head.dtype == "bool" and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidInput("a truth value is neither 0 nor 1", where=place)
     return tensor
-
-
-def check_expansion(heads: Sequence[TensorHead], body: Body) -> None:
-    """Refuse tensors that would need far more memory than the file has bytes.
-
-    Sparse ones can be of any size, and one stored tensor can be referenced often.
-
-    Raises:
-        InvalidInput: They are beyond the bound of records.
-    """
-    wanted = sum(head.nbytes for head in heads) - body.length
-    check_bytes(wanted, "filling its tensors", where=body.where, kind=InvalidInput)
 
 
 def _scatter(body: Body, head: TensorHead, data: memoryview, place: str) -> None:

@@ -206,9 +206,13 @@ def test_a_failed_copy_leaves_no_file(fs, backend, saved, tmp_path):
     with pytest.raises(Damaged):
         fs.get("run/latest/model.safetensors", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
+    (tmp_path / "x").write_text("mine")
+    for absent_or_damaged in ("none", "model.safetensors"):
+        with pytest.raises((FileNotFoundError, Damaged)):
+            fs.get_file(f"run/latest/{absent_or_damaged}", str(tmp_path / "x"))
+        assert (tmp_path / "x").read_text() == "mine"
     fs.get("run/latest/meta.json", str(tmp_path / "x"))
-    with pytest.raises(FileNotFoundError):
-        fs.get("run/latest/none", str(tmp_path / "x"))
+    assert (tmp_path / "x").read_bytes() == fs.cat_file("run/latest/meta.json")
 
 
 def test_a_lost_pack_is_no_absent_file(fs, backend, saved):

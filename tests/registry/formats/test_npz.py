@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import holdfast
 from holdfast import Run
 from holdfast.registry import formats
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from tests.support.states import same
 
 ARRAYS = {
@@ -38,6 +40,15 @@ def test_round_trip(save: Any, run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
     with np.load(tmp_path / "a.npz", allow_pickle=False) as back:
         assert same(dict(back), ARRAYS)
+
+
+def test_an_empty_array_that_no_library_makes_is_refused(tmp_path: Path) -> None:
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904), }\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("w.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+    with pytest.raises(InvalidInput, match="not a sound NumPy file"):
+        formats.read(tmp_path / "x.npz")
+    assert len(formats.validate(tmp_path / "x.npz")) == 1
 
 
 def test_other_orders_become_ours(tmp_path: Path) -> None:

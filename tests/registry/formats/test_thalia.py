@@ -26,8 +26,11 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.formats import thalia
+from holdfast.registry.formats.content import MemoryContent
+from holdfast.registry.formats.thalia import delta
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
+from holdfast.registry.values import parse_limits
 from tests.support.foreign import expected, foreign
 
 FULL = ["minimal.thalia", "full.thalia", "full.thalia.zst", "full.thalia.lz4", "fp16.thalia"]
@@ -406,6 +409,37 @@ def test_a_delta_needs_its_very_base(tmp_path: Path) -> None:
         formats.read(tmp_path / name)
 
 
+def test_a_base_that_is_exchanged_behind_the_comparison_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = foreign("thalia/delta")
+    for name in ("stage1.delta.thalia", "stage0.thalia"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    base, other = tmp_path / "stage0.thalia", tmp_path / "other"
+    thalia.write(other, MemoryContent(brain(), None, "other"), metadata=None, force=False)
+    opened = delta.framing.opened
+
+    def exchanging(path: Path, **given: Any) -> Any:
+        if path == base:
+            other.replace(base)
+        return opened(path, **given)
+
+    monkeypatch.setattr(delta.framing, "opened", exchanging)
+    with pytest.raises(InvalidInput, match="changed while it was read"):
+        formats.read(tmp_path / "stage1.delta.thalia", portable=True)
+
+
+def test_a_delta_within_itself_is_refused(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    about = b'{"delta_info": {"base_checkpoint": "base.thalia"}}'
+    head = struct.pack("<5sI32sQQ7s", b"\xce\x94THL", 1, b"", 0, 1, b"")
+    content = pickle.dumps({"regions": {}, "more": loop}, 2)
+    (tmp_path / "x.thalia").write_bytes(head + content + struct.pack("<I", len(about)) + about)
+    with pytest.raises(InvalidInput, match="within itself"):
+        formats.inspect(tmp_path / "x.thalia")
+
+
 # The layout of the document
 
 
@@ -506,6 +540,31 @@ def test_damaged_files_of_the_document_are_refused(tmp_path: Path) -> None:
             formats.read(path, portable=True)
         except RegistryError:
             assert formats.validate(path)
+
+
+def test_one_region_under_many_names_may_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = np.zeros(2**14, "<f4").tobytes()
+    head = struct.pack("<BBHQQQI", 0, 1, 0, 2**14, 0, 0, zlib.crc32(weights))
+    sections = (64, 0, 64, len(head) + len(weights), 64, 0)
+    region = struct.pack("<IIIIQQQQQQ", 2, 3, 1, 0, *sections) + head + weights
+    index_at, count = 256 + 2, 50
+    at = index_at + 48 * count
+    index = b"".join(
+        struct.pack("<32sQQ", f"region{number}".encode(), at, len(region))
+        for number in range(count)
+    )
+    header = struct.pack(
+        "<4sHHHHQQQQQQQQQQII",
+        *(b"THAL", 0, 1, 0, 0, 0, 256, 2, index_at, len(index), 0, 0, 4, 6, 500, count, 1),
+    )
+    path = tmp_path / "many.thalia"
+    path.write_bytes(signed(header.ljust(256, b"\0") + b"{}" + index + region))
+    formats.read(path, portable=True)
+    monkeypatch.setenv(parse_limits.VARIABLE, str(2**20))
+    with pytest.raises(InvalidInput, match="filling its tensors"):
+        formats.read(path, portable=True)
 
 
 # Precision, deltas, single regions, other versions

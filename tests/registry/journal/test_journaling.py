@@ -24,8 +24,11 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.factory import open_on
 from holdfast.registry.journal.background import BackgroundCarrier
+from holdfast.registry.journal.folder import RunFolder
+from holdfast.registry.journal.records import Entry
 from holdfast.registry.journal.settings import Journal, choose_journal
 from holdfast.registry.storage.store import create_config
+from holdfast.registry.writing.change import Composed
 from tests.crash import scenarios
 from tests.registry.journal.machines import RUN, Machine, Outage, actions_of, added
 from tests.support.faults import Hooked
@@ -292,6 +295,15 @@ def test_a_handle_that_saved_nothing_never_ends_a_run_before_its_saves(
     assert run.refresh().status == "completed"
 
 
+def test_a_status_is_said_once(machine: Machine, bucket: Hooked, by_hand: None) -> None:
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    for _ in range(2):  # a checkpointer that stops, then the end of `with run:`
+        run._trainer.leave("interrupted")
+    machine.carry()
+    assert [one.status for one in actions_of(bucket, "run.status")] == ["interrupted"]
+
+
 def test_other_commits_of_the_trainer_wait_for_the_registry(
     machine: Machine, bucket: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,18 +353,86 @@ def test_a_handle_that_ends_says_what_is_only_here(
     assert caplog.text == ""
 
 
-def test_the_end_of_a_program_waits_for_the_registry(tmp_path: Path) -> None:
+def begin_program(tmp_path: Path, then: str = "", patch: str = "", **variables: str) -> int:
+    """Save five steps in a process whose handle is gone at its end; return the exit status."""
     program = f"""
 import numpy, holdfast
-holdfast.init({str(tmp_path / "registry")!r}, skip_race_probe=True).close()
-run = holdfast.open({str(tmp_path / "registry")!r}, journal={str(tmp_path / "journal")!r}).run(
-    "run", create=True)
-for step in range(1, 6):
-    run.save({{"w": numpy.arange(100) + step}}, step=step)
+{patch}
+def train():
+    holdfast.init({str(tmp_path / "registry")!r}, skip_race_probe=True).close()
+    reg = holdfast.open({str(tmp_path / "registry")!r}, journal={str(tmp_path / "journal")!r})
+    run = reg.run("run", create=True)
+    for step in range(1, 6):
+        run.save({{"w": numpy.arange(100) + step}}, step=step)
+train()
+{then}
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    command, env = [sys.executable, "-c", program], {**os.environ, **variables}
+    return subprocess.run(command, env=env, timeout=120, check=False).returncode
+
+
+def test_the_end_of_a_program_waits_for_the_registry(tmp_path: Path) -> None:
+    assert begin_program(tmp_path) == 0
     with without_threads(open_on(LocalBackend(tmp_path / "registry"))) as registry:
         assert [one.step for one in registry.run(RUN).checkpoints()] == [1, 2, 3, 4, 5]
+
+
+def test_the_status_at_the_end_of_a_program_comes_after_its_saves(tmp_path: Path) -> None:
+    patch = (
+        "from holdfast.registry.journal.background import BackgroundCarrier\n"
+        "BackgroundCarrier.wake = lambda self: None"  # as if the registry was out of reach
+    )
+    assert begin_program(tmp_path, "raise ValueError", patch, HOLDFAST_EXIT_WAIT_S="0") == 1
+    machine = Machine(LocalBackend(tmp_path / "registry"), tmp_path / "journal")
+    machine.carry()
+    with machine.registry() as registry:
+        assert [one.step for one in registry.run(RUN).checkpoints()] == [1, 2, 3, 4, 5]
+        assert registry.run(RUN).status == "failed"
+
+
+def test_an_interruption_behind_the_acknowledgement_loses_no_bytes(
+    machine: Machine, bucket: Hooked, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, acknowledge = machine.run(), RunFolder.acknowledge
+
+    def interrupted(self: RunFolder, entry: Entry) -> int:
+        acknowledge(self, entry)
+        raise KeyboardInterrupt
+
+    run.save(make_state(1), step=1)
+    with monkeypatch.context() as at_the_keyboard:
+        at_the_keyboard.setattr(RunFolder, "acknowledge", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(make_state(2), step=2)
+    run.save(make_state(2), step=2)  # the same checkpoint again
+    run.save(make_state(3), step=3)
+    machine.carry()
+    assert set(machine.outcomes().values()) == {"carried"}
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+
+
+def test_a_commit_of_nothing_keeps_what_training_resumed_from(
+    machine: Machine, bucket: Hooked, by_hand: None
+) -> None:
+    run = machine.run()
+    first, _ = (run.save(make_state(step), step=step) for step in (1, 2))
+    machine.carry()
+    run.restore(at=first)
+    run._trainer.commit(Composed(lambda run: None))
+    run.save(make_state(33), step=3)
+    machine.carry()
+    with opened(bucket) as registry:
+        assert [one.step for one in registry.run(RUN).checkpoints()] == [1, 3]
+
+
+def test_a_released_lock_is_free_although_a_child_has_its_descriptor(machine: Machine) -> None:
+    held, other = (machine.folder.lock("acknowledging") for _ in range(2))
+    held.acquire()
+    copy = os.dup(held._fd)  # as a process has it that was started without exec
+    held.release()
+    assert other.acquire(wait=False)
+    other.release()
+    os.close(copy)
 
 
 def test_waiting_has_an_end(machine: Machine, by_hand: None) -> None:

@@ -162,6 +162,17 @@ def test_a_step_longer_than_killwait_leaves_with_what_is_durable(begin, step):
     assert (f"leaving with step {step_found}" in err, status) == (True, "interrupted")
 
 
+def test_the_deadline_ends_a_process_whose_report_fails(begin):
+    call = (
+        "from holdfast.registry.training.trainer import Trainer\n"
+        "    Trainer.backlog = lambda self: os.stat('/nowhere')\n"
+        "    train(place, deadline_s=0.5, after=lambda step: step == 3 and foreign())"
+    )
+    training = begin(call).after(3)
+    os.kill(training.pid, signal.SIGTERM)
+    assert training.ended(20)[0] == 143
+
+
 def test_systemd_stops_a_suspended_group(begin):
     training = begin("train(place, every=100)").after(5)
     os.kill(training.pid, signal.SIGSTOP)

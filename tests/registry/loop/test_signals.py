@@ -55,6 +55,15 @@ def put(monkeypatch):
         signal.signal(signum, handler)
 
 
+def test_an_event_loop_that_began_meanwhile_keeps_its_file(install, pipe):
+    handlers, mine = install(), os.dup(pipe[1])
+    os.set_blocking(mine, False)
+    signal.set_wakeup_fd(mine)
+    handlers.remove()
+    assert signal.set_wakeup_fd(-1) == mine
+    os.close(mine)
+
+
 def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
