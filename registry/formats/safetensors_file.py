@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.safetensors_header import Header, read_header
 from holdfast.registry.formats.source import available_bytes, read_exactly, stable
 
