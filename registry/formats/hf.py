@@ -77,7 +77,7 @@ def read(path: Path) -> FileState:
         IncompatibleState: It does not fit into memory.
     """
     files = _files(path)
-    check_room(sum(file.stat().st_size for file in files.values()), path)
+    check_room(_total(files), path)
     state: dict[str, Any] = {name: {} for name in _COMPONENTS}
     total = 0
     for part, size in _parts(files):
@@ -94,7 +94,7 @@ def inspect(path: Path) -> FileReport:
         InvalidInput: There is no configuration or no tensors, or a file breaks its format.
     """
     files = _files(path)
-    total = sum(file.stat().st_size for file in files.values())
+    total = _total(files)
     tensors: dict[str, TensorHeader] = {}
     for name, component in _TENSORS.items():
         found = []
@@ -159,6 +159,17 @@ def _files(path: Path) -> dict[str, Path]:
             if len(found) > _MAX_FILES:
                 raise InvalidInput("too many files", where=path, expected=f"{_MAX_FILES}")
     return found
+
+
+def _total(files: Mapping[str, Path]) -> int:
+    """Return the size of all files."""
+    total = 0
+    for file in files.values():
+        try:
+            total += file.stat().st_size
+        except OSError as error:
+            raise InvalidInput("a file cannot be read", where=file, found=error) from error
+    return total
 
 
 def _is_path(text: str) -> bool:
@@ -250,7 +261,7 @@ def _bytes(file: Path) -> bytearray:
 
 
 def _json(file: Path) -> tuple[dict[str, Any], int]:
-    check_bytes(file.stat().st_size, "reading it", where=file, kind=InvalidInput)
+    check_bytes(_total({"": file}), "reading it", where=file, kind=InvalidInput)
     data = _bytes(file)
     check_json(data, where=file, kind=InvalidInput)
     try:

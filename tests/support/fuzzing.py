@@ -135,7 +135,7 @@ class Target:
         self.tried += 1
         try:
             with _limited():
-                formats.read(root, format=self.name, portable=True)
+                formats.read(root, format=self.name, portable=self.tried % 2 == 0)
                 formats.inspect(root, format=self.name)
         except RegistryError:
             self.refused += 1

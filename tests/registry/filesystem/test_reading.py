@@ -90,10 +90,12 @@ def test_state_pt_of_every_type_that_torch_loads(fs, run):
     state = {
         "model": tensors,
         "plain": {"t": (1, [2.5, None]), "s": {1, 2}, "big": 10**30, "b": b"x" * 5000, "c": 1 + 2j},
+        "version": {"torch": torch.__version__},
     }
     run.save(state, step=1)
     loaded = torch.load(io.BytesIO(fs.cat_file("run/latest/state.pt")), weights_only=True)
     assert loaded["plain"] == state["plain"]
+    assert type(loaded["version"]["torch"]) is str
     for name, tensor in tensors.items():
         assert loaded["model"][name].dtype == tensor.dtype
         assert torch.equal(loaded["model"][name], tensor), name

@@ -218,6 +218,21 @@ def test_every_problem_of_a_folder(tmp_path: Path) -> None:
         formats.read(folder, format="hf")
 
 
+def test_links_of_a_cache_are_followed_and_broken_ones_refused(tmp_path: Path) -> None:
+    folder = small(tmp_path / "a")
+    (folder / "adapter_config.json").rename(tmp_path / "blob")
+    (folder / "adapter_config.json").symlink_to(tmp_path / "blob")
+    assert "json" in formats.read(folder).state
+    (folder / "extra").symlink_to(tmp_path / "gone")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        formats.read(folder)
+    assert formats.validate(folder)
+    (folder / "extra").unlink()
+    (folder / "loop").symlink_to(folder)
+    with pytest.raises(InvalidInput, match="a symlink"):
+        formats.read(folder)
+
+
 @pytest.mark.parametrize(
     "name", ["../x", "/x", "a/../../x", "", ".", "a//b", "adapter_model.safetensors", "a\\b", "a\0"]
 )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
-from holdfast.registry.formats.pickles import Known, read_pickle
+from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle, set_of
 from tests.support.strategies import quick
 
 
@@ -27,11 +27,11 @@ def _bytes(data: Any) -> bytes:
 BUILTINS = {
     "bytes": Known(call=bytes),
     "bytearray": Known(call=lambda data=b"", _="": bytearray(_bytes(data))),
-    "set": Known(call=set),
+    "set": Known(call=set_of),
     "frozenset": Known(call=frozenset),
 }
 NAMES = {
-    "collections.OrderedDict": Known(call=OrderedDict, build=lambda value, _: value),
+    "collections.OrderedDict": Known(call=ordered_dict, build=lambda value, _: value),
     "_codecs.encode": Known(call=lambda text, _: text.encode("latin-1")),
     **{f"builtins.{name}": known for name, known in BUILTINS.items()},
     **{f"__builtin__.{name}": known for name, known in BUILTINS.items()},
@@ -128,6 +128,11 @@ def test_a_call_is_refused_and_not_made(tmp_path: Path, protocol: int) -> None:
         (b"\x80\x02h\x00.", InvalidInput),  # a memo that is not there
         (b"\x80\x02\x82\x01.", InvalidInput),  # the registry of extensions
         (b"\x80\x02}" + b")" + b"\x85" * 300_000 + b"K\x01s.", InvalidInput),  # a deep key
+        # A deep key in the pairs of a call.
+        (
+            b"\x80\x02ccollections\nOrderedDict\n])" + b"\x85" * 20 + b"K\x01\x86a\x85R.",
+            InvalidInput,
+        ),
     ],
 )
 def test_bad_pickles(data: bytes, fault: type[Exception] | None) -> None:
