@@ -15,6 +15,9 @@ from holdfast.registry.values import environment
 
 pytest_plugins = ["tests.servers.fixtures"]
 
+# There is none while modules are imported and tests collected, and much to look through.
+gc.disable()
+
 
 #: They take long and wait much, which the other tests fill.
 _FIRST = ("tests/storm/", "tests/test_example.py")
@@ -27,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Look for garbage in what tests make, and not in all the modules and tests again and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

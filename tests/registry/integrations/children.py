@@ -86,7 +86,11 @@ class Children:
         """Call functions in a process each, at the same time; return their exit statuses."""
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        lines = [[call.target, [_plain(arg) for arg in call.args], call.env] for call in calls]
+        # The state folder of this test: the program has that of the test that started it.
+        env = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
+        lines = [
+            [call.target, [_plain(arg) for arg in call.args], env | call.env] for call in calls
+        ]
         self._program.stdin.write(json.dumps(lines) + "\n")
         self._program.stdin.flush()
         statuses, wrote = json.loads(self._program.stdout.readline())

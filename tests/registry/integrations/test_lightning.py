@@ -14,10 +14,16 @@ from tests.registry.integrations.children import KILLED, Call, Children, needs
 pytestmark = needs("lightning", "torchdata")
 #: Of 16 steps, 4 an epoch: where the process is killed, and what the run then has.
 CASES = [
-    pytest.param(False, 10, {"every_n_epochs": 1}, [4, 8], id="after an epoch, any loader"),
     pytest.param(True, 10, {"every_n_train_steps": 3}, [3, 6, 9], id="within an epoch"),
     pytest.param(
-        True, 13, {"every_n_train_steps": 4, "background": True}, None, id="in the background"
+        *(False, 10, {"every_n_epochs": 1}, [4, 8]),
+        id="after an epoch, any loader",
+        marks=pytest.mark.soak,
+    ),
+    pytest.param(
+        *(True, 13, {"every_n_train_steps": 4, "background": True}, None),
+        id="in the background",
+        marks=pytest.mark.soak,
     ),
 ]
 

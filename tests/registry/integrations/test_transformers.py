@@ -25,6 +25,7 @@ CASES = [
         },
         [3, 6, 9, 12],
         id="an adapter, after an epoch",
+        marks=pytest.mark.soak,
     ),
 ]
 
