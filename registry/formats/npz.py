@@ -44,7 +44,8 @@ _MAX_NAME_BYTES = 60_000
 _LARGE_BYTES = 2**31 - 2**16
 _STEP_BYTES = 2**20
 #: The element types that NumPy has by itself.
-_DTYPES = frozenset(name for name in ITEM_SIZES if name in np.sctypeDict)
+#: numpy's own; its `sctypeDict` has those of ml_dtypes too, once that is imported.
+_DTYPES = frozenset(name for name in ITEM_SIZES if hasattr(np, name))
 #: Deflate makes at most this many bytes of one.
 _MAX_DEFLATE = 1032
 _DEFLATE_SLACK = 4096

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from holdfast.backends import ObjectInfo, refuse_links
+from holdfast.backends import ObjectInfo, ObjectNotFound, refuse_links
 from holdfast.registry.errors import Malformed, MissingObject, StoreFull
 from holdfast.registry.history.epochs import Epochs
 from holdfast.registry.history.log import RunLog
@@ -148,6 +148,8 @@ class Planner:
             return newest_s
         try:
             return self._store.backend.stat(key).modified_s
+        except ObjectNotFound:  # another collection, without a grace, was faster
+            return self._now_s(newest_s, dry_run=dry_run)
         finally:
             self._store.backend.delete(key)
 

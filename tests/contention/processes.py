@@ -12,7 +12,7 @@ from typing import Any
 import holdfast
 from holdfast.registry.errors import Conflict, Fenced
 from holdfast.registry.registry import Registry
-from tests.support.processes import servers
+from tests.support.processes import environment_of_test, servers
 from tests.support.states import make_state
 
 _PATIENCE_S = 120
@@ -25,8 +25,7 @@ def all_at_once(url: str, work: Work, processes: int, *arguments: Any) -> list[A
     """Let processes work on one registry at once, and return what each of them has to tell."""
     context = servers()
     barrier = context.Barrier(processes)
-    # The server that forks was started earlier, and has another test's environment.
-    environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+    environment = environment_of_test()
     workers, pipes = [], []
     for number in range(processes):
         receiving, sending = context.Pipe(duplex=False)

@@ -20,7 +20,7 @@ from tests.storm.journal import Event, Tail
 from tests.storm.others import work
 from tests.storm.weather import DELETED, DELETED_ENDS
 from tests.storm.worker import Part
-from tests.support.processes import servers
+from tests.support.processes import environment_of_test, servers
 
 CREW = {"pusher": 6, "collector": 2, "pruner": 1, "reader": 3}
 #: How likely one of a role is the next to be killed.
@@ -163,7 +163,7 @@ class Storm:
         self._conditions = conditions
         self._chance = random.Random(conditions.seed)
         self._seeds = seeds
-        self._environment = {k: v for k, v in os.environ.items() if k.startswith("AWS_")}
+        self._environment = environment_of_test()
         self._places: list[_Place] = []
         self._began_s = 0.0
 

@@ -881,3 +881,12 @@ def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registr
     with pytest.raises(Conflict, match=r"evicted|not kept|let go"):
         act(mine, going)
     assert hooked.before.done
+
+
+def test_a_collection_whose_clock_another_one_deletes_asks_again(backend, open_registry):
+    saved(open_registry(backend).create_run("run"), 1)
+    hooked = Hooked(backend)
+    hooked.before = Once(".probe/", lambda: open_registry(backend).gc(grace_s=0), "stat")
+    assert open_registry(hooked).gc(grace_s=0).runs == 1
+    assert hooked.before.done
+    assert open_registry(backend).checkpoint("run/latest").step == 1
