@@ -886,7 +886,7 @@ def test_what_is_collected_while_it_is_named_is_a_conflict(backend, open_registr
 def test_a_collection_whose_clock_another_one_deletes_asks_again(backend, open_registry):
     saved(open_registry(backend).create_run("run"), 1)
     hooked = Hooked(backend)
-    hooked.before = Once(".probe/", lambda: open_registry(backend).gc(grace_s=0), "stat")
+    hooked.after = Once(".probe/", lambda: open_registry(backend).gc(grace_s=0), "put")
     assert open_registry(hooked).gc(grace_s=0).runs == 1
-    assert hooked.before.done
+    assert hooked.after.done
     assert open_registry(backend).checkpoint("run/latest").step == 1
