@@ -148,7 +148,7 @@ class Planner:
             return newest_s
         try:
             return self._store.backend.stat(key).modified_s
-        except ObjectNotFound:  # another collection, without a grace, was faster
+        except ObjectNotFound:  # this one stalled, and another one deleted the old probe
             return self._now_s(newest_s, dry_run=dry_run)
         finally:
             self._store.backend.delete(key)
