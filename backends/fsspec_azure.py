@@ -42,6 +42,8 @@ from holdfast.backends.s3_proof import NotProven
 
 _CONNECT_S = 10.0
 _UNANSWERED = (ServiceRequestError, ServiceResponseError, IncompleteReadError)
+# adlfs closes its client when the process ends; a new instance answers.
+_CLOSED = "transport has already been closed"
 _HOW_TO_LOG_IN = (
     "Give account_name with account_key, sas_token or credential, or connection_string; or set "
     "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY."
@@ -113,7 +115,7 @@ class AzureDialect(Dialect):
                 error = cause
             if isinstance(cause, AzureError):
                 raise _of_azure(cause, where, writes) from error
-            if isinstance(error, ValueError):
+            if isinstance(error, ValueError) and _CLOSED not in str(error):
                 raise InvalidLocation(
                     "not a location of Azure", where=where, found=_said(error)
                 ) from error

@@ -7,16 +7,22 @@ that method is itself a look and then a write, so only listed classes are writte
 A backend makes an instance of its own from the one that it is given, and another one in a forked
 child: an event loop and its sockets cannot be shared. Listings never come from fsspec's cache of
 directories. A put counts once `info` tells its size.
+
+At the end of a process drivers close their sessions, and thread pools take no more work, before a
+run gets its last status. A request that fails then is repeated by a new instance, without a pool.
 """
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import os
 import threading
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet, finalize
@@ -61,6 +67,8 @@ _LEAST_S = 0.1
 _open: WeakSet[FsspecBackend] = WeakSet()
 # Instances of the parent process. To finalize one in a child would wait for a dead event loop.
 _inherited: list[Any] = []
+# Set once the process has begun to end.
+_ending = threading.Event()
 
 
 class FsspecBackend(Backend):
@@ -236,6 +244,14 @@ class FsspecBackend(Backend):
         self._made = None
         self._lock = threading.Lock()
 
+    def _begin_again(self) -> None:
+        """Drop the instance, whose session may be closed, and let its loop work without threads."""
+        made, self._made = self._made, None
+        if made is not None and isinstance(loop := getattr(made, "loop", None), AbstractEventLoop):
+            loop.set_default_executor(_AtOnce())
+            # Nobody will close the session of the next instance: that is no news now.
+            loop.set_exception_handler(lambda _loop, _context: None)
+
     def _call(self, attempt: _Attempt) -> Call:
         made = self._made
         if made is None:
@@ -269,6 +285,8 @@ class FsspecBackend(Backend):
                         found = ask(self._call(attempt))
                 except StoreUnavailable as error:
                     attempts.failed(error)
+                    if _ending.is_set():
+                        self._begin_again()
                 except ObjectNotFound:
                     self._answered = True
                     raise
@@ -400,6 +418,19 @@ class _Attempt:
             raise unanswered(said, self._where, writes=self._writes) from error
 
 
+class _AtOnce(ThreadPoolExecutor):
+    """Calls each function at once: thread pools take no work when a process ends."""
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        """Call the function in this thread."""
+        done: Future[_T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 # What an instance of ours does not share with the user's.
 _NOT_TAKEN = ("asynchronous", "loop", "skip_instance_cache")
 
@@ -420,3 +451,7 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+# Python closes its thread pools before it calls what `atexit` knows. A program that is already
+# ending cannot register it.
+with suppress(RuntimeError):
+    getattr(threading, "_register_atexit", atexit.register)(_ending.set)

@@ -286,6 +286,24 @@ def test_forked_child_can_end(backend: Backend) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+AT_EXIT = """
+import atexit, sys
+atexit.register(lambda: backend.put("b", backend.get("a")))
+from holdfast.backends import open_backend
+backend = open_backend(sys.argv[1], transport=sys.argv[2] or None)
+backend.put("a", b"x")
+"""
+
+
+def test_store_answers_at_the_end_of_a_process(backend: Backend) -> None:
+    """Then a run gets its last status; drivers have closed their sessions, Python its pools."""
+    transport = "s3fs" if backend.url.startswith("s3") else ""
+    program = [sys.executable, "-W", "ignore", "-c", AT_EXIT, backend.url, transport]
+    done = subprocess.run(program, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert backend.get("b") == b"x"
+
+
 def test_url_opens_the_same_store(backend: Backend) -> None:
     backend.put("a", b"x")
     assert backend.url.startswith(("s3://test-", "az://test-", "gs://test-"))
