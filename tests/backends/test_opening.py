@@ -20,6 +20,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+import holdfast
 from holdfast.backends import (
     AccessDenied,
     Backend,
@@ -382,7 +383,7 @@ def test_refused_url_says_what_to_do(place: str, said: str) -> None:
 
 def test_object_must_be_a_file_system_of_the_kind_of_the_url() -> None:
     with pytest.raises(InvalidLocation, match="no file system of fsspec; found a str"):
-        open_backend("bucket/x", fs="s3")
+        holdfast.open("bucket/x", fs="s3")
     with pytest.raises(InvalidLocation, match=r"another kind.*expected file://"):
         open_backend("s3://bucket/x", fs=LocalFileSystem())
 
