@@ -36,7 +36,7 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, unanswered
+from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, not_proven, unanswered
 from holdfast.backends.patience import Patience
 from holdfast.backends.s3_proof import NotProven
 
@@ -52,6 +52,8 @@ _HOW_TO_LOG_IN = (
 
 class AzureDialect(Dialect):
     """adlfs."""
+
+    log_in = _HOW_TO_LOG_IN
 
     def __init__(self) -> None:
         super().__init__("adlfs", "")
@@ -111,8 +113,8 @@ class AzureDialect(Dialect):
             raise _of_azure(error, where, writes) from error
         except Exception as error:
             cause = error.__cause__ or error.__context__
-            if isinstance(cause, NotProven):
-                error = cause
+            if isinstance(said := cause if isinstance(cause, NotProven) else error, NotProven):
+                raise not_proven(str(said), where, writes=writes) from error
             if isinstance(cause, AzureError):
                 raise _of_azure(cause, where, writes) from error
             if isinstance(error, ValueError) and _CLOSED not in str(error):
@@ -171,7 +173,7 @@ def _of_azure(error: AzureError, where: str, writes: bool) -> StorageError:
         return ObjectNotFound("no such object", where=where)
     if code in ("ContainerNotFound", "InvalidResourceName", "ContainerBeingDeleted"):
         return InvalidLocation(
-            "no such container", where=where, hint="Make it first, or look for a typing error."
+            "no such container", where=where, hint="Create it first, or check the spelling."
         )
     if code == "InvalidRange" or (status == 416 and code):
         return ObjectTruncated("the object ends before the range begins", where=where)
@@ -187,4 +189,4 @@ def _code(error: HttpResponseError) -> str:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"

@@ -25,6 +25,7 @@ from holdfast.backends.patience import Patience
 
 # The names under which file systems tell when an object was written.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+_DOUBT = "; whether the write was done is not known"
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -92,6 +93,9 @@ class Dialect:
         name: What it is, for messages.
         reason: Why nothing is written to it; empty if it may be written to.
     """
+
+    # How to give credentials, for messages.
+    log_in = ""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
@@ -175,6 +179,8 @@ class Dialect:
             if entry["type"] == "directory":
                 folders.append(f"{name}/")
             elif name.startswith(query.prefix):
+                if not isinstance(entry.get("size"), int):
+                    entry = call("info", entry["name"])  # listings of web servers have no sizes
                 objects.append(_described(name, entry))
         return Page(sorted(objects, key=lambda info: info.key.encode()), sorted(set(folders)))
 
@@ -204,19 +210,30 @@ class Dialect:
             raise StorageError(f"{self.name} failed", where=where, found=_said(error)) from error
 
 
+def not_proven(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
+    """Return the error for an answer that a proxy or a login page may have given."""
+    return StoreUnavailable(
+        "something between here and the store answered the request, even after retries",
+        where=where,
+        expected="an answer that only the store can give",
+        found=said,
+        hint="Look for a proxy, a login page of the network or a wrong endpoint, and try again"
+        f"{_DOUBT if writes else ''}.",
+    )
+
+
 def unanswered(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
-    """Return the error for an answer that did not come, or proves nothing."""
-    doubt = "; whether the write was done is not known" if writes else ""
+    """Return the error for an answer that did not come, or cannot be used."""
     return StoreUnavailable(
         "the store gave no usable answer, even after retries",
         where=where,
         found=said,
-        hint=f"Try again later{doubt}.",
+        hint=f"Try again later{_DOUBT if writes else ''}.",
     )
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"
 
 
 def _described(name: str, entry: Mapping[str, Any]) -> ObjectInfo:

@@ -35,7 +35,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from holdfast.backends.base import Backend
-from holdfast.backends.errors import InvalidLocation, StoreUnsuitable
+from holdfast.backends.errors import InvalidLocation, StoreUnavailable, StoreUnsuitable
 from holdfast.backends.fsspec_dialect import Dialect
 from holdfast.backends.fsspec_store import FsspecBackend
 from holdfast.backends.local import LocalBackend
@@ -82,8 +82,8 @@ _LISTED = {
     "adlfs.spec.AzureBlobFileSystem": _Listed("adlfs", (2025, 8), ("fsspec_azure", "AzureDialect")),
 }
 _UNPROVEN = (
-    "nobody proved that its create is a condition of the server; where it is a look and then a "
-    "write, two writers can both win"
+    "its create is not known to be a condition of the server; a driver that looks for the object "
+    "and then writes it lets two writers win"
 )
 
 
@@ -93,18 +93,13 @@ def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
     Raises:
         InvalidLocation: fsspec knows no such scheme, or refuses the options.
         StoreUnsuitable: The driver is not installed.
+        StoreUnavailable: The driver connects at once, and nobody answers.
     """
     hidden = Secrets([options, configured(scheme)])
     try:
         made: type = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        raise StoreUnsuitable(
-            "the driver of this store is not installed",
-            where=redact(url),
-            found=error,
-            hint=f"Install the extra: pip install 'holdfast[{extra}]'." if extra else None,
-        ) from error
+        raise _not_installed(scheme, url, error) from error
     except ValueError as error:
         raise InvalidLocation(
             f"unknown scheme {scheme!r}",
@@ -116,14 +111,40 @@ def make(scheme: str, url: str, options: Mapping[str, Any]) -> Any:
     try:
         named = made._get_kwargs_from_urls(url)  # type: ignore[attr-defined]
         return made(**{**named, **options}, skip_instance_cache=True)
+    except ImportError as error:
+        raise _not_installed(scheme, url, error) from error
     except Exception as error:
+        said = hidden.hide(f"{type(error).__name__}: {error}").rstrip(".!")
+        given = f"Options given: {', '.join(sorted(options)) or 'none'}."
+        name = made.__module__.partition(".")[0]
         # Without the cause: constructors repeat what they were given.
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise StoreUnavailable(
+                f"{name} could not connect", where=redact(url), found=said, hint=given
+            ) from None
         raise InvalidLocation(
-            f"{made.__module__.partition('.')[0]} refuses the location or its options",
+            f"{name} refuses the location or its options",
             where=redact(url),
-            found=hidden.hide(f"{type(error).__name__}: {error}"),
-            hint=f"Options given: {', '.join(sorted(options)) or 'none'}.",
+            found=said,
+            hint=" ".join(filter(None, [given, _log_in(made)])),
         ) from None
+
+
+def _not_installed(scheme: str, url: str, error: ImportError) -> StoreUnsuitable:
+    extra = _EXTRAS.get(scheme)
+    return StoreUnsuitable(
+        "the driver of this store is not installed",
+        where=redact(url),
+        found=error,
+        hint=f"Install the extra: pip install 'holdfast[{extra}]'."
+        if extra
+        else "Install the package that it needs.",
+    )
+
+
+def _log_in(made: type) -> str:
+    listed = _LISTED.get(f"{made.__module__}.{made.__qualname__}")
+    return _dialect(listed).log_in if listed else ""
 
 
 def _check_options(made: type, options: Mapping[str, Any], url: str) -> None:
@@ -134,7 +155,8 @@ def _check_options(made: type, options: Mapping[str, Any], url: str) -> None:
     """
     if f"{made.__module__}.{made.__qualname__}" not in _LISTED:
         return  # of others nobody knows which options they have
-    known = {*_COMMON}
+    # s3fs passes it on to its session.
+    known = {*_COMMON} | ({"profile"} if made.__module__ == "s3fs.core" else set())
     for one in made.__mro__:
         if one not in (AsyncFileSystem, AbstractFileSystem, object) and "__init__" in vars(one):
             known |= signature(one.__init__).parameters.keys()  # type: ignore[misc]
@@ -146,6 +168,29 @@ def _check_options(made: type, options: Mapping[str, Any], url: str) -> None:
             where=redact(url),
             found=", ".join(sorted(unknown)),
             hint=f"Did you mean {close[0]}?" if close else None,
+        )
+
+
+def check_object(fs: Any, path: str) -> None:
+    """Refuse what is no file system of fsspec, and a URL of another one.
+
+    Raises:
+        InvalidLocation: It is one of these.
+    """
+    if not isinstance(fs, AbstractFileSystem):
+        raise InvalidLocation(
+            "fs is no file system of fsspec",
+            where=redact(path),
+            found=f"a {type(fs).__name__}",
+            hint="Give an object, such as fsspec.filesystem('s3', ...).",
+        )
+    known = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    scheme, mark, _ = path.partition("://")
+    if mark and "/" not in scheme and scheme not in known:
+        raise InvalidLocation(
+            "the URL is of another kind than the file system object",
+            where=redact(path),
+            expected=f"{known[0]}://..., or a path",
         )
 
 
@@ -179,6 +224,10 @@ def dialect_of(fs: Any) -> Dialect:
     if _version(listed.package) < listed.least:
         wanted = ".".join(map(str, listed.least))
         return Dialect(name, f"{listed.package} before {wanted} drops the condition of a create")
+    return _dialect(listed)
+
+
+def _dialect(listed: _Listed) -> Dialect:
     module = import_module(f"holdfast.backends.{listed.dialect[0]}")
     found: Dialect = getattr(module, listed.dialect[1])()
     return found

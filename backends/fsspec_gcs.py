@@ -35,7 +35,7 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, unanswered
+from holdfast.backends.fsspec_dialect import Call, Dialect, Page, Query, not_proven, unanswered
 from holdfast.backends.patience import Patience
 
 # Larger than every object: gcsfs sends larger ones in parts.
@@ -49,6 +49,8 @@ _HOW_TO_LOG_IN = (
 
 class GcsDialect(Dialect):
     """gcsfs."""
+
+    log_in = _HOW_TO_LOG_IN
 
     def __init__(self) -> None:
         super().__init__("gcsfs", "")
@@ -88,12 +90,14 @@ class GcsDialect(Dialect):
         except FileNotFoundError:
             # An answer without proof: somebody else may have given it.
             self.stat(call, path)
-            raise unanswered("HTTP 404 for what the store lists", path) from None
+            raise unanswered("HTTP 404 for what the store lists", f"gs://{path}") from None
         except HttpError as error:
             if str(error.code) != "416":
                 raise
             if self.stat(call, path).size_bytes > start:
-                raise unanswered("HTTP 416 for a range within the object", path) from error
+                raise unanswered(
+                    "HTTP 416 for a range within the object", f"gs://{path}"
+                ) from error
             raise ObjectTruncated("the object ends before the range begins", where=path) from error
         return found
 
@@ -107,7 +111,9 @@ class GcsDialect(Dialect):
             call("rm_file", path)
         except FileNotFoundError:
             self.stat(call, path)
-            raise unanswered("HTTP 404 for what the store lists", path, writes=True) from None
+            raise unanswered(
+                "HTTP 404 for what the store lists", f"gs://{path}", writes=True
+            ) from None
         try:
             self.stat(call, path)
         except ObjectNotFound:
@@ -139,7 +145,7 @@ class GcsDialect(Dialect):
         objects, folders = page.get("items", ()), page.get("prefixes", ())
         names = [*(entry["name"] for entry in objects), *folders]
         if any(not name.startswith(query.prefix) for name in names):
-            raise unanswered("a listing with names that were not asked for", query.bucket)
+            raise unanswered("a listing with names that were not asked for", f"gs://{query.bucket}")
         return Page(
             [_described(entry) for entry in objects], folders, page.get("nextPageToken") or None
         )
@@ -188,12 +194,12 @@ async def _range(fs: Any, path: str, start: int, end: int) -> bytes:
     )
     # A page in the place of an object has no generation.
     if not headers.get("x-goog-generation"):
-        raise unanswered(f"HTTP {status} without the generation of an object", path)
+        raise not_proven(f"HTTP {status} without the generation of an object", f"gs://{path}")
     told = _RANGE.fullmatch(headers.get("Content-Range", ""))
     if status != 206 or told is None:
-        raise unanswered(f"HTTP {status} for a range", path)
+        raise unanswered(f"HTTP {status} for a range", f"gs://{path}")
     if (int(told[1]), int(told[2]) + 1) != (start, start + len(data)):
-        raise unanswered(f"another range: {told[0]}", path)
+        raise unanswered(f"another range: {told[0]}", f"gs://{path}")
     found: bytes = data
     return found
 
@@ -218,4 +224,4 @@ def _described(entry: Mapping[str, Any]) -> ObjectInfo:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"

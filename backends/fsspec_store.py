@@ -97,7 +97,8 @@ class FsspecBackend(Backend):
         named = root.partition("://")[0]
         scheme = named if named in known else known[0]
         self._query = redact(dialect.query(fs))
-        self._url = redact(f"{scheme}://{self._root}")
+        # Paths of some file systems, such as `http`, are URLs.
+        self._url = redact(f"{scheme}://{self._root.removeprefix(f'{scheme}://')}")
         self._server = dialect.server(fs)
         self._patience = patience or patience_of_environment()
         # Until then there is less patience: a wrong address should be reported soon.
@@ -384,10 +385,10 @@ class FsspecBackend(Backend):
     def _refuse_if_read_only(self, key: str) -> None:
         if self._dialect.reason:
             raise ReadOnlyStore(
-                f"{self._dialect.name} is only read",
+                f"{self._dialect.name} can only be read",
                 where=self._where(key),
                 found=self._dialect.reason,
-                hint="Keep the registry in a folder, in S3 or in Azure, and sync it.",
+                hint="Keep the registry in a folder, in S3, Azure or Google Cloud Storage.",
             )
 
 
@@ -414,7 +415,7 @@ class _Attempt:
         try:
             return sync(fs.loop, function, *args, timeout=left_s, **options)
         except FSTimeoutError as error:
-            said = f"no answer in {time.monotonic() - self._began_s:.3g} s"
+            said = f"no answer in {time.monotonic() - self._began_s:.3g} s (more time: {TIMEOUT})"
             raise unanswered(said, self._where, writes=self._writes) from error
 
 

@@ -26,13 +26,22 @@ from holdfast.backends.escape import quoted
 SCHEMES = ("file", "memory", "s3")
 # In the URLs of Azure a container may stand before an `@`.
 _CONTAINER_FIRST = ("abfs", "abfss", "az")
+_WITHOUT_QUERY = (*_CONTAINER_FIRST, "gs", "gcs")
+# Where the credentials of a scheme belong.
+_INSTEAD = {
+    "s3": "set them in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID)",
+    **dict.fromkeys(_CONTAINER_FIRST, "set AZURE_STORAGE_CONNECTION_STRING"),
+    **dict.fromkeys(("gs", "gcs"), "set GOOGLE_APPLICATION_CREDENTIALS"),
+}
+_INSTEAD_OF_OTHERS = "give them as storage options, for example in HOLDFAST_STORAGE_OPTIONS"
 S3_OPTIONS = ("endpoint_url", "region")
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 # With one slash, as in `s3:/bucket`, it is a mistyped URL rather than a folder named `s3:`.
 _NEARLY_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s]*@")
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^\s]*)@")
+_CONTAINER = re.compile(r"[a-z0-9$-]{3,63}")
 _OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
 
 
@@ -94,7 +103,7 @@ def parse(url: str | os.PathLike[str]) -> Location:
         scheme, text = "s3", f"s3{text[3:]}"
     if scheme not in SCHEMES:
         return _parse_foreign(text, scheme, match[2])
-    _refuse_credentials(text, match[2])
+    _refuse_credentials(text, scheme, match[2])
     if scheme == "file":
         return _parse_file(text)
     return _parse_memory(text) if scheme == "memory" else _parse_s3(text)
@@ -104,9 +113,15 @@ def redact(text: str) -> str:
     """Return `text` with possible secrets in its URLs replaced by `***`.
 
     This replaces everything between `://` and the last `@`, since secret keys may hold slashes, and
-    the value of every option that is not known to be harmless.
+    the value of every option that is not known to be harmless. A container of Azure is shown.
     """
-    return _OPTION.sub(_hide_option, _CREDENTIALS.sub(r"\1***@", text))
+    return _OPTION.sub(_hide_option, _CREDENTIALS.sub(_hide_credentials, text))
+
+
+def _hide_credentials(match: re.Match[str]) -> str:
+    if match[1].lower() in _CONTAINER_FIRST and _CONTAINER.fullmatch(match[2]):
+        return match[0]
+    return f"{match[1]}://***@"
 
 
 def _hide_option(match: re.Match[str]) -> str:
@@ -117,15 +132,15 @@ def _forms() -> str:
     return "a path, file:///PATH, memory://NAME or s3://BUCKET/PREFIX"
 
 
-def _refuse_credentials(text: str, rest: str) -> None:
+def _refuse_credentials(text: str, scheme: str, rest: str) -> None:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     # A secret key with a slash in it leaves its `@` in the path, but its `:` in the authority.
     if "@" in authority or (":" in authority and "@" in rest):
         raise InvalidLocation(
             "credentials in a URL",
             where=redact(text),
-            hint="Remove them, and set them in the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID); "
-            "if this URL was logged or shared, replace them.",
+            hint=f"Remove them, and {_INSTEAD.get(scheme, _INSTEAD_OF_OTHERS)}; if this URL was "
+            "logged or shared, replace them.",
         )
 
 
@@ -161,7 +176,14 @@ def _parse_file(text: str) -> Location:
 
 def _parse_foreign(text: str, scheme: str, rest: str) -> Location:
     if scheme not in _CONTAINER_FIRST or ":" in rest.partition("/")[0]:
-        _refuse_credentials(text, rest)
+        _refuse_credentials(text, scheme, rest)
+    if scheme in _WITHOUT_QUERY and "?" in rest:
+        raise InvalidLocation(
+            "a '?' in a URL",
+            where=redact(text),
+            expected=f"{scheme}://NAME/PREFIX",
+            hint="Give options, such as sas_token, as storage options or in the environment.",
+        )
     return Location(scheme, path=rest.rstrip("/"))
 
 

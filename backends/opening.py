@@ -55,6 +55,10 @@ def open_backend(
         raise InvalidLocation(
             "not a transport", expected=" or ".join(_TRANSPORTS), found=repr(transport)
         )
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise InvalidLocation(
+            "storage_options is not a mapping", found=f"a {type(storage_options).__name__}"
+        )
     options = dict(storage_options or {})
     if fs is not None:
         return _open_object(fs, url, options, transport)
@@ -82,6 +86,12 @@ def _refuse_chain(url: str | os.PathLike[str]) -> None:
 
 
 def _open_foreign(url: str, scheme: str, options: dict[str, Any]) -> Backend:
+    if scheme == "holdfast":
+        raise InvalidLocation(
+            "holdfast:// names files of checkpoints",
+            where=redact(url),
+            expected="the URL of the registry itself",
+        )
     from holdfast.backends.fsspec_door import make, open_file_system
 
     return open_file_system(make(scheme, url, options), url)
@@ -93,6 +103,7 @@ def _open_object(
     from holdfast.backends import fsspec_door
 
     where = redact(os.fspath(path))
+    fsspec_door.check_object(fs, os.fspath(path))
     if options:
         raise InvalidLocation(
             "options beside a file system object", where=where, found=", ".join(sorted(options))

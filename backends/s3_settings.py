@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from holdfast.backends.errors import InvalidLocation
@@ -48,7 +49,9 @@ _HINTS = {
     "retries": "Set HOLDFAST_S3_TIMEOUT: Holdfast itself repeats requests.",
     "ExpectedBucketOwner": _OWNER_HINT,
 }
-_USUAL_HINT = "Leave it out, or move all bytes by s3fs: transport='s3fs'."
+_USUAL_HINT = (
+    "Leave it out; or, in Python, move all bytes by s3fs: holdfast.open(..., transport='s3fs')."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def take_over(options: Mapping[str, Any], where: str) -> TakenOver:
     left.refuse_on(_OFF)
     anonymous, pays = left.flag("anon"), left.flag("requester_pays")
     profile, endpoint_url = left.take("profile"), left.take("endpoint_url")
-    client = {to: left.take(name) for name, to in _CREDENTIALS.items() if name in left.held}
+    client = {to: found for n, to in _CREDENTIALS.items() if (found := left.take(n)) is not None}
     if "use_ssl" in left.held:
         client["use_ssl"] = left.flag("use_ssl")
     inner = left.inner("client_kwargs")
@@ -140,8 +143,10 @@ class _Options:
         self.held = held
         self._where = where
         self._path = path
+        self._taken: list[str] = []
 
     def take(self, name: str) -> Any:
+        self._taken.append(name)
         return self.held.pop(name, None)
 
     def same(self, name: str, other: Any) -> Any:
@@ -187,7 +192,9 @@ class _Options:
         """Take the known ones; there must be no others."""
         unknown = sorted(set(self.held) - set(known))
         if unknown:
-            hint = _HINTS.get(unknown[0], _USUAL_HINT)
+            close = get_close_matches(unknown[0], [*known, *self._taken], cutoff=0.75)
+            usual = f"Did you mean {self._path}{close[0]}?" if close else _USUAL_HINT
+            hint = _HINTS.get(unknown[0], usual)
             names = ", ".join(self._path + name for name in unknown)
             raise self._error("options that cannot be taken over from s3fs", names, hint)
         return self.held

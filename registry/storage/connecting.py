@@ -84,9 +84,9 @@ class Address:
     def is_remote(self) -> bool:
         """Return whether the store is neither a folder of this machine nor memory."""
         if self.fs is not None:
-            protocols = (
-                {self.fs.protocol} if isinstance(self.fs.protocol, str) else self.fs.protocol
-            )
+            # What is no file system is refused where it is opened.
+            named = getattr(self.fs, "protocol", ())
+            protocols = {named} if isinstance(named, str) else named
             return {"local", *_WITHOUT_OPTIONS}.isdisjoint(protocols)
         return parse(self.url).scheme not in _WITHOUT_OPTIONS
 

@@ -97,6 +97,13 @@ def test_secrets_are_refused_and_never_repeated(url: str) -> None:
     assert "SECRET" not in redact(f"could not open {url}, sorry")
 
 
+def test_redaction_shows_the_container_of_azure() -> None:
+    url = "abfs://team-data@account.dfs.core.windows.net/x"
+    assert redact(url) == url
+    assert "SECRET" not in redact("abfs://team:SECRET@account/x")
+    assert "team" not in redact("https://team-data@host/x")
+
+
 def test_redaction_leaves_harmless_text_alone() -> None:
     text = "s3://bucket/a?region=x&endpoint_url=http://h:1 and me@example.org"
     assert redact(text) == text

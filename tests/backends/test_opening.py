@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+import holdfast
 from holdfast.backends import (
     AccessDenied,
     Backend,
@@ -25,6 +29,7 @@ from holdfast.backends import (
     ObjectNotFound,
     ReadOnlyStore,
     StorageError,
+    StoreUnavailable,
     StoreUnsuitable,
     open_backend,
 )
@@ -202,6 +207,25 @@ def test_url_and_options_must_agree() -> None:
     assert open_backend("s3a://bucket/x").url == "s3://bucket/x"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scret": SECRET}, r"Did you mean secret\?"),
+        ({"client_kwargs": {"regionname": "x"}}, r"Did you mean client_kwargs\.region_name\?"),
+        ({"odd": 1}, r"in Python.*transport='s3fs'"),
+        ("key=1", "not a mapping; found a str"),
+    ],
+)
+def test_mistyped_option_gets_its_name(given: Any, said: str) -> None:
+    with pytest.raises(InvalidLocation, match=said):
+        open_backend("s3://bucket/x", given)
+
+
+def test_s3fs_takes_a_profile() -> None:
+    pytest.importorskip("s3fs")
+    open_backend("s3://bucket/x", {"profile": "work"}, transport="s3fs")
+
+
 def test_configuration_of_fsspec_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", "http://host:9000")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://host:9000"})
@@ -256,7 +280,7 @@ def test_file_system_that_is_not_listed_is_only_read(read_only: Backend, tmp_pat
     with pytest.raises(ObjectNotFound):
         read_only.get("a/x")
     for call in (read_only.put, read_only.put_if_absent, lambda key, _: read_only.delete(key)):
-        with pytest.raises(ReadOnlyStore, match=r"DirFileSystem is only read.*a look and then a"):
+        with pytest.raises(ReadOnlyStore, match=r"DirFileSystem can only be read.*two writers win"):
             call("e", b"y")
     assert read_only.get("e") == b"e"
 
@@ -267,7 +291,7 @@ def test_subclass_of_a_listed_class_is_only_read() -> None:
     class Mine(s3fs.S3FileSystem):  # type: ignore[misc]
         pass
 
-    with pytest.raises(ReadOnlyStore, match="Mine is only read"):
+    with pytest.raises(ReadOnlyStore, match="Mine can only be read"):
         open_backend("bucket/x", fs=Mine(anon=True)).put("a", b"x")
 
 
@@ -340,11 +364,65 @@ def test_secrets_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) 
         assert SECRET not in everything_said(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("az://container/x?sig=" + SECRET, r"a '\?' in a URL.*sas_token"),
+        ("gs://bucket/x?token=" + SECRET, r"a '\?' in a URL"),
+        ("abfs://c:" + SECRET + "@a.dfs/x", "AZURE_STORAGE_CONNECTION_STRING"),
+        ("gs://me:" + SECRET + "@bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("sftp://me:" + SECRET + "@host/x", "HOLDFAST_STORAGE_OPTIONS"),
+        ("holdfast://run/best", "names files of checkpoints.*URL of the registry"),
+    ],
+)
+def test_refused_url_says_what_to_do(place: str, said: str) -> None:
+    with pytest.raises(InvalidLocation, match=said) as caught:
+        open_backend(place)
+    assert SECRET not in everything_said(caught.value)
+
+
+def test_object_must_be_a_file_system_of_the_kind_of_the_url() -> None:
+    with pytest.raises(InvalidLocation, match="no file system of fsspec; found a str"):
+        holdfast.open("bucket/x", fs="s3")
+    with pytest.raises(InvalidLocation, match=r"another kind.*expected file://"):
+        open_backend("s3://bucket/x", fs=LocalFileSystem())
+
+
+def test_driver_that_lacks_a_package_or_connects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Eager(LocalFileSystem):
+        raised: Exception = ModuleNotFoundError("No module named 'odd'")
+
+        def __init__(self, **options: Any) -> None:
+            raise self.raised
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", lambda _: Eager)
+    with pytest.raises(StoreUnsuitable, match="not installed; found No module named 'odd'"):
+        open_backend("odd://host/x")
+    Eager.raised = ConnectionRefusedError("nobody there")
+    with pytest.raises(StoreUnavailable, match=r"could not connect.*nobody there"):
+        open_backend("odd://host/x")
+
+
+def test_web_server_is_read(tmp_path: Path) -> None:
+    """Its file system tells no sizes in listings, and its paths are URLs."""
+    pytest.importorskip("aiohttp")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"xyz")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        backend = open_backend(f"http://127.0.0.1:{server.server_port}")
+        assert backend.url == f"http://127.0.0.1:{server.server_port}"
+        assert [(info.key, info.size_bytes) for info in backend.list("a/")] == [("a/b", 3)]
+        assert backend.get("a/b") == b"xyz"
+        server.shutdown()
+
+
 def test_unknown_scheme_and_options() -> None:
     with pytest.raises(InvalidLocation, match="unknown scheme 'nosuch'"):
         open_backend("nosuch://x")
-    with pytest.raises(InvalidLocation, match="Options given: nonsense") as caught:
-        open_backend("ftp://host/x", {"nonsense": SECRET})
+    with pytest.raises(StorageError, match="Options given: nonsense") as caught:
+        open_backend("ftp://127.0.0.1:1/x", {"nonsense": SECRET})
     assert SECRET not in everything_said(caught.value)
     with pytest.raises(InvalidLocation, match="credentials in a URL") as caught:
         open_backend(f"ftp://me:{SECRET}@host/x")
