@@ -34,8 +34,9 @@ from holdfast.registry.writing.change import Composed, NewCommit
 from holdfast.registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
-#: A caller that waits looks again after this time, and says that it waits in the second interval.
-_LOOK_S, _REMINDER_S = 0.5, 60.0
+#: A caller that waits looks again after the first time; it says that it waits after the second one
+#: and then in each interval of the third.
+_LOOK_S, _SILENT_S, _REMINDER_S = 0.5, 2.0, 60.0
 
 
 class JournaledTrainer(Trainer):
@@ -353,13 +354,25 @@ class JournaledTrainer(Trainer):
         return self.folder.backlog()
 
     def _await_registry(self, timeout_s: float | None) -> None:
-        """Wait until nothing waits in the journal of the run.
+        """Wait until nothing waits in the journal of the run; say so if it takes a while.
 
         Raises:
             TimeoutError: Something still does.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
+        said = time.monotonic() + _SILENT_S - _REMINDER_S
         while waiting := self.folder.waiting():
+            if time.monotonic() - said >= _REMINDER_S:
+                said = time.monotonic()
+                _LOGGER.warning(
+                    "%s: waiting until the registry has %d saves that are durable in the journal "
+                    "%s%s: %s",
+                    self._log.run_id,
+                    len(waiting),
+                    self.folder.path,
+                    "" if until is None else f", at most {until - said:.0f} s",
+                    self._why(),
+                )
             left_s = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError(
