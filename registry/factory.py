@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from holdfast.backends import Backend
+from holdfast.backends.location import parse
 from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.journal.settings import Journal, choose_journal
@@ -21,6 +23,8 @@ from holdfast.registry.storage.connecting import (
     open_store_on,
 )
 from holdfast.registry.storage.heads import Heads
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 def init(
@@ -84,7 +88,8 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     Args:
         url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`; then the options
             in `HOLDFAST_STORAGE_OPTIONS`, a JSON object, count as well.
-        read_only: Refuse every write in this process, whatever the credentials allow.
+        read_only: Refuse every write in this process, whatever the credentials allow. So is every
+            registry but that of `HOLDFAST_REGISTRY` while `holdfast verify-resume` runs a program.
         expect_id: The registry's id as it was remembered; another one is refused.
         cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read.
             Default: the environment variable `HOLDFAST_CACHE`, for registries in buckets only. An
@@ -116,10 +121,23 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     address = Address(place, storage_options, fs, transport)
     chunks = choose_cache(cache, is_remote=address.is_remote())
     chosen = choose_journal(journal)
+    if not read_only and _may_not_be_written(place, fs):
+        read_only = True
+        _LOGGER.warning(
+            "%s is opened read-only: verify-resume trains in HOLDFAST_REGISTRY alone", place
+        )
     store = open_store(
         address, read_only=read_only, expect_id=expect_id, cache=chunks, remember=remember
     )
     return Registry(store, chosen)
+
+
+def _may_not_be_written(place: str | os.PathLike[str], fs: Any) -> bool:
+    """Return whether `verify-resume` runs this program, and this is not its scratch registry."""
+    scratch = os.environ.get("HOLDFAST_REGISTRY")
+    if "HOLDFAST_STOP_STEP" not in os.environ or scratch is None:
+        return False
+    return fs is not None or parse(place) != parse(scratch)
 
 
 def open_on(

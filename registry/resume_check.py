@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,9 +29,9 @@ from holdfast.registry.values.digest import Digest
 Segment = Callable[[Path, int], object]
 Train = Callable[[Registry, int], object]
 
-_NOT_DETERMINISTIC = (
-    "two straight trainings differ as well, so the resume is not the cause: seed every generator, "
-    "and choose deterministic kernels (torch.use_deterministic_algorithms(True), one thread)"
+_SEED = (
+    "seed every generator that is captured, used or not, and choose deterministic kernels "
+    "(torch.use_deterministic_algorithms(True), one thread)"
 )
 #: Words in the paths of a state, the part that they belong to, and advice if it has none of them.
 _PARTS = (
@@ -71,7 +71,8 @@ class ResumeReport:
         resumed_at: The step at which the one was ended and resumed.
         straight: Id of the state of the straight one.
         resumed: Id of the state of the resumed one.
-        difference: What differs; `None` if nothing does.
+        difference: What differs; `None` if nothing does. What differs between two straight
+            trainings as well is left out, unless there is nothing else.
         first: Path of the first tensor that differs, or of the first plain value if no tensor does.
         is_deterministic: Whether a second straight training was equal to the first; `None` if none
             was needed.
@@ -152,8 +153,9 @@ def verify_segments(segment: Segment, *, steps: int, resume_at: int | None) -> R
         if straight[-1].digest == resumed[-1].digest:
             return ResumeReport(stop, half, straight[-1].digest, resumed[-1].digest)
         again = _trained(segment, Path(folder, "again"), [stop])
-        is_deterministic = again[-1].digest == straight[-1].digest
-        found = diff(straight[-1], resumed[-1])
+        found, noise = _without_noise(
+            diff(straight[-1], resumed[-1]), diff(straight[-1], again[-1])
+        )
         return ResumeReport(
             steps=stop,
             resumed_at=half,
@@ -161,9 +163,26 @@ def verify_segments(segment: Segment, *, steps: int, resume_at: int | None) -> R
             resumed=resumed[-1].digest,
             difference=found,
             first=next(_differing(found), None),
-            is_deterministic=is_deterministic,
-            causes=tuple(_causes(found, resumed[0])) if is_deterministic else (_NOT_DETERMINISTIC,),
+            is_deterministic=noise is None,
+            causes=tuple(_causes(found, resumed[0], noise)),
         )
+
+
+def _without_noise(resumed: Diff, again: Diff) -> tuple[Diff, str | None]:
+    """Leave out what also differs between two straight trainings.
+
+    Returns:
+        The difference that the resume makes, or all of it if nothing is left, and the first path
+        that differs between two straight trainings.
+    """
+    noise = set(_differing(again))
+    left = replace(
+        resumed,
+        tensors=tuple(one for one in resumed.tensors if one.path not in noise),
+        values=tuple(one for one in resumed.values if one.path not in noise),
+    )
+    is_of_resume = next(_differing(left), None) is not None
+    return left if is_of_resume else resumed, next(_differing(again), None)
 
 
 def _trained(segment: Segment, place: Path, stops: Sequence[int]) -> list[Checkpoint]:
@@ -208,15 +227,22 @@ def _differing(found: Diff) -> Iterator[str]:
     yield from (one.path for one in found.values)
 
 
-def _causes(found: Diff, source: Checkpoint) -> Iterator[str]:
+def _causes(found: Diff, source: Checkpoint, noise: str | None) -> Iterator[str]:
     """Yield what usually causes such a difference, by the parts that the state has.
 
     Args:
         found: The difference.
         source: The checkpoint that was resumed from.
+        noise: The first path that differs between two straight trainings.
     """
     paths = [*source.tensors(), *plain_values(source.manifest.components)]
     differing = list(_differing(found))
+    if noise in differing:
+        yield (
+            f"two straight trainings differ as well ({noise}), so the resume is not the cause: "
+            f"{_SEED}"
+        )
+        return
     for words, part, advice in _PARTS:
         if not _named(words, paths):
             yield f"the state has no {part}: {advice}"
@@ -226,6 +252,8 @@ def _causes(found: Diff, source: Checkpoint) -> Iterator[str]:
                 "or a model draws numbers), or used another number of times"
             )
     yield _ELSEWHERE
+    if noise is not None:
+        yield f"two straight trainings differ elsewhere ({noise}), which is left out here: {_SEED}"
 
 
 def _named(words: re.Pattern[str], paths: Sequence[str]) -> str | None:

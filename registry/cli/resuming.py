@@ -50,7 +50,8 @@ def _train(words: list[str], place: Path, stop: int) -> None:
         "HOLDFAST_STOP_STEP": str(stop),
         "HOLDFAST_HEADS": "0",
     }
-    environment.pop("HOLDFAST_STORAGE_OPTIONS", None)
+    for name in ("HOLDFAST_STORAGE_OPTIONS", "HOLDFAST_JOURNAL"):  # of the real registry
+        environment.pop(name, None)
     output.note(f"training to step {stop} ...")
     sys.stdout.flush()
     try:

@@ -150,12 +150,7 @@ class WriterToken:
                 where=self._run_id,
                 hint="Call `registry.fork` with the same checkpoint and name again.",
             )
-        if run.status == "completed":
-            raise Conflict(
-                "the run is completed",
-                where=self._run_id,
-                hint="Reopen it with `run.set_status('running')`, or create another run.",
-            )
+        check_not_completed(run)
         if takes_over and self._taken and self.is_fenced(run):
             winner = run.writer
             raise Fenced(
@@ -177,6 +172,20 @@ class WriterToken:
             if record is not None:
                 yield record.manifest
         yield from (pin.manifest for pin in reversed(run.pins))
+
+
+def check_not_completed(run: RunManifest) -> None:
+    """Refuse to train a run that is completed.
+
+    Raises:
+        Conflict: It is.
+    """
+    if run.status == "completed":
+        raise Conflict(
+            "the run is completed",
+            where=run.run_id,
+            hint="Reopen it with `run.set_status('running')`, or create another run.",
+        )
 
 
 def check_not_dropped(run: RunManifest) -> None:

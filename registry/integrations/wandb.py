@@ -6,6 +6,7 @@ from typing import Any
 
 import wandb
 
+from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.loading.checkpoint import Checkpoint
 
@@ -23,8 +24,15 @@ def log(checkpoint: Checkpoint, *, run: Any = None) -> None:
         run: The W&B run. Default: the one that `wandb.init` began.
 
     Raises:
-        InvalidInput: There is no W&B run.
+        InvalidInput: It is not a checkpoint, or there is no W&B run.
     """
+    if not isinstance(checkpoint, Checkpoint):
+        raise InvalidInput(
+            "not a checkpoint",
+            where="holdfast.wandb.log",
+            expected="what run.save() returns, or save_async(...).wait()",
+            found=quoted(checkpoint),
+        )
     into = wandb.run if run is None else run
     if into is None:
         raise InvalidInput(

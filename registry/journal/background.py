@@ -23,6 +23,8 @@ _LOGGER = logging.getLogger("holdfast")
 RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 #: Seconds after which a carrier, or who waits for it, looks again: another process may carry.
 LOOK_S = 0.5
+#: A wait for the registry is logged after the first time, and then in each interval of the second.
+SILENT_S, REMINDER_S = 2.0, 60.0
 #: Threads that move objects.
 _THREADS = 8
 
@@ -77,13 +79,25 @@ class BackgroundCarrier:
         self.wake()
 
     def await_all(self, timeout_s: float | None) -> None:
-        """Wait until nothing waits in the journal of the run.
+        """Wait until nothing waits in the journal of the run; say so if it takes a while.
 
         Raises:
             TimeoutError: Something still does.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
+        said = time.monotonic() + SILENT_S - REMINDER_S
         while waiting := self._folder.waiting():
+            if time.monotonic() - said >= REMINDER_S:
+                said = time.monotonic()
+                _LOGGER.warning(
+                    "%s: waiting until the registry has %d saves that are durable in the journal "
+                    "%s%s: %s",
+                    self._folder.run_id,
+                    len(waiting),
+                    self._folder.path,
+                    "" if until is None else f", at most {until - said:.0f} s",
+                    self.why(),
+                )
             left_s = LOOK_S if until is None else min(LOOK_S, until - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError(

@@ -15,7 +15,7 @@ from holdfast.registry.errors import Conflict, Fenced, StorageError, StoreFull, 
 from holdfast.registry.history.actions import Action, RunStatus, SetStatus
 from holdfast.registry.history.replay import Forgotten, RunManifest
 from holdfast.registry.history.state_reader import PlacedState
-from holdfast.registry.journal.background import LOOK_S, BackgroundCarrier
+from holdfast.registry.journal.background import LOOK_S, REMINDER_S, BackgroundCarrier
 from holdfast.registry.journal.checkpoint import JournaledCheckpoint
 from holdfast.registry.journal.ending import finish_at_the_end, set_status_behind
 from holdfast.registry.journal.entry_saves import EntryToken, JournaledSave
@@ -35,8 +35,6 @@ from holdfast.registry.writing.change import Composed, NewCommit
 from holdfast.registry.writing.committer import Committer
 
 _LOGGER = logging.getLogger("holdfast")
-#: A save that waits for room says so in this interval.
-_REMINDER_S = 60.0
 
 
 class JournaledTrainer(Trainer):
@@ -392,7 +390,7 @@ class JournaledTrainer(Trainer):
         began = said = time.monotonic()
         while (held := self.folder.waiting_bytes()) + needed > most:
             self._raise_outcomes()
-            if began == said or time.monotonic() > said + _REMINDER_S:
+            if began == said or time.monotonic() > said + REMINDER_S:
                 said = time.monotonic()
                 _LOGGER.warning(
                     "%s: the save waits: %d bytes are only in the journal %s, of at most %d (%s); "

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from holdfast.registry.errors import Conflict, InvalidInput, RegistryError
 from holdfast.registry.history.log_values import check_metrics, check_name, check_phase, check_step
 from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.writer_token import check_not_completed
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loop.cadence import BestSoFar, Cadence
 from holdfast.registry.loop.deadline import Deadline
@@ -191,6 +192,8 @@ class Checkpointer:
                 expected="with run.checkpointer(...) as checkpointer: ...",
             )
         checked = check_step(step)
+        if self._last is None and self._ranks.rank == 0:
+            check_not_completed(self._trainer.run)  # the first save may be hours away
         if self._last is not None and checked <= self._last.step:
             raise InvalidInput(
                 "the steps of a loop do not grow",

@@ -6,6 +6,7 @@ out the tables of a preset.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,8 @@ from holdfast.registry.runs.curation import CuratedRun
 from holdfast.registry.training.restoring import Restored, check_source, restore_newest
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.writing.committer import Committer
+
+_LOGGER = logging.getLogger("holdfast")
 
 if TYPE_CHECKING:
     from holdfast.registry.journal.settings import Journal
@@ -93,6 +96,12 @@ class ResumableRun(CuratedRun):
         check_not_dropped(self._log.refresh())
         self._trainer.looks_for_a_state()
         self._check_compared()
+        if self._log.run.status == "completed":
+            _LOGGER.warning(
+                "%s: the run is completed and refuses saves; to train it further, call "
+                "`run.set_status('running')`",
+                self.id,
+            )
         if at is None:
             restored = restore_newest(
                 self._trainer, self._trainer.newest_first, map_location, check

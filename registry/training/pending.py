@@ -75,6 +75,9 @@ class PendingSave:
         _unreported.add(self)
         future.add_done_callback(self._forget_if_saved)
 
+    def __repr__(self) -> str:
+        return f"<PendingSave {self.name} {self.outcome}>"
+
     @property
     def outcome(self) -> Outcome:
         """`running`, `saved` or `failed`; `skipped` or `superseded` if it was never made."""

@@ -106,6 +106,26 @@ def test_a_training_without_seeds_is_not_blamed_on_the_resume() -> None:
     assert found.causes[0].startswith("two straight trainings differ as well")
 
 
+def test_an_unseeded_generator_does_not_hide_what_the_resume_forgets() -> None:
+    def train(reg: Registry, stop: int) -> None:
+        torch.manual_seed(3)  # `random` and NumPy are captured, and never seeded
+        run = reg.run("one", create=True)
+        restored = run.restore()
+        weights, first = torch.zeros(3), 0
+        if restored is not None:
+            weights, first = restored.state["w"], restored.checkpoint.step
+        for _ in range(first, stop):
+            weights = weights + torch.rand(3)
+        run.save({"w": weights, "rng": holdfast.rng.capture()}, step=stop)
+
+    found = holdfast.verify_resume(train, steps=4)
+    assert (found.ok, found.is_deterministic, found.first) == (False, False, "w")
+    assert found.difference is not None
+    assert not [one.path for one in found.difference.values if "rng/python" in one.path]
+    assert "random number generators differ (rng/torch/cpu): not restored" in found.causes[0]
+    assert "two straight trainings differ elsewhere (rng/numpy" in found.causes[-1]
+
+
 def test_generators_that_live_on_in_this_process_do_not_hide_that_none_were_saved() -> None:
     def train(reg: Registry, stop: int) -> None:
         run = reg.run("one", create=True)
@@ -234,6 +254,27 @@ def test_a_program_that_forgets_its_generators_is_found(tmp_path: Path) -> None:
     assert "NOT exact at step 6, resumed at step 2" in done.stdout
     assert "first difference: w" in done.stdout
     assert "random number generators differ (rng/python" in done.stdout
+
+
+def test_a_real_registry_and_its_journal_are_never_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, journal = tmp_path / "real", tmp_path / "journal"
+    holdfast.init(real, skip_race_probe=True).create_run("train").push({"w": 0}, step=1)
+    monkeypatch.setenv("HOLDFAST_JOURNAL", str(journal))
+    program = tmp_path / "careless.py"
+    program.write_text(
+        f"import holdfast\nrun = holdfast.open({str(real)!r}).run('train', create=True)\n"
+        "run.restore()\nrun.save({'w': 1}, step=2)\n"
+    )
+    words = [*HOLDFAST, "verify-resume", "--steps", "2", "--", sys.executable, str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 3
+    assert "is opened read-only: verify-resume" in done.stderr
+    assert "ReadOnlyStore" in done.stderr
+    assert [ck.step for ck in holdfast.open(real).run("train").checkpoints()] == [1]
+    assert verify(tmp_path, "exact").returncode == 0
+    assert not journal.exists()
 
 
 def test_a_program_that_cannot_be_started_or_saves_nothing_is_an_error() -> None:

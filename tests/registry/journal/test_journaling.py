@@ -23,6 +23,7 @@ from holdfast.registry.errors import (
     StoreUnavailable,
 )
 from holdfast.registry.factory import open_on
+from holdfast.registry.journal import background
 from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.records import Entry
@@ -441,6 +442,20 @@ def test_waiting_has_an_end(machine: Machine, by_hand: None) -> None:
     run.wait(timeout_s=0)
     with pytest.raises(TimeoutError, match="1 saves are only in the journal"):
         run.wait(remote=True, timeout_s=0)
+
+
+def test_a_long_wait_for_the_registry_is_told(
+    machine: Machine,
+    by_hand: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "SILENT_S", 0.0)
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    with pytest.raises(TimeoutError):
+        run.wait(remote=True, timeout_s=0.01)
+    assert caplog.text.count("run: waiting until the registry has 1 saves") == 1
 
 
 def test_a_save_waits_at_the_bound_and_says_so(

@@ -366,6 +366,19 @@ def test_sigusr1_can_wait_for_the_cadence_and_is_then_never_skipped(backend, ope
     assert found[:2] == [(3, "cadence"), (6, "signal")]  # 6 has waited for 3
 
 
+def test_a_completed_run_is_refused_at_the_first_step(run, caplog):
+    with run, run.checkpointer(every_steps=100) as checkpointer:
+        checkpointer.step(1, state(1))
+    run.restore()
+    assert "run.set_status('running')" in caplog.text
+    with run.checkpointer() as checkpointer, pytest.raises(Conflict, match="completed"):
+        checkpointer.step(2, state(2))
+    run.set_status("running")
+    with run, run.checkpointer(every_steps=100) as checkpointer:
+        checkpointer.step(2, state(2))
+    assert steps(run) == [1, 2]
+
+
 @pytest.mark.parametrize("kind", ["file", "callable"])
 def test_a_notice_counts_as_sigterm(run, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(notice, "_EVERY_S", 0.0)
