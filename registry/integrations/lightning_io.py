@@ -95,7 +95,7 @@ class HoldfastIO(CheckpointIO):
             IntegrityError: It is damaged; no other one is loaded instead.
         """
         if str(path).startswith(SCHEME):
-            found = checkpoint_of(self._run, str(path).removeprefix(SCHEME))
+            found = self._found(str(path).removeprefix(SCHEME))
         elif self._files is not None:
             return self._files.load_checkpoint(path, weights_only=weights_only)
         else:
@@ -129,6 +129,12 @@ class HoldfastIO(CheckpointIO):
         """Load the newest whole checkpoint; return its path, or `None` before the first save."""
         self._restored = self._run.restore()
         return None if self._restored is None else f"{SCHEME}{self._restored.checkpoint.ref}"
+
+    def _found(self, ref: str) -> Checkpoint:
+        """Return the checkpoint of a ref; the one resumed from may be only in a journal."""
+        if self._restored is not None and self._restored.checkpoint.ref == ref:
+            return self._restored.checkpoint
+        return checkpoint_of(self._run, ref)
 
     def _load(self, found: Checkpoint) -> Any:
         if not self.trains:

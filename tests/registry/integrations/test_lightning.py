@@ -112,6 +112,14 @@ def test_lightnings_own_callback_keeps_its_checkpoints_in_a_run(
     assert children.run_all(Call("lightning_training.keep_model_checkpoint", args, env)) == [0]
 
 
+def test_a_training_resumes_from_what_is_only_in_a_journal(
+    reg: holdfast.Registry, children: Children, tmp_path: Path
+) -> None:
+    env = {"HOLDFAST_JOURNAL": str(tmp_path / "journal"), "HOLDFAST_EXIT_WAIT_S": "0"}
+    call = Call("lightning_training.resume_from_journal", (reg.url,), env)
+    assert children.run_all(call) == [0]
+
+
 def test_what_is_refused(reg: holdfast.Registry, children: Children) -> None:
     assert children.run("lightning_training.refuse", reg.url) == 0
 
