@@ -7,14 +7,17 @@ file that gets shorter under a mapping kills the process.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from holdfast.registry.errors import AccessDenied, InvalidInput, StorageError
+from holdfast.registry.values.parse_limits import check_json
 
 #: The hint for a file that is not of the format that its name promises.
 KEEP = "To keep its bytes unread, push it under a name that ends otherwise, such as .bin."
@@ -105,6 +108,27 @@ def read_exactly(file: BinaryIO, into: memoryview, path: Path) -> None:
                 found=f"{done} bytes",
             )
         done += count
+
+
+def sha256_of(file: BinaryIO) -> bytes:
+    """Return the SHA-256 of a file from its current position to its end."""
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
+
+
+def json_object(data: bytes, where: object) -> dict[str, Any]:
+    """Return the JSON object that a part of a file holds.
+
+    Raises:
+        InvalidInput: It is no JSON object, or would take too much memory.
+    """
+    check_json(data, where=where, kind=InvalidInput)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("not JSON", where=where, found=error) from error
+    if not isinstance(found, dict):
+        raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)
+    return found
 
 
 def available_bytes() -> int:

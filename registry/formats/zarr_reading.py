@@ -9,7 +9,6 @@ refused, because a folder may come from anywhere.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,11 +17,10 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, StorageError
-from holdfast.registry.formats.source import available_bytes, read_exactly, stable
+from holdfast.registry.formats.source import available_bytes, json_object, read_exactly, stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader, problems
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.storage.manifest import NarrowedDtype
-from holdfast.registry.values.parse_limits import check_json
 from holdfast.registry.zarr import read_zarr_array
 from holdfast.registry.zarr.layout import BITS, DOCUMENT, STATE_ATTRIBUTE
 from holdfast.registry.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
@@ -191,17 +189,7 @@ class _Folder:
                 expected=f"at most {_MAX_DOCUMENT_BYTES} bytes",
                 found=self.files[name][0],
             )
-        data = self.read(name, slice(None))
-        check_json(data, where=self.where(name), kind=InvalidInput)
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(
-                "metadata of a Zarr node is no JSON", where=self.where(name), found=error
-            ) from error
-        if not isinstance(document, dict):
-            raise InvalidInput("metadata of a Zarr node is no object", where=self.where(name))
-        return document
+        return json_object(self.read(name, slice(None)), self.where(name))
 
     def read(self, name: str, part: slice) -> bytes:
         """Return a part of a file."""

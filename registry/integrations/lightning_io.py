@@ -28,7 +28,8 @@ class HoldfastIO(CheckpointIO):
     `ckpt_path="holdfast://RUN/latest"`, or any other ref of the run, loads a checkpoint. A path of
     Lightning's own (`.../epoch=1-step=8.ckpt`) names the checkpoint that was saved under it. A
     second save of a step (`save_last=True`) is not stored again: it becomes the tag
-    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it.
+    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it. With a
+    journal, a second name and a removal wait until the registry has the saves before them.
 
     Alone it stores what Lightning stores, which has no random generators; `HoldfastCheckpoint` adds
     them.
@@ -94,7 +95,7 @@ class HoldfastIO(CheckpointIO):
             IntegrityError: It is damaged; no other one is loaded instead.
         """
         if str(path).startswith(SCHEME):
-            found = checkpoint_of(self._run, str(path).removeprefix(SCHEME))
+            found = self._found(str(path).removeprefix(SCHEME))
         elif self._files is not None:
             return self._files.load_checkpoint(path, weights_only=weights_only)
         else:
@@ -113,6 +114,7 @@ class HoldfastIO(CheckpointIO):
         if self._files is not None:
             self._files.remove_checkpoint(path)
             return
+        self._run.wait(remote=True)  # the registry evicts what it has
         found = self._named(path)
         if found is not None:
             self._unwanted[found.n] = found
@@ -127,6 +129,12 @@ class HoldfastIO(CheckpointIO):
         """Load the newest whole checkpoint; return its path, or `None` before the first save."""
         self._restored = self._run.restore()
         return None if self._restored is None else f"{SCHEME}{self._restored.checkpoint.ref}"
+
+    def _found(self, ref: str) -> Checkpoint:
+        """Return the checkpoint of a ref; the one resumed from may be only in a journal."""
+        if self._restored is not None and self._restored.checkpoint.ref == ref:
+            return self._restored.checkpoint
+        return checkpoint_of(self._run, ref)
 
     def _load(self, found: Checkpoint) -> Any:
         if not self.trains:
@@ -150,6 +158,7 @@ class HoldfastIO(CheckpointIO):
 
     def _name_again(self, path: Any) -> None:
         newest = self.saver.settle()
+        self._run.wait(remote=True)  # the registry names what it has
         if newest is not None and self._named(path) != newest:
             self._run.tag(_tag(path), newest)
 

@@ -296,6 +296,8 @@ class JournaledTrainer(Trainer):
             self._resumes, self._search_from = checkpoint.write, checkpoint.search_from
         else:
             self._resumes = checkpoint.n
+        components = checkpoint.manifest.components
+        self._earlier.remember(checkpoint.record.phase, checkpoint.step, components)
         self._takeover, self._expected, self._last = 0, None, None
 
     def suspect(self, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.values.parse_limits import check_json
+from holdfast.registry.formats.source import json_object
 
 NAME: Final = "metadata.json"
 _U32, _U64 = 2**32 - 1, 2**64 - 1
@@ -51,13 +51,7 @@ def parse(data: bytes, where: str) -> dict[str, Any]:
     Raises:
         InvalidInput: It is not JSON, a required key is missing, or a value has a wrong type.
     """
-    check_json(data, where=where, kind=InvalidInput)
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("not JSON", where=where, found=error) from error
-    if not isinstance(found, dict):
-        raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)
+    found = json_object(data, where)
     faults = list(problems(found))
     if faults:
         raise InvalidInput(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,7 @@ from typing import Any, Final, Literal
 
 from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.source import sha256_of, stable
 from holdfast.registry.formats.state_file import FileState, WrittenFile
 from holdfast.registry.formats.target import check_target, new_file
 from holdfast.registry.formats.thalia import container, delta, delta_writing, framing, writing
@@ -164,10 +163,10 @@ def save_delta(
     compress = Options(compression, level).compressor(path)
     plain = _narrowed(_plain(state, path), precision)
     writing.check_components(plain)
-    old = load(base, widen=False, portable=True)
-    before: Any = old.state
+    with stable(base) as file:  # the state and the digest are of one file, or nothing is written
+        before: Any = load(base, widen=False, portable=True).state
+        digest, base_step = sha256_of(file), _delta_step(base)
     changes = delta_writing.changes(plain, before, threshold)
-    digest, base_step = _digest(base), _delta_step(base)
     step = writing.count(plain.get("training_steps"))
     name = base.name if base.resolve().parent == path.resolve().parent else str(base)
     info = {
@@ -260,14 +259,6 @@ def _narrowed(state: dict[str, Any], precision: str | PrecisionPolicy | None) ->
 
 def _label(precision: str | PrecisionPolicy | None) -> str | None:
     return str(precision) if precision is not None else None
-
-
-def _digest(path: Path) -> bytes:
-    hashed = hashlib.sha256()
-    with stable(path) as file:
-        while piece := file.read(2**20):
-            hashed.update(piece)
-    return hashed.digest()
 
 
 def _delta_step(path: Path) -> int:

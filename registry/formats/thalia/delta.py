@@ -8,8 +8,6 @@ weights, was not written. The state that comes out is what Thalia's own program 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import math
 import os
 import struct
@@ -24,14 +22,14 @@ from numpy.typing import NDArray
 
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats.pickles import Known, ordered_dict, read_pickle
-from holdfast.registry.formats.source import stable
+from holdfast.registry.formats.source import json_object, sha256_of, stable
 from holdfast.registry.formats.state_file import FileReport, FileState, TensorHeader
 from holdfast.registry.formats.thalia import container, framing
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC, Body
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes
 from holdfast.registry.pytree.tensor_bytes import allocate
-from holdfast.registry.values.parse_limits import check_bytes, check_json
+from holdfast.registry.values.parse_limits import check_bytes
 
 _FORM: Final = struct.Struct("<5sI32sQQ7s")
 #: The longest chain of deltas.
@@ -164,20 +162,12 @@ def _parse(body: Body) -> Delta:
             found=f"{len(data) - at - 4} bytes",
         )
     return Delta(
-        digest, base_step, step, _checked(changes, body.where), _json(view[at + 4 :], body)
+        digest,
+        base_step,
+        step,
+        _checked(changes, body.where),
+        json_object(data[at + 4 :], body.where),
     )
-
-
-def _json(data: memoryview, body: Body) -> dict[str, Any]:
-    text = bytes(data)
-    check_json(text, where=body.where, kind=InvalidInput)
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("its metadata is not JSON", where=body.where, found=error) from error
-    if not isinstance(found, dict):
-        raise InvalidInput("its metadata is not a JSON object", where=body.where)
-    return found
 
 
 def _checked(changes: Any, where: Path) -> dict[str, Any]:
@@ -214,17 +204,15 @@ def _compared_base(delta: Delta, path: Path) -> Iterator[None]:
         )
     info: Any = delta.metadata["delta_info"]
     wanted = info.get("base_hash")
-    hashed = hashlib.sha256()
     with stable(path) as file:
         framing.check_size(os.fstat(file.fileno()).st_size, path)
-        while piece := file.read(2**20):
-            hashed.update(piece)
-        if hashed.hexdigest() != wanted:
+        digest = sha256_of(file).hex()
+        if digest != wanted:
             raise InvalidInput(
                 "the base is another file than the delta was made from",
                 where=path,
                 expected=f"SHA-256 {str(wanted)[:64]}",
-                found=hashed.hexdigest(),
+                found=digest,
             )
         yield
 

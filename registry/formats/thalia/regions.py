@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.source import json_object
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.formats.thalia.tensors import DTYPES, TensorHead, encode, read_head
-from holdfast.registry.values.parse_limits import check_json
 
 _TENSOR: Final = "tensor"
 _MAX_DEPTH: Final = 200
@@ -26,17 +26,7 @@ def read_json(body: Body, offset: int, length: int, what: str) -> dict[str, Any]
     Raises:
         InvalidInput: It is not within the file, not JSON, no object, or nested too deeply.
     """
-    data = body.read(offset, length, what)
-    check_json(data, where=f"{body.where}: {what}", kind=InvalidInput)
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("not JSON", where=f"{body.where}: {what}", found=error) from error
-    if not isinstance(found, dict):
-        raise InvalidInput(
-            "not a JSON object", where=f"{body.where}: {what}", found=type(found).__name__
-        )
-    return found
+    return json_object(body.read(offset, length, what), f"{body.where}: {what}")
 
 
 def references(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import io
 import math
 import tempfile
@@ -19,6 +18,7 @@ import zstandard
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, portable
+from holdfast.registry.formats.source import sha256_of
 from holdfast.registry.formats.state_file import WrittenFile
 from holdfast.registry.formats.target import new_file
 from holdfast.registry.formats.thalia.container import ASIDE, FORMAT
@@ -324,11 +324,9 @@ def compress_bytes(
 
 
 def _append_checksum(file: BinaryIO) -> None:
-    hashed = hashlib.sha256()
     file.seek(0)
-    while piece := file.read(_PIECE):
-        hashed.update(piece)
-    file.write(hashed.digest())
+    digest = sha256_of(file)
+    file.write(digest)
 
 
 def _to_zstd(plain: BinaryIO, file: BinaryIO, *, level: int | None) -> None:

@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import holdfast
 from holdfast.errors import InvalidInput, NotFound, UnsupportedValue
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
+from holdfast.registry.journal.background import BackgroundCarrier
 
 #: Four batches an epoch.
 SAMPLES, BATCH, EPOCHS = 32, 8, 4
@@ -148,6 +149,20 @@ def keep_model_checkpoint(url: str, folder: str) -> None:
         for path in (keeper.best_model_path, keeper.last_model_path):
             loaded = again.load_checkpoint(path)
             assert (loaded["global_step"], "state_dict" in loaded) == (16, True)
+
+
+def resume_from_journal(url: str) -> None:
+    """A checkpoint that the registry does not have yet."""
+    BackgroundCarrier.wake = lambda self: None  # type: ignore[method-assign]
+    for step in (1, 2):
+        with holdfast.open(url) as reg:
+            run = reg.run("waiting", create=True)
+            io = HoldfastIO(run)
+            path = io.resume()
+            assert (path is None) == (step == 1)
+            if path is not None:
+                assert io.load_checkpoint(path)["global_step"] == 1
+            io.save_checkpoint({"global_step": step, "state_dict": {}}, f"{step}.ckpt")
 
 
 def refuse(url: str) -> None:

@@ -109,10 +109,21 @@ def test_a_signal_to_one_rank_makes_both_leave_after_the_same_step(
     assert list(components(reg, "asked")) == [4, 5, 8]
 
 
+@pytest.mark.parametrize("journal", ["", "journal"])
 def test_lightnings_own_callback_keeps_its_checkpoints_in_a_run(
+    reg: holdfast.Registry, children: Children, tmp_path: Path, journal: str
+) -> None:
+    env = {"HOLDFAST_JOURNAL": str(tmp_path / journal)} if journal else {}
+    args = (reg.url, str(tmp_path / "own"))
+    assert children.run_all(Call("lightning_training.keep_model_checkpoint", args, env)) == [0]
+
+
+def test_a_training_resumes_from_what_is_only_in_a_journal(
     reg: holdfast.Registry, children: Children, tmp_path: Path
 ) -> None:
-    assert children.run("lightning_training.keep_model_checkpoint", reg.url, tmp_path / "own") == 0
+    env = {"HOLDFAST_JOURNAL": str(tmp_path / "journal"), "HOLDFAST_EXIT_WAIT_S": "0"}
+    call = Call("lightning_training.resume_from_journal", (reg.url,), env)
+    assert children.run_all(call) == [0]
 
 
 def test_what_is_refused(reg: holdfast.Registry, children: Children) -> None:

@@ -17,6 +17,7 @@ from holdfast.backends.local import LocalBackend
 from holdfast.registry.errors import (
     Conflict,
     Fenced,
+    IncompatibleState,
     InvalidInput,
     OnlyLocal,
     StoreFull,
@@ -28,6 +29,7 @@ from holdfast.registry.journal.background import BackgroundCarrier
 from holdfast.registry.journal.folder import RunFolder
 from holdfast.registry.journal.records import Entry
 from holdfast.registry.journal.settings import Journal, choose_journal
+from holdfast.registry.spec import RunSpec
 from holdfast.registry.storage.store import create_config
 from holdfast.registry.writing.change import Composed
 from tests.crash import scenarios
@@ -410,6 +412,15 @@ def test_an_interruption_behind_the_acknowledgement_loses_no_bytes(
     machine.carry()
     assert set(machine.outcomes().values()) == {"carried"}
     assert [step for step, _ in added(bucket)] == [1, 2, 3]
+
+
+def test_the_state_that_training_resumed_from_must_change(machine: Machine, by_hand: None) -> None:
+    preset = RunSpec(name="own", must_change=("*",))
+    machine.run(preset=preset).save(make_state(1), step=1)
+    again = machine.run(preset=preset)
+    restored = again.restore()
+    with pytest.raises(IncompatibleState, match="step 1"):
+        again.save(restored.state, step=2)
 
 
 def test_a_commit_of_nothing_keeps_what_training_resumed_from(
