@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
@@ -74,6 +75,7 @@ class TransitionOptions:
     metrics: Mapping[str, object] | None
     enable: str | Iterable[str]
     initialise: Initialise | None
+    zero: str | Iterable[str] | None
     map_location: object
 
 
@@ -201,10 +203,12 @@ class _TransitionCommit(NewCommit):
         # (seeds/hydra.md, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
         self._table = Table(rules.rows, self._enabled, source)
-        self._ready, unready = readiness.readiness(rules, record.metrics, options.metrics)
+        self._ready, unready = readiness.readiness(
+            rules, self._enabled, record.metrics, options.metrics
+        )
         problems = [
             *readiness.differences(rules, source, options.targets or {}),
-            *readiness.not_zero(rules, source),
+            *readiness.not_zero(_zero(rules, options.zero), source),
             *unready,
             *self._table.problems,
         ]
@@ -260,6 +264,20 @@ class _TransitionCommit(NewCommit):
 
     def _stored(self, pin: Pin) -> Stored:
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
+
+
+def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:
+    """Return the patterns of what must be zero: those of the caller, or else of the preset."""
+    if given is None:
+        return rules.zero
+    patterns = [given] if isinstance(given, str) else list(given)
+    if not rules.zero or not patterns or not all(isinstance(one, str) for one in patterns):
+        raise InvalidInput(
+            "`zero` gives other names to the tensors that the transition checks",
+            where=f"zero={quoted(given)}",
+            expected="patterns of paths; the preset has " + (", ".join(rules.zero) or "none"),
+        )
+    return patterns
 
 
 def _entered(run: RunManifest, to: str) -> PhaseRecord | None:

@@ -390,6 +390,8 @@ def refused(hydra: Life[Hydra], copy: str, to: int, match: str, **options: Any) 
         run = reg.run(hydra.story.run_id)
         before = run.refresh().manifest
         given = {"targets": {"model_record": Student()}, "metrics": acts.READY, **options}
+        if to == 2:
+            given["enable"] = acts.SWITCHED
         with pytest.raises(IncompatibleState, match=match):
             run.transition(to, **given)
         assert run.refresh().manifest == before
