@@ -3,7 +3,8 @@
 - `stored`: `Stored`, a state that a run keeps: `load`, `load_into`, lazy and Zarr access.
 - `checkpoint`: `Checkpoint`, a stored state with its step, metrics and companions.
 - `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.
-- `fit`: compares a stored state with the model that it is to fill; `selecting`: parts by their paths.
+- `fit`: compares a stored state with the model that it is to fill.
+- `selecting`: components, and parts of them by their paths.
 
 Nothing here writes to a store, except that `Checkpoint.report` commits metrics. The bytes come
 from `holdfast.registry.history.state_reader`, verified. Specified in docs/spec.md, sections 14

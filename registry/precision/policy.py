@@ -4,7 +4,7 @@ Also checks that the narrower type can hold the numbers; `rounding` does the ari
 rounded when its bytes are read, one at a time, so a state is never in memory twice. The manifest
 records the original type of each rounded tensor.
 
-Source: seeds/thalia.md, Mixed Precision. Optimizer state keeps its type unless the caller allows
+Source: document of Thalia, Mixed Precision. Optimizer state keeps its type unless the caller allows
 otherwise: small second moments become zero in fp16, and the training would continue differently.
 """
 
@@ -32,7 +32,7 @@ _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 POLICIES: tuple[PrecisionName, ...] = get_args(PrecisionName)
 #: `auto` stores tensors of at least this many bytes as bf16, `auto-fp16` larger ones as fp16.
 #: Smaller ones save little space, and biases, norms and scales, which are small, need their bits
-#: most (seeds/thalia.md: 1 MB too).
+#: most (document of Thalia: 1 MB too).
 AUTO_BYTES = 2**20
 #: Not fp16: in a type with the range of float32 no save fails when a value passes 65504.
 _AUTO_DTYPE = "bfloat16"
@@ -171,7 +171,7 @@ class _Use:
             self.narrowable = self.narrowable or leaf.path
         if self.policy == "auto":
             return _AUTO_DTYPE if leaf.nbytes >= AUTO_BYTES else None
-        if self.policy == "auto-fp16":  # seeds/thalia.md: "FP16 for large tensors >1MB"
+        if self.policy == "auto-fp16":  # document of Thalia: "FP16 for large tensors >1MB"
             return "float16" if leaf.nbytes > AUTO_BYTES else None
         return _DTYPES[self.policy]
 

@@ -126,8 +126,9 @@ class Run(LoopingRun):
             precision: Which float32 and float64 tensors are stored in fewer bits: one policy for
                 all, or policies by path pattern, of which the first match counts:
                 `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for
-                tensors of 1 MiB and more) or `keep`. The loss is recorded and shown. Companions
-                are not changed.
+                tensors of 1 MiB and more), `auto-fp16` (`fp16` above 1 MiB) or `keep`; a name of
+                the preset's `precision` stands for its rules. The loss is recorded and shown.
+                Companions are not changed.
             allow_lossy_optimizer: Apply `precision` to optimizer state too. Without it optimizer
                 state keeps its precision, and a pattern that matches nothing else is an error.
             allow_nonfinite: Let the checkpoint become latest even if weights that the preset

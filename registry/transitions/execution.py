@@ -200,7 +200,7 @@ class _TransitionCommit(NewCommit):
         record = self._record(origin)
         checkpoint = Checkpoint(committer.store, committer.log, record)
         # The whole of exactly this checkpoint: damage is an error, and there is no fallback
-        # (seeds/hydra.md, Gate checkpoint verification).
+        # (document of Hydra, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
         self._table = Table(rules.rows, self._enabled, source)
         self._ready, unready = readiness.readiness(
@@ -250,7 +250,7 @@ class _TransitionCommit(NewCommit):
         )
         if find_entry(run, candidate) is not None:
             return []
-        # A league starts with ratings of its own (seeds/hydra.md, Phase 2 to 3, step 8).
+        # A league starts with ratings of its own (document of Hydra, Phase 2 to 3, step 8).
         return promotion(run, candidate, DEFAULT)
 
     def _inference_parts(self, pin: Pin) -> list[str]:

@@ -25,7 +25,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield the differences between the strict parts and their targets.
 
-    Every tensor of the one must be in the other, with the same shape and dtype (seeds/hydra.md,
+    Every tensor of the one must be in the other, with the same shape and dtype (document of Hydra,
     Strict loading).
 
     Raises:

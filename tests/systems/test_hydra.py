@@ -1,7 +1,7 @@
 """The life of a Hydra run: what its checkpoints are, what is kept, and how it comes back.
 
 The league is in `test_hydra_league.py`, damage in `test_hydra_harm.py`. The rules are
-those of `seeds/hydra.md`; `docs/systems.md` says row by row which test proves what.
+those of the document of Hydra; `docs/systems.md` says row by row which test proves what.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The life of a brain by Thalia's document: stages, growth, half precision, deltas, lazy regions.
 
-The rules are those of `seeds/thalia.md`; `docs/systems.md` says row by row which test proves what.
+`docs/systems.md` says row by row which test proves what of its document.
 """
 
 from __future__ import annotations

@@ -76,6 +76,14 @@ def test_metrics_in_the_state_choose_best_and_milestones(reg: Registry) -> None:
     assert run.best().load()["metrics"] == adr004_state(2, 0.9, 3.0)["metrics"]
 
 
+def test_metrics_in_the_state_come_through_a_journal(reg: Registry, tmp_path: Path) -> None:
+    with holdfast.open(str(tmp_path / "registry"), journal=tmp_path / "journal") as near:
+        run = adr004_run(near)
+        run.wait(remote=True)
+    assert reg.run("bayesian").best().step == 2
+    assert reg.run("bayesian").best().metrics == {"accuracy": 0.9, "loss": 3.0}
+
+
 def test_a_metric_has_one_value(reg: Registry) -> None:
     run = adr004_run(reg, 1)
     with pytest.raises(InvalidInput, match="metric accuracy: a metric has two values"):

@@ -1,4 +1,4 @@
-"""Both transitions of Hydra, by the shipped preset and with real modules (seeds/hydra.md)."""
+"""Both transitions of Hydra, by the shipped preset and with real modules (document of Hydra)."""
 
 from __future__ import annotations
 
