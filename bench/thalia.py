@@ -51,6 +51,7 @@ def brain(neurons: int, synapses: int) -> dict[str, Any]:
             for number in range(REGIONS)
         },
         "pathways": {},
+        "config": {"neurons": neurons},
         "training_steps": 1000,
     }
 

@@ -150,7 +150,7 @@ def test_a_full_state_with_dataclasses_comes_back(run: Run) -> None:
 
 def test_a_state_without_regions_is_refused(run: Run) -> None:
     with pytest.raises(IncompatibleState, match="missing: regions"):
-        run.save({"pathways": {}}, step=0)
+        run.save({"pathways": {}, "config": {}}, step=0)
 
 
 # Lazy regions
@@ -257,7 +257,8 @@ def added_by(place: Place, grown: torch.Tensor) -> float:
 
 
 def regions(weights: torch.Tensor) -> dict[str, Any]:
-    return {"regions": {"cortex": {"weights": {"feedforward": weights}}}}
+    region = {"weights": {"feedforward": weights}}
+    return {"regions": {"cortex": region}, "pathways": {}, "config": {}}
 
 
 GROWING = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(1))
@@ -288,6 +289,25 @@ def test_a_chain_of_deltas_gives_each_stage_again(trained: Run, tmp_path: Path) 
         assert torch.equal(
             found[name]["weights"]["feedforward"], region["weights"]["feedforward"]
         ), name
+
+
+def test_a_delta_in_half_precision_and_compressed_is_a_fraction_of_a_file(tmp_path: Path) -> None:
+    weights = torch.ones(300, 300).cumsum(0)
+    full = files.save(tmp_path / "stage2.thalia", regions(weights)).size_bytes
+    weights[7, :40] += 0.5
+    link = tmp_path / "stage3.delta.thalia.zst"
+    small = files.save_delta(
+        link,
+        regions(weights),
+        tmp_path / "stage2.thalia",
+        precision="fp16",
+        compression="zstd",
+        level=9,
+    ).size_bytes
+    assert small < 0.05 * full  # "Expected total savings: 95-99%"
+    found = files.load(link).state["regions"]["cortex"]["weights"]["feedforward"]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, weights)
 
 
 def plain(saved: Checkpoint) -> dict[str, Any]:
