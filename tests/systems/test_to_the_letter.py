@@ -104,6 +104,17 @@ def test_a_release_has_what_the_documents_loader_asks_for(reg: Registry, tmp_pat
     assert checkpoint["metrics"] == {"accuracy": 0.9, "loss": 3.0}
     assert checkpoint["model_card"] == CARD
     assert checkpoint["model_state_dict"]["weight"].tolist() == [2.0, 2.0]
+    own = {
+        "version": "9.9.9",
+        "model_state_dict": {},
+        "config": {},
+        "metrics": {"ece": {"l1": 0.1}},
+    }
+    formats.write(
+        tmp_path / "own.pt", run.releases.publish("2.0.0", run.best(), card=CARD, state=own)
+    )
+    kept = torch.load(tmp_path / "own.pt", weights_only=True)
+    assert kept == {**own, "model_card": CARD}  # what the state says of itself stays
 
 
 # Hydra
