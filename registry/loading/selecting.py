@@ -65,11 +65,12 @@ def _component_of(manifest: Manifest, path: str) -> str:
 
 
 def _cut_down(ref: str, name: str, part: Component, paths: Iterable[str]) -> Component:
-    found = pytree.cut_down(name, part.skeleton, set(paths))
+    count = len(part.tensors)
+    found = pytree.cut_down(name, part.skeleton, set(paths), count)
     if found is not None:
         skeleton, numbers = found
         return Component.build(skeleton, [part.tensors[number] for number in numbers])
-    missing = next(one for one in paths if not pytree.cut_down(name, part.skeleton, {one}))
+    missing = next(one for one in paths if not pytree.cut_down(name, part.skeleton, {one}, count))
     raise _nothing_at(ref, name, part, missing)
 
 

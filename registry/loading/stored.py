@@ -25,6 +25,7 @@ from holdfast.registry.loading.destinations import Destination, check_device, to
 from holdfast.registry.loading.fit import (
     LoadReport,
     check_component,
+    check_components,
     check_fit,
     filled_once,
     leaves_by_path,
@@ -192,6 +193,8 @@ class Stored:
         named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
         with collector_paused():
+            if component is not None:
+                check_components(self.ref, [component], manifest.components)
             parts = select(self.ref, manifest, None if component is None else [component])
             sources, leaves = tensors_by_path(parts), leaves_by_path(named)
         report = LoadReport.of(sources, leaves)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from typing import Any
 
+from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.paths import component, segment
 from holdfast.registry.pytree.survey import ARRAY_TAGS
 from holdfast.registry.values.canonical import Json
@@ -13,7 +15,9 @@ from holdfast.registry.values.canonical import Json
 _DICTS: dict[str, int | None] = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
-def cut_down(name: str, skeleton: Json, wanted: Collection[str]) -> tuple[Json, list[int]] | None:
+def cut_down(
+    name: str, skeleton: Json, wanted: Collection[str], count: int
+) -> tuple[Json, list[int]] | None:
     """Return the skeleton of the wanted values and the dicts around them, and their arrays.
 
     Lists and tuples are kept as a whole, for their items have no names.
@@ -22,17 +26,25 @@ def cut_down(name: str, skeleton: Json, wanted: Collection[str]) -> tuple[Json, 
         name: The component.
         skeleton: Its skeleton, which was checked.
         wanted: Paths below the component; what is below a path belongs to it.
+        count: The number of its arrays.
 
     Returns:
         The new skeleton, whose arrays are numbered from 0, and their numbers in the old one;
         `None` if there is nothing at one of the paths.
+
+    Raises:
+        Malformed: The skeleton names an array where none may be.
     """
     found: set[str] = set()
     kept = _kept(component(name), skeleton, wanted, found)
     if kept is None or found != set(wanted):
         return None
-    numbers: list[int] = []
-    return _renumbered(kept[0], numbers), numbers
+    numbers: list[Any] = []
+    cut = _renumbered(kept[0], numbers)
+    are_numbers = all(type(number) is int and number < count for number in numbers)
+    if not are_numbers or any(one >= other for one, other in pairwise([-1, *numbers])):
+        raise Malformed("an array where none may be, in a skeleton", where=name)
+    return cut, numbers
 
 
 def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | None:
@@ -100,15 +112,19 @@ def _pairs(node: Any) -> list[Any] | None:
     return pairs
 
 
-def _renumbered(node: Any, numbers: list[int]) -> Any:
-    """Return a node whose arrays are numbered in their order; add their old numbers."""
+def _renumbered(node: Any, numbers: list[Any]) -> Any:
+    """Return a node whose arrays are numbered in their order; add their old numbers.
+
+    It also sees payloads without nodes, in which a hostile skeleton can hide anything.
+    """
     if type(node) is list:
         return [_renumbered(item, numbers) for item in node]
-    if type(node) is not dict:
+    if type(node) is not dict or len(node) != 1:
         return node
     [(tag, payload)] = node.items()
     if tag not in ARRAY_TAGS:
         return {tag: _renumbered(payload, numbers)}
-    numbers.append(payload[0] if tag == "nt" else payload)
+    has_unit = tag == "nt" and type(payload) is list and payload
+    numbers.append(payload[0] if has_unit else payload)
     new = len(numbers) - 1
-    return {tag: [new, *payload[1:]] if tag == "nt" else new}
+    return {tag: [new, *payload[1:]] if has_unit else new}

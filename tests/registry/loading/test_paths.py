@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from holdfast import Registry
-from holdfast.registry.errors import IntegrityError, NotFound
+from holdfast.registry import pytree
+from holdfast.registry.errors import IntegrityError, Malformed, NotFound
 from tests.support.sameness import assert_same
 
 STATE: dict[str, Any] = {
@@ -113,3 +114,29 @@ def test_what_is_elsewhere_may_be_gone(reg, backend):
     assert saved.load(only="a/y") == {"a": {"y": {"z": 1}}}
     with pytest.raises(IntegrityError):
         saved.load(only="a/x")
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"set": [{"t": 99}]},
+        {"set": [{"t": 0}]},
+        {"nt": []},
+        {"tz": {"a": 1, "b": {"t": "x"}}},
+        {"ns": [{"t": None}]},
+    ],
+)
+def test_an_array_that_is_hidden_in_a_skeleton_is_no_number(hidden):
+    skeleton = {"d": [["a", {"d": [["w", {"t": 0}], ["h", hidden]]}], ["b", 1]]}
+    try:
+        cut, numbers = pytree.cut_down("c", skeleton, {"c/a"}, 1)
+    except Malformed:
+        return
+    assert numbers == [0]
+    with pytest.raises(Malformed):
+        pytree.unflatten_component(cut, [np.ones(1)])
+
+
+def test_a_part_of_a_component_fills_no_model(stored):
+    with pytest.raises(NotFound, match="regions/a: no such component"):
+        stored.load_into({}, component="regions/a")
