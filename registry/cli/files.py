@@ -46,8 +46,8 @@ def push(
     precision: list[str] | None = option(
         "--precision",
         "[PATTERN=]POLICY",
-        "bf16, fp16, auto or keep, for tensors whose paths match, or for all; repeatable: the "
-        "first match counts.",
+        "bf16, fp16, auto, auto-fp16 or keep, for tensors whose paths match, or for all; "
+        "repeatable: the first match counts.",
     ),
     allow_lossy_optimizer: bool = flag(
         "--allow-lossy-optimizer", "Let optimizer state lose precision too."
@@ -59,7 +59,9 @@ def push(
     Of a folder every file keeps its exact bytes; `holdfast files` shows them.
     """
     metrics, texts = options.numbers(metric or ()), options.pairs(meta or ())
-    policies = options.pairs(one if "=" in one else f"*={one}" for one in precision or ())
+    given = precision or []
+    is_name = len(given) == 1 and "=" not in given[0]
+    policies = options.pairs(one if "=" in one else f"*={one}" for one in given)
     found = formats.read(file, format=format_name, portable=True)
     into = opened.run(run, create=create)
     known = into.manifest.count
@@ -69,7 +71,7 @@ def push(
         phase=phase,
         metrics=metrics,
         meta=texts or None,
-        precision=policies,
+        precision=given[0] if is_name else policies,
         allow_lossy_optimizer=allow_lossy_optimizer,
     )
     is_new = into.manifest.count > known

@@ -15,7 +15,13 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.loading.fit import check_components
-from holdfast.registry.loading.stored import Stored, commit_keys, load_portable, reader_of
+from holdfast.registry.loading.stored import (
+    Stored,
+    commit_keys,
+    file_keys,
+    load_portable,
+    reader_of,
+)
 from holdfast.registry.pytree import ArrayLeaf, FlatState, TensorBytes
 from holdfast.registry.pytree.tensor_bytes import as_torch
 from holdfast.registry.storage.manifest import Component, TensorEntry
@@ -122,8 +128,10 @@ class StoredContent(Content):
         self._only = only
 
     def load(self) -> Any:
-        """Return the state."""
-        return self._stored.load(only=self._only)
+        """Return the state; a whole release with the keys that its preset names for files."""
+        state = self._stored.load(only=self._only, precision="stored")
+        extra = file_keys(self._stored) if self._only is None else {}
+        return {**extra, **state} if extra else state
 
     def flat(self, names: Iterable[str]) -> FlatState:
         """Read components."""

@@ -97,7 +97,7 @@ class JournaledCheckpoint(Checkpoint):
         *,
         only: str | Iterable[str] | None = None,
         map_location: object = "cpu",
-        precision: LoadPrecision = "stored",
+        precision: LoadPrecision | None = None,
         version: int | str | None = None,
     ) -> Any:
         """Return the state, from this machine or from the registry; see `Checkpoint.load`."""

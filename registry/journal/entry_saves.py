@@ -132,7 +132,7 @@ class JournaledSave(SaveCommit):
         return SaveFields(
             phase=save.phase,
             step=request.step,
-            metrics=request.metrics,
+            metrics=dict(save.metrics),
             meta=request.meta,
             tier=request.tier,
             counters=dict(save.counters),
@@ -317,5 +317,6 @@ def _prepared(fields: SaveFields, *, takes_over: bool = True) -> PreparedSave:
         narrowing=None,
         commit_keys=fields.commit_keys,
         companions={},
+        metrics=fields.metrics,
         counters=fields.counters,
     )

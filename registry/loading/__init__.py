@@ -5,6 +5,7 @@
 - `files`: the files of a state that was pushed as a folder.
 - `allocating`: memory for a whole state; `destinations`: the memory of a model that exists.
 - `fit`: compares a stored state with the model that it is to fill.
+- `selecting`: components, and parts of them by their paths.
 
 Nothing here writes to a store, except that `Checkpoint.report` commits metrics. The bytes come
 from `holdfast.registry.history.state_reader`, verified. Specified in docs/spec.md, sections 14

@@ -164,7 +164,7 @@ class Checkpoint(Stored):
         *,
         only: str | Iterable[str] | None = None,
         map_location: object = "cpu",
-        precision: LoadPrecision = "stored",
+        precision: LoadPrecision | None = None,
         version: int | str | None = None,
     ) -> Any:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
@@ -173,22 +173,24 @@ class Checkpoint(Stored):
         state of an older schema version is migrated by the migrations that the program registered.
 
         Args:
-            only: One component, or several; by default all. They are never migrated.
+            only: One component or path, or several, as for `Stored.load`; by default all. They are
+                never migrated.
             map_location: Device for the tensors, as `torch.device` or its name.
             precision: The type of tensors that were saved with less precision: as `stored`, or
-                `original`; the lost bits stay lost.
+                `original`; the lost bits stay lost. Default: that of the preset, or `stored`.
             version: The wanted schema version; by default that of the specification.
 
         Raises:
-            NotFound: A component in `only` does not exist.
+            NotFound: A component or path in `only` does not exist.
             IncompatibleState: Keys or dtypes differ from the specification, or no migrations lead
                 from its schema version to the wanted one.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
-        state = super().load(only=only, map_location=map_location, precision=precision)
+        spec, where = self._log.run.spec, self.ref
+        wanted_precision = precision or spec.load_precision or "stored"
+        state = super().load(only=only, map_location=map_location, precision=wanted_precision)
         if only is not None:
             return state
-        spec, where = self._log.run.spec, self.ref
         found = None if spec.version_key is None else state.get(spec.version_key)
         wanted = spec.version if version is None else version
         if spec.version_key is not None and found is not None and found != wanted:

@@ -34,9 +34,10 @@ from holdfast.registry.loading.fit import (
     tensors_by_path,
     widened_paths,
 )
+from holdfast.registry.loading.selecting import dict_at, select
 from holdfast.registry.precision.policy import widen_all
 from holdfast.registry.storage.lazy import LazyTensor
-from holdfast.registry.storage.manifest import Component, Manifest, TensorEntry
+from holdfast.registry.storage.manifest import Manifest, TensorEntry
 from holdfast.registry.storage.store import Store
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.gc_pause import collector_paused
@@ -125,14 +126,16 @@ class Stored:
         """Return the state, byte for byte and type for type as it was saved, every byte verified.
 
         Args:
-            only: One component, or several; by default all.
+            only: One component, or several; by default all. A path below a component
+                (`regions/cortex`) leads through dicts; only what is at its end is read, and the
+                result has the dicts around it.
             map_location: Device for the tensors, as `torch.device` or its name.
             precision: The type of tensors that were saved with less precision: as `stored`, or
                 `original`; the lost bits stay lost.
 
         Raises:
             InvalidInput: There is no such precision or device.
-            NotFound: A component in `only` does not exist.
+            NotFound: A component or path in `only` does not exist.
             IntegrityError: An object is damaged or missing; nothing is returned.
         """
         check_load_precision(precision)
@@ -150,7 +153,7 @@ class Stored:
         manifest = self.manifest
         aside = self._aside(manifest)
         names = [only] if isinstance(only, str) else only
-        wanted = self._select(manifest, _without(names, aside))
+        wanted = select(self.ref, manifest, _without(names, aside))
         self._reader.check_lists(manifest)
         with collector_paused():
             made = allocate(self.ref, wanted, precision, portable=portable)
@@ -191,7 +194,9 @@ class Stored:
         named = target if check_component(component) is None else {component: target}
         manifest = self.manifest
         with collector_paused():
-            parts = self._select(manifest, None if component is None else [component])
+            if component is not None:
+                check_components(self.ref, [component], manifest.components)
+            parts = select(self.ref, manifest, None if component is None else [component])
             sources, leaves = tensors_by_path(parts), leaves_by_path(named)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)
@@ -216,9 +221,17 @@ class Stored:
             return {}
         return files_in(self._load(TREE)[TREE], self.ref)
 
-    def lazily(self) -> LazyState:
-        """Return the state as a mapping that loads each component at its first access."""
-        return LazyState(self)
+    def lazily(self, below: str | None = None) -> LazyState:
+        """Return the state as a mapping that loads each component at its first access.
+
+        Args:
+            below: A component, or a path as in `load(only=...)`: the mapping then has the values of
+                the dict there, such as the regions below `regions`.
+
+        Raises:
+            NotFound: There is no dict at this path.
+        """
+        return LazyState(self, below)
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
@@ -283,6 +296,9 @@ class Stored:
     def _commit_keys(self) -> CommitKeys | None:
         return None
 
+    def _file_keys(self) -> dict[str, Any]:
+        return {}
+
     def _aside(self, manifest: Manifest) -> dict[str, Any]:
         kept = self._commit_keys()
         if kept is None:
@@ -310,24 +326,26 @@ class Stored:
         merged = {**state, **{name: aside[name] for name in wanted if name in aside}}
         return type(state)((name, merged[name]) for name in kept.order if name in merged)
 
-    def _select(self, manifest: Manifest, only: Iterable[str] | None) -> dict[str, Component]:
-        names = list(manifest.components) if only is None else list(only)
-        check_components(self.ref, names, manifest.components)
-        return {name: part for name, part in manifest.components.items() if name in names}
-
 
 class LazyState(Mapping[str, Any]):
-    """A state that loads each component at its first access, verified, and keeps it.
+    """A state, or a dict in it, that loads each value at its first access, verified, and keeps it.
 
     Args:
         stored: The state.
+        below: The path of the dict.
+
+    Raises:
+        NotFound: There is no dict at the path.
     """
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, below: str | None = None) -> None:
         self._stored = stored
+        self._below, self._depth = below, 0
         self._loaded: dict[str, Any] = {}
         kept = commit_keys(stored)
         self._names = tuple(stored.manifest.components if kept is None else kept.order)
+        if below is not None:
+            self._below, self._depth, self._names = dict_at(stored.ref, stored.manifest, below)
 
     def __repr__(self) -> str:
         loaded = ", ".join(self._loaded) or "nothing"
@@ -341,8 +359,24 @@ class LazyState(Mapping[str, Any]):
             IntegrityError: An object is damaged or missing.
         """
         if name not in self._loaded:
-            self._loaded[name] = self._stored.load(only=name)[name]
+            if self._below is None:
+                self._loaded[name] = self._stored.load(only=name)[name]
+            else:
+                self._loaded[name] = self._load_below(name)
         return self._loaded[name]
+
+    def _load_below(self, name: str) -> Any:
+        if name not in self._names:
+            raise NotFound(
+                "nothing at this path",
+                where=f"{self._stored.ref}: {self._below}/{name}",
+                expected=", ".join(self._names),
+                hint=near(name, self._names),
+            )
+        value = self._stored.load(only=f"{self._below}/{name}")
+        for _ in range(self._depth + 1):
+            (value,) = value.values()  # a path leaves one value in each dict
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -405,6 +439,11 @@ def rebuild(stored: Stored, arrays: Mapping[str, Sequence[object]]) -> Any:
 def commit_keys(stored: Stored) -> CommitKeys | None:
     """Return the keys of a state that its commit stores instead of its manifest."""
     return stored._commit_keys()
+
+
+def file_keys(stored: Stored) -> dict[str, Any]:
+    """Return the plain values that a file of a state has besides its components."""
+    return stored._file_keys()
 
 
 def _without(names: Iterable[str] | None, aside: Mapping[str, Any]) -> list[str] | None:

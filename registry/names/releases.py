@@ -103,6 +103,20 @@ class Release(Stored):
         is_whole = record is not None and record.manifest == self.digest
         return record.commit_keys if record is not None and is_whole else None
 
+    def _file_keys(self) -> dict[str, Any]:
+        """Return version, metrics and card under the keys that the preset names."""
+        keys = self._log.run.spec.release_keys
+        if keys is None:
+            return {}
+        found: dict[str, Any] = {}
+        if keys.version is not None:
+            found[keys.version] = self.version
+        if keys.metrics is not None:
+            found[keys.metrics] = self.metrics
+        if keys.card is not None:
+            found[keys.card] = self.card
+        return found
+
     def _source(self) -> CheckpointRecord | None:
         n = self.checkpoint
         return None if n is None else self._log.knowing(n).by_n.get(n)

@@ -1,6 +1,6 @@
 """The history of the entries of a pool, read from a run's log, which is never rewritten.
 
-This is the eviction log of `seeds/hydra.md`, Opponent Pool Versioning: all ratings of every entry
+This is the eviction log of Hydra's document, Opponent Pool Versioning: all ratings of every entry
 for ever, evicted entries included.
 """
 

@@ -1,6 +1,6 @@
 """The opponent pool of a run: promote, rate, draw and load models.
 
-The rules come from `seeds/hydra.md`, Opponent Pool Versioning; the run's preset gives their numbers
+The rules come from Hydra's document, Opponent Pool Versioning; the run's preset gives their numbers
 (size, shares of the draws, models kept loaded). Nothing here needs a writer token.
 """
 

@@ -24,7 +24,7 @@ class ModelCache(Generic[T]):
     in memory: models that are being loaded, and dropped ones that a caller still holds.
 
     Args:
-        capacity: The number of models to keep, from 1. (Hydra keeps 5: `seeds/hydra.md`, Opponent
+        capacity: The number of models to keep, from 1. (Hydra keeps 5: its document, Opponent
             Pool Versioning.)
 
     Raises:

@@ -50,7 +50,7 @@ def _undeclared() -> Pool:
 def promotion(run: RunManifest, candidate: Candidate, rating: Rating) -> list[Action]:
     """Return the actions that add a model to the pool and evict the oldest entries of a full one.
 
-    The rating is inherited. Its uncertainty is raised to a third of the default (seeds/hydra.md,
+    The rating is inherited. Its uncertainty is raised to a third of the default (document of Hydra,
     Rating integration), unless the entry is frozen.
     """
     entered = rating if candidate.frozen else inherited(rating)

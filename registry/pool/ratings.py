@@ -72,7 +72,7 @@ def inherited(rating: Rating) -> Rating:
     """Return the rating with which a copy of a player enters a pool.
 
     The mean is kept; the uncertainty becomes at least a third of an unknown player's
-    (`seeds/hydra.md`, Opponent Pool Versioning).
+    (the document of Hydra, Opponent Pool Versioning).
     """
     return Rating(rating.mu, max(rating.sigma, DEFAULT.sigma / 3))
 

@@ -14,7 +14,7 @@ The rule never changes:
    the sum of the first k weights in the declared order.
 3. Entry of the roster: index `word1 * (length) >> 64`, the oldest entry first.
 
-The requirement comes from `seeds/hydra.md`, Opponent Pool Versioning: the same seed and the same
+The requirement comes from Hydra's document, Opponent Pool Versioning: the same seed and the same
 models in the same order give the same opponents.
 """
 

@@ -4,7 +4,7 @@ Also checks that the narrower type can hold the numbers; `rounding` does the ari
 rounded when its bytes are read, one at a time, so a state is never in memory twice. The manifest
 records the original type of each rounded tensor.
 
-Source: seeds/thalia.md, Mixed Precision. Optimizer state keeps its type unless the caller allows
+Source: document of Thalia, Mixed Precision. Optimizer state keeps its type unless the caller allows
 otherwise: small second moments become zero in fp16, and the training would continue differently.
 """
 
@@ -16,21 +16,23 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, UnsupportedValue
 from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from holdfast.registry.spec import RunSpec
 from holdfast.registry.storage.manifest import ORIGINAL_DTYPES, NarrowedDtype
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.dtypes import ITEM_SIZES, PrecisionName
 from holdfast.registry.values.suggest import near
 
 #: Policy -> the element type in which a tensor is stored. `auto` depends on the tensor's size.
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-POLICIES = ("fp16", "bf16", "auto", "keep")
-#: `auto` stores tensors of at least this many bytes as bf16. Smaller ones save little space, and
-#: biases, norms and scales, which are small, need their bits most (seeds/thalia.md: 1 MB too).
+POLICIES: tuple[PrecisionName, ...] = get_args(PrecisionName)
+#: `auto` stores tensors of at least this many bytes as bf16, `auto-fp16` larger ones as fp16.
+#: Smaller ones save little space, and biases, norms and scales, which are small, need their bits
+#: most (document of Thalia: 1 MB too).
 AUTO_BYTES = 2**20
 #: Not fp16: in a type with the range of float32 no save fails when a value passes 65504.
 _AUTO_DTYPE = "bfloat16"
@@ -59,10 +61,14 @@ class Precision:
     Attributes:
         rules: Pattern of paths and policy; the first pattern that matches a tensor decides.
         allow_optimizer: Whether optimizer state may lose precision too.
+        name: The name that was given instead of rules; a preset may have rules of this name.
+        is_preset: Whether the rules are those of a preset, where a pattern may match nothing.
     """
 
     rules: tuple[tuple[str, str], ...]
     allow_optimizer: bool = False
+    name: str | None = None
+    is_preset: bool = False
 
     @classmethod
     def check(cls, given: object, *, allow_optimizer: bool = False) -> Precision | None:
@@ -85,9 +91,27 @@ class Precision:
                 found=quoted(given),
                 hint="For example precision={'model/*': 'bf16'}.",
             )
+        if isinstance(given, str):
+            return cls(tuple(rules.items()), allow_optimizer, name=given)
         for pattern, policy in rules.items():
             _check_rule(pattern, policy)
         return cls(tuple(rules.items()), allow_optimizer)
+
+    def resolved(self, spec: RunSpec) -> Precision:
+        """Return the rules of the run's preset, if the name is one of it.
+
+        Raises:
+            InvalidInput: Neither the preset nor Holdfast has a precision of this name.
+        """
+        if self.name is None:
+            return self
+        for one in spec.precision or ():
+            if one.name == self.name:
+                rules = tuple((rule.path, rule.policy) for rule in one.rules)
+                return Precision(rules, self.allow_optimizer, is_preset=True)
+        for pattern, policy in self.rules:
+            _check_rule(pattern, policy, [one.name for one in spec.precision or ()])
+        return self
 
     def choose(self, state: FlatState, *, where: str) -> Narrowing:
         """Return the leaves of a state to store in a narrower type, with that type.
@@ -102,7 +126,7 @@ class Precision:
         """
         uses = [_Use(pattern, policy) for pattern, policy in self.rules]
         chosen = [self._choose(part, uses) for part in state.components]
-        for use in uses:
+        for use in () if self.is_preset else uses:
             use.check(state, where, allow_optimizer=self.allow_optimizer)
         _check_tied(state, chosen, where)
         return chosen
@@ -147,6 +171,8 @@ class _Use:
             self.narrowable = self.narrowable or leaf.path
         if self.policy == "auto":
             return _AUTO_DTYPE if leaf.nbytes >= AUTO_BYTES else None
+        if self.policy == "auto-fp16":  # document of Thalia: "FP16 for large tensors >1MB"
+            return "float16" if leaf.nbytes > AUTO_BYTES else None
         return _DTYPES[self.policy]
 
     def check(self, state: FlatState, where: str, *, allow_optimizer: bool) -> None:
@@ -323,7 +349,7 @@ def _policy(dtype: str) -> str:
     return next(name for name, made in _DTYPES.items() if made == dtype)
 
 
-def _check_rule(pattern: object, policy: object) -> None:
+def _check_rule(pattern: object, policy: object, names: Sequence[str] = ()) -> None:
     if not isinstance(pattern, str) or not pattern:
         raise InvalidInput(
             "not a pattern", where="precision", expected="a text", found=quoted(pattern)
@@ -334,9 +360,9 @@ def _check_rule(pattern: object, policy: object) -> None:
         raise InvalidInput(
             "there is no such precision",
             where=f"precision {pattern!r}",
-            expected=", ".join(POLICIES),
+            expected=", ".join((*POLICIES, *names)),
             found=quoted(policy),
-            hint=f"Did you mean {alias!r}?" if alias else near(str(policy), POLICIES),
+            hint=f"Did you mean {alias!r}?" if alias else near(str(policy), (*POLICIES, *names)),
         )
 
 

@@ -3,7 +3,8 @@
 `flatten` makes a `FlatState` of a state, `unflatten` makes the state again; `encoding` and
 `decoding` are their walks. `containers`, `scalars`, `stamps`, `numpy_arrays`, `torch_arrays` have
 one codec for each type below; `adapters` lets callers add types of their own. `claims` checks a
-skeleton from a store before it is used. Only `torch_arrays` and `torch_memory` import torch.
+skeleton from a store before it is used; `parts` cuts one down to some of its values. Only
+`torch_arrays` and `torch_memory` import torch.
 
 The table below decides bytes, so it decides ids: a tag may be added, none changes its meaning.
 `storage`, `training` and `loading` are built on this room. Specified in docs/spec.md, section 4.
@@ -61,6 +62,8 @@ from holdfast.registry.pytree.claims import check_arrays, check_values
 from holdfast.registry.pytree.decoding import unflatten, unflatten_component
 from holdfast.registry.pytree.flatten import FlatComponent, FlatState, await_devices, flatten
 from holdfast.registry.pytree.leaves import ArrayLeaf
+from holdfast.registry.pytree.parts import cut_down, steps_at
+from holdfast.registry.pytree.paths import component as component_path
 from holdfast.registry.pytree.survey import has_tags, leaf_kinds, leaf_paths, portable_kinds
 from holdfast.registry.pytree.tensor_bytes import TensorBytes
 
@@ -73,6 +76,8 @@ __all__ = [
     "await_devices",
     "check_arrays",
     "check_values",
+    "component_path",
+    "cut_down",
     "describe",
     "flatten",
     "has_tags",
@@ -80,6 +85,7 @@ __all__ = [
     "leaf_paths",
     "portable_kinds",
     "register_adapter",
+    "steps_at",
     "unflatten",
     "unflatten_component",
     "view_of",

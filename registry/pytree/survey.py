@@ -14,6 +14,9 @@ from holdfast.registry.values.canonical import Json
 #: Tag of an array -> the type that it is rebuilt as.
 _KINDS = {"t": "torch", "n": "numpy", "nt": "numpy", "B": "bytes", "BA": "bytes", "S": "str"}
 
+#: Tags of arrays: the payload is the number of one, or begins with it.
+ARRAY_TAGS = frozenset(_KINDS)
+
 #: Tags of sparse tensors, whose parts are tensors.
 _SPARSE = frozenset({"coo", "csr", "csc", "bsr", "bsc"})
 

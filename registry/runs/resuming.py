@@ -227,6 +227,7 @@ class ResumableRun(CuratedRun):
         metrics: Mapping[str, object] | None = None,
         enable: str | Iterable[str] = (),
         initialise: Initialise | None = None,
+        zero: str | Iterable[str] | None = None,
         map_location: object = "cpu",
     ) -> Transitioned:
         """Begin a phase by the transition that the preset declares, in one commit.
@@ -242,6 +243,8 @@ class ResumableRun(CuratedRun):
             enable: Conditions of the preset that hold.
             initialise: Functions that make the reset parts, by part. For a pattern, the function
                 returns new values by their paths below the key. A part without one is left out.
+            zero: Patterns of the paths that must be zero, if the state has other names for them
+                than the preset; each must match something.
             map_location: Device for the tensors, as `torch.device` or its name.
 
         Returns:
@@ -258,7 +261,7 @@ class ResumableRun(CuratedRun):
             Conflict: The phase has begun already, or the run is over.
             Fenced: Another trainer has taken the run over.
         """
-        options = rooms.TransitionOptions(targets, metrics, enable, initialise, map_location)
+        options = rooms.TransitionOptions(targets, metrics, enable, initialise, zero, map_location)
         return rooms.transition(self._trainer, self._committer, to, options)
 
     def pivot(

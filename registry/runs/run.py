@@ -111,7 +111,8 @@ class Run(LoopingRun):
             step: Training step, update or epoch of the state: 0 to 2^53.
             phase: Phase of the run. Default: the phase that the run is in; `main` if the preset
                 declares none.
-            metrics: Numbers that describe the state; `Checkpoint.report` can add more.
+            metrics: Numbers that describe the state; `Checkpoint.report` can add more. Numbers
+                under the preset's `metrics_key` of the state count as well.
             meta: Plain values to store with the checkpoint; its id does not depend on them.
             tier: Retention class. Default: chosen by the rules of the phase.
             companions: States by name that are kept and evicted with this one. If the phase
@@ -126,8 +127,9 @@ class Run(LoopingRun):
             precision: Which float32 and float64 tensors are stored in fewer bits: one policy for
                 all, or policies by path pattern, of which the first match counts:
                 `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for
-                tensors of 1 MiB and more) or `keep`. The loss is recorded and shown. Companions
-                are not changed.
+                tensors of 1 MiB and more), `auto-fp16` (`fp16` above 1 MiB) or `keep`; a name of
+                the preset's `precision` stands for its rules. The loss is recorded and shown.
+                Companions are not changed.
             allow_lossy_optimizer: Apply `precision` to optimizer state too. Without it optimizer
                 state keeps its precision, and a pattern that matches nothing else is an error.
             allow_nonfinite: Let the checkpoint become latest even if weights that the preset
@@ -138,12 +140,12 @@ class Run(LoopingRun):
             `metrics` added; its streams, meta and companions are those of the first save.
 
         Raises:
-            InvalidInput: An argument is wrong; the run has no such phase, tier or stream; or
-                `precision` turns a number into infinity, matches nothing, or matches only
-                optimizer state.
+            InvalidInput: An argument is wrong; the run has no such phase, tier or stream; a metric
+                has another value in the state; or `precision` turns a number into infinity, matches
+                nothing, or matches only optimizer state.
             UnsupportedValue: Something in a state cannot be stored; the message names its path.
-            IncompatibleState: Keys that the phase requires are missing, or tensors have another
-                dtype than the preset demands.
+            IncompatibleState: Keys that the phase requires are missing, tensors have another dtype
+                than the preset demands, or no load could read the state's schema version.
             Fenced: Another trainer has taken the run over.
             Conflict: The step holds another state already, the phase is over, or the run is.
             StorageError: The store failed; nothing is visible, except that StoreUnavailable

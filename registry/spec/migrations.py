@@ -20,7 +20,14 @@ from holdfast.backends.escape import shown
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.pytree.paths import clip
 
-__all__ = ["MIGRATIONS", "LossyMigration", "Migrations", "Version", "register_migration"]
+__all__ = [
+    "MIGRATIONS",
+    "CannotMigrate",
+    "LossyMigration",
+    "Migrations",
+    "Version",
+    "register_migration",
+]
 
 Version = int | str
 Migrate = Callable[[dict[str, Any]], dict[str, Any]]
@@ -34,6 +41,10 @@ _EXPECTED = "a whole number from 0, or 'MAJOR.MINOR' or 'MAJOR.MINOR.PATCH'"
 
 class LossyMigration(UserWarning):
     """A migration step lost information of a state; the message names both versions."""
+
+
+class CannotMigrate(IncompatibleState):
+    """The steps of this process do not lead from the version of a state to the wanted one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +111,12 @@ class Migrations:
 
         Raises:
             InvalidInput: `target` is not a version.
-            IncompatibleState: The state has no version or another major version, no registered
-                steps lead to `target`, or a step did not return a state of its version.
+            CannotMigrate: The state has no version or another major version, or no registered
+                steps lead to `target`.
+            IncompatibleState: A step did not return a state of its version.
         """
-        wanted = _parse(target)
         found = _version_in(state, key)
-        if found[0] != wanted[0]:
-            raise IncompatibleState(
-                "a migration would cross a major version",
-                where=f"state[{key!r}]",
-                expected=target,
-                found=state[key],
-                hint="Load it with the code of its own version, or convert it by hand.",
-            )
-        path = self._path(found, wanted)
-        if path is None:
-            raise IncompatibleState(
-                f"no migration from {shown(state[key])} to {target}",
-                where=f"state[{key!r}]",
-                expected=f"steps that lead there; registered: {self._listed()}",
-                hint="Register the missing steps (register_migration).",
-            )
+        path = self._steps_between(found, target, shown(state[key]), f"state[{key!r}]")
         state = copy(state)
         for step in path:
             if step.lossy:
@@ -128,6 +124,45 @@ class Migrations:
                 warnings.warn(text, LossyMigration, stacklevel=2)
             state = _take(step, state, key)
         return state
+
+    def check(self, version: object, target: Version, *, where: str) -> None:
+        """Refuse a version from which the registered steps do not lead to another one.
+
+        Args:
+            version: That of a state.
+            target: The version to convert to.
+            where: The state, for messages.
+
+        Raises:
+            CannotMigrate: It is no version or one of another major version, or no steps lead there.
+        """
+        try:
+            found = _parse(version)
+        except InvalidInput as error:
+            raise CannotMigrate(
+                error.what, where=where, expected=error.expected, found=error.found
+            ) from error
+        self._steps_between(found, target, shown(version), where)
+
+    def _steps_between(self, found: _Parsed, target: Version, text: str, where: str) -> list[_Step]:
+        wanted = _parse(target)
+        if found[0] != wanted[0]:
+            raise CannotMigrate(
+                "a migration would cross a major version",
+                where=where,
+                expected=target,
+                found=text,
+                hint="Load it with the code of its own version, or convert it by hand.",
+            )
+        path = self._path(found, wanted)
+        if path is None:
+            raise CannotMigrate(
+                f"no migration from {text} to {target}",
+                where=where,
+                expected=f"steps that lead there; registered: {self._listed()}",
+                hint="Register the missing steps (register_migration).",
+            )
+        return path
 
     def _path(self, start: _Parsed, end: _Parsed) -> list[_Step] | None:
         queue: list[tuple[int, int, list[_Parsed]]] = [(0, 0, [start])]
@@ -187,13 +222,13 @@ def _take(step: _Step, state: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _version_in(state: dict[str, Any], key: str) -> _Parsed:
     if not isinstance(state, dict):
-        raise IncompatibleState("not a state", expected="a dict", found=clip(state))
+        raise CannotMigrate("not a state", expected="a dict", found=clip(state))
     if key not in state:
-        raise IncompatibleState("a state without a version", where=f"state[{key!r}]")
+        raise CannotMigrate("a state without a version", where=f"state[{key!r}]")
     try:
         return _parse(state[key])
     except InvalidInput as error:
-        raise IncompatibleState(
+        raise CannotMigrate(
             error.what, where=f"state[{key!r}]", expected=error.expected, found=error.found
         ) from error
 

@@ -15,7 +15,7 @@ from holdfast.registry.spec.monitors import Monitor
 from holdfast.registry.spec.policies import Retention, Tier
 from holdfast.registry.spec.signals import Signals
 from holdfast.registry.spec.transition_table import Pivot, Row, Transition
-from holdfast.registry.values.dtypes import ITEM_SIZES
+from holdfast.registry.values.dtypes import ITEM_SIZES, PrecisionName
 from holdfast.registry.values.records import Name, PhaseName, Record
 
 
@@ -35,6 +35,44 @@ class DtypeRule(Record):
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known are {', '.join(ITEM_SIZES)}")
         return self
+
+
+class PrecisionRule(Record):
+    """The precision of floating-point tensors on some paths.
+
+    Attributes:
+        path: Component and keys joined by `/`; `*` matches anything.
+        policy: A policy of `Run.save`.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    policy: PrecisionName
+
+
+class NamedPrecision(Record):
+    """A precision that a save may name; the first rule that matches a tensor decides.
+
+    Attributes:
+        name: Its name, for `Run.save(precision=...)`.
+        rules: Its rules; unlike those of a save, a rule may match nothing.
+    """
+
+    name: Name
+    rules: Annotated[tuple[PrecisionRule, ...], Field(min_length=1)]
+
+
+class ReleaseKeys(Record):
+    """Top-level keys for what a release has besides its state; no key for what it leaves out.
+
+    Attributes:
+        version: For its semantic version.
+        metrics: For its metrics.
+        card: For its model card.
+    """
+
+    version: str | None = None
+    metrics: str | None = None
+    card: str | None = None
 
 
 class Phase(Record):
@@ -162,9 +200,15 @@ class RunSpec(Record):
         finite: Patterns of paths of the weights; a checkpoint with NaN or infinity there is
             recorded, but does not become latest.
         dtypes: Element types by path.
+        metrics_key: Top-level key that holds the metrics of the state: the numbers on its top level
+            count like those that a save is given.
         version_key: Top-level key that holds the version of the state's schema.
         version: The version of the states of this preset.
         inference: Keys that inference needs; a release or an entry of the pool consists of them.
+        release_keys: What a release has besides its state where it is written to a file, and under
+            which top-level keys.
+        precision: Precisions that a save may name; they hide the policies of the same name.
+        load_precision: The precision of loads that name none.
         gates: The gates and their phases; if empty, a gate may have any name.
         pool: The opponent pool.
         streams: Declared streams.
@@ -193,9 +237,13 @@ class RunSpec(Record):
     commit_keys: tuple[str, ...] = ()
     finite: tuple[str, ...] = ()
     dtypes: tuple[DtypeRule, ...] = ()
+    metrics_key: str | None = None
     version_key: str | None = None
     version: int | str | None = None
     inference: tuple[str, ...] = ()
+    release_keys: ReleaseKeys | None = None
+    precision: tuple[NamedPrecision, ...] | None = None
+    load_precision: Literal["stored", "original"] | None = None
     gates: tuple[Gate, ...] = ()
     pool: Pool | None = None
     streams: tuple[Stream, ...] = ()
@@ -218,6 +266,7 @@ class RunSpec(Record):
         _distinct("gate", gates)
         _distinct("stream", [stream.name for stream in self.streams])
         _distinct("monitor", [monitor.label for monitor in self.monitors])
+        _distinct("precision", [one.name for one in self.precision or ()])
         if self.phases and (self.monitors or self.retention):
             raise ValueError("with declared phases, monitors and retention belong in each phase")
         if self.retention is not None and self.retention.best and not self.monitors:

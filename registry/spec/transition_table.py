@@ -94,11 +94,13 @@ class Readiness(Record):
         metric: Its name.
         at_least: The lowest allowed value.
         at_most: The highest allowed value.
+        when: It is checked only if the caller enables this condition.
     """
 
     metric: str
     at_least: NumberField | None = None
     at_most: NumberField | None = None
+    when: str | None = None
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -162,5 +164,10 @@ class Transition(Record):
     def conditions(self) -> frozenset[str]:
         """The conditions that the caller may enable."""
         return frozenset(
-            name for row in self.rows for name in (row.when, row.unless) if name is not None
+            name
+            for name in (
+                *(name for row in self.rows for name in (row.when, row.unless)),
+                *(one.when for one in self.ready),
+            )
+            if name is not None
         )

@@ -1,4 +1,7 @@
-"""Restore a run: load its newest intact checkpoint, and report the newer ones that failed."""
+"""Restore a run: load its newest checkpoint that is intact and that this program can read.
+
+Newer ones that are damaged, held back or of another schema version are reported.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import load_to_train
+from holdfast.registry.spec.migrations import CannotMigrate
 from holdfast.registry.training.trainer import Trainer
 from holdfast.registry.values.digest import Digest
 
@@ -122,6 +126,7 @@ def _first_intact(
     check: Callable[[Checkpoint], None] | None,
 ) -> Restored | None:
     skipped: list[Attempt] = []
+    strange = False
     for checkpoint in checkpoints:
         if checkpoint.record.held_back:
             why = f"weights that are not finite: {', '.join(checkpoint.nonfinite)}"
@@ -133,6 +138,10 @@ def _first_intact(
             state = load_to_train(checkpoint, map_location)
         except BeyondLimit:
             raise  # it may be intact, so do not silently restore an older one
+        except CannotMigrate as error:
+            skipped.append(Attempt(checkpoint.ref, checkpoint.digest, error.summary))
+            strange = True
+            continue
         except IntegrityError as error:
             if checkpoint.is_evicted:
                 raise _Evicted from error
@@ -151,12 +160,15 @@ def _first_intact(
         return Restored(state, checkpoint, tuple(skipped), pivot)
     if not skipped:
         return None
-    damaged = any(not checkpoint.record.held_back for checkpoint in checkpoints)
+    if strange:
+        hint = "Register the missing migrations (register_migration)."
+    elif any(not checkpoint.record.held_back for checkpoint in checkpoints):
+        hint = "Restore the damaged files from a mirror; `holdfast verify --deep` names them."
+    else:
+        hint = "Continue from an older one with run.restore(at=...), or create another run."
     listed = "".join(f"\n  {a.ref} ({a.digest.short}): {a.reason}" for a in skipped)
     raise RestoreFailed(
         f"none of {len(skipped)} checkpoints could be loaded{listed}",
         where=checkpoints[0].run_id,
-        hint="Restore the damaged files from a mirror; `holdfast verify --deep` names them."
-        if damaged
-        else "Continue from an older one with run.restore(at=...), or create another run.",
+        hint=hint,
     )

@@ -29,7 +29,7 @@ from holdfast.registry.spec.requirements import inference_parts
 from holdfast.registry.storage.manifest import Component
 from holdfast.registry.streams.appends import PlannedAppend, plan_append
 from holdfast.registry.training.earlier_steps import EarlierSteps
-from holdfast.registry.training.save_request import PreparedSave, SaveRequest
+from holdfast.registry.training.save_request import PreparedSave
 from holdfast.registry.values.canonical import float_to_hex
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.change import NewCommit, Stale, after_commit
@@ -151,7 +151,7 @@ class SaveCommit(NewCommit):
                 raise self._step_taken(known, digest)
             self._check_companions(known)
             self.outcome = known.n
-            return [*claims, *_new_metrics(known, self._request)]
+            return [*claims, *_new_metrics(known, self._save.metrics)]
         if self._repeats:
             raise Stale  # the checkpoint that it repeats was evicted meanwhile
         self._check_continues(run)
@@ -238,14 +238,14 @@ class SaveCommit(NewCommit):
     def _addition(self, run: RunManifest) -> AddCheckpoint:
         save, request = self._save, self._request
         phase = run.spec.phase(save.phase)
-        tier = request.tier or choose_tier(run, phase, request.metrics, save.counters)
+        tier = request.tier or choose_tier(run, phase, save.metrics, save.counters)
         manifest = self._main.base.manifest
         held_back = bool(self.nonfinite) and not request.allow_nonfinite
         return AddCheckpoint(
             manifest=manifest.digest,
             phase=save.phase,
             step=request.step,
-            metrics=request.metrics,
+            metrics=dict(save.metrics),
             meta=request.meta,
             size_bytes=manifest.nbytes,
             tier=tier,
@@ -294,7 +294,7 @@ class SaveCommit(NewCommit):
         candidate = candidate_of(run.record(self.outcome), self._model.base.manifest.digest)
         if find_entry(run, candidate) is not None:
             return []
-        return promotion(run, candidate, rating_of(run, self._request.metrics))
+        return promotion(run, candidate, rating_of(run, self._save.metrics))
 
     @property
     def _where(self) -> str:
@@ -318,11 +318,11 @@ def _companions(run: RunManifest, name: str, phase: str | None = None) -> Iterat
     return (digest for digest in found if digest is not None)
 
 
-def _new_metrics(known: CheckpointRecord, request: SaveRequest) -> list[Action]:
+def _new_metrics(known: CheckpointRecord, given: Mapping[str, float]) -> list[Action]:
     """Return the action for the metrics of a repeated save that its checkpoint does not have."""
     metrics = {
         name: value
-        for name, value in request.metrics.items()
+        for name, value in given.items()
         if name not in known.metrics
         or float_to_hex(known.metrics[name]) != float_to_hex(value)  # NaN equals NaN here
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, UnsupportedValue
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Malformed, UnsupportedValue
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.log_values import (
     check_metrics,
@@ -27,8 +29,9 @@ from holdfast.registry.precision.policy import (
     narrow_state,
     stored_dtypes,
 )
-from holdfast.registry.pytree import FlatState
+from holdfast.registry.pytree import FlatComponent, FlatState
 from holdfast.registry.spec import Phase, RunSpec
+from holdfast.registry.spec.migrations import MIGRATIONS
 from holdfast.registry.spec.requirements import (
     check_dtypes,
     check_keys,
@@ -37,6 +40,7 @@ from holdfast.registry.spec.requirements import (
 )
 from holdfast.registry.storage.codecs import Compression, check_compression
 from holdfast.registry.streams.segments import check_entries
+from holdfast.registry.values.canonical import float_to_hex
 from holdfast.registry.values.gc_pause import collector_paused
 from holdfast.registry.values.process import require_first_rank
 from holdfast.registry.values.suggest import near
@@ -44,6 +48,8 @@ from holdfast.registry.writing.deltas import check_keyframe_every
 
 #: The phase of runs that declare none.
 DEFAULT_PHASE = "main"
+#: The tags of dicts in a skeleton.
+_DICTS = frozenset({"d", "od"})
 
 
 class SaveRequest:
@@ -115,6 +121,7 @@ class PreparedSave:
         narrowing: The leaves that are stored with less precision.
         commit_keys: The keys that its commit stores.
         companions: The companions by name.
+        metrics: Those of the request, and those in the state where the preset names their key.
         counters: Values of the counters that the tiers of the phase name.
     """
 
@@ -124,6 +131,7 @@ class PreparedSave:
     narrowing: Narrowing | None
     commit_keys: CommitKeys | None
     companions: Mapping[str, FlatState]
+    metrics: Mapping[str, float]
     counters: Mapping[str, int]
 
     @cached_property
@@ -151,9 +159,11 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
 
     Raises:
         UnsupportedValue: A value in it cannot be stored; the message names its path.
-        InvalidInput: The run has no such phase or tier; a counter of a tier is missing; or the
-            precision matches no tensor, or optimizer state.
-        IncompatibleState: Required keys are missing, or tensors have a wrong dtype.
+        InvalidInput: The run has no such phase or tier; a counter of a tier is missing; a metric
+            has one value in the state and another in the request; or the precision matches no
+            tensor, or optimizer state.
+        IncompatibleState: Required keys are missing, tensors have a wrong dtype, or the state has
+            a schema version that a load could not migrate.
     """
     spec = run.spec
     with collector_paused():
@@ -167,11 +177,57 @@ def prepare_save(state: object, request: SaveRequest, run: RunManifest) -> Prepa
     check_phase_is_declared(spec, phase)
     check_keys(spec, phase, [part.name for part in flat.components], where=where)
     check_dtypes(spec, flat_dtypes(flat), where=where)
+    _check_version(spec, flat, where)
     _check_tier(spec.phase(phase), request.tier, where)
     kept, commit_keys = _split(flat, spec)
     narrowing = _narrowing(kept, request, spec, where)
+    metrics = _metrics(spec, request, flat, where)
     counters = _counters(spec.phase(phase), request, flat)
-    return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, counters)
+    return PreparedSave(request, phase, kept, narrowing, commit_keys, companions, metrics, counters)
+
+
+def _check_version(spec: RunSpec, state: FlatState, where: str) -> None:
+    """Refuse a state that this program could save but not load again."""
+    for part in state.components:
+        if part.name == spec.version_key and spec.version is not None:
+            found = None if part.leaves else decode_plain(part.skeleton)
+            if found != spec.version:
+                MIGRATIONS.check(found, spec.version, where=f"{where}, state[{part.name!r}]")
+
+
+def _metrics(spec: RunSpec, request: SaveRequest, state: FlatState, where: str) -> dict[str, float]:
+    """Return the given metrics, and those that are numbers under the state's key for metrics."""
+    metrics = dict(request.metrics)
+    for part in state.components:
+        if part.name != spec.metrics_key:
+            continue
+        for name, value in _numbers(part).items():
+            if float_to_hex(metrics.setdefault(name, value)) != float_to_hex(value):
+                raise InvalidInput(
+                    "a metric has two values",
+                    where=f"{where}, metric {name}",
+                    expected=f"{value:g}, as in state[{part.name!r}]",
+                    found=f"{metrics[name]:g}, as in metrics=",
+                    hint="Give it once, or the same value in both places.",
+                )
+    return metrics
+
+
+def _numbers(part: FlatComponent) -> dict[str, float]:
+    """Return the numbers on the top level of a component; arrays and nested values are none."""
+    node = part.skeleton
+    pairs = next(iter(node.values())) if isinstance(node, dict) and node.keys() <= _DICTS else []
+    values = {}
+    for name, item in pairs:
+        with suppress(Malformed):  # it holds arrays, so it is no number
+            values[name] = decode_plain(item)
+    return check_metrics(
+        {
+            name: value
+            for name, value in values.items()
+            if isinstance(name, str) and not isinstance(value, bool) and isinstance(value, Real)
+        }
+    )
 
 
 def _narrowing(
@@ -180,7 +236,7 @@ def _narrowing(
     """Choose the leaves that are stored with less precision; the stored dtypes must be allowed."""
     if request.precision is None:
         return None
-    narrowing = request.precision.choose(state, where=where)
+    narrowing = request.precision.resolved(spec).choose(state, where=where)
     try:
         check_dtypes(spec, stored_dtypes(state, narrowing), where=where)
     except IncompatibleState as error:

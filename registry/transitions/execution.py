@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
@@ -74,6 +75,7 @@ class TransitionOptions:
     metrics: Mapping[str, object] | None
     enable: str | Iterable[str]
     initialise: Initialise | None
+    zero: str | Iterable[str] | None
     map_location: object
 
 
@@ -198,13 +200,15 @@ class _TransitionCommit(NewCommit):
         record = self._record(origin)
         checkpoint = Checkpoint(committer.store, committer.log, record)
         # The whole of exactly this checkpoint: damage is an error, and there is no fallback
-        # (seeds/hydra.md, Gate checkpoint verification).
+        # (document of Hydra, Gate checkpoint verification).
         source = load_to_train(checkpoint, options.map_location)
         self._table = Table(rules.rows, self._enabled, source)
-        self._ready, unready = readiness.readiness(rules, record.metrics, options.metrics)
+        self._ready, unready = readiness.readiness(
+            rules, self._enabled, record.metrics, options.metrics
+        )
         problems = [
             *readiness.differences(rules, source, options.targets or {}),
-            *readiness.not_zero(rules, source),
+            *readiness.not_zero(_zero(rules, options.zero), source),
             *unready,
             *self._table.problems,
         ]
@@ -246,7 +250,7 @@ class _TransitionCommit(NewCommit):
         )
         if find_entry(run, candidate) is not None:
             return []
-        # A league starts with ratings of its own (seeds/hydra.md, Phase 2 to 3, step 8).
+        # A league starts with ratings of its own (document of Hydra, Phase 2 to 3, step 8).
         return promotion(run, candidate, DEFAULT)
 
     def _inference_parts(self, pin: Pin) -> list[str]:
@@ -260,6 +264,20 @@ class _TransitionCommit(NewCommit):
 
     def _stored(self, pin: Pin) -> Stored:
         return Stored(self._committer.store, self._committer.log, pin.manifest, pin.ref)
+
+
+def _zero(rules: Transition, given: str | Iterable[str] | None) -> Sequence[str]:
+    """Return the patterns of what must be zero: those of the caller, or else of the preset."""
+    if given is None:
+        return rules.zero
+    patterns = [given] if isinstance(given, str) else list(given)
+    if not rules.zero or not patterns or not all(isinstance(one, str) for one in patterns):
+        raise InvalidInput(
+            "`zero` gives other names to the tensors that the transition checks",
+            where=f"zero={quoted(given)}",
+            expected="patterns of paths; the preset has " + (", ".join(rules.zero) or "none"),
+        )
+    return patterns
 
 
 def _entered(run: RunManifest, to: str) -> PhaseRecord | None:

@@ -5,7 +5,7 @@ Each check yields every problem as a clause; none of them changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,7 +25,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield the differences between the strict parts and their targets.
 
-    Every tensor of the one must be in the other, with the same shape and dtype (seeds/hydra.md,
+    Every tensor of the one must be in the other, with the same shape and dtype (document of Hydra,
     Strict loading).
 
     Raises:
@@ -55,10 +55,10 @@ def differences(
             yield from _compare(_tensors(found, source[found]), _tensors(found, targets[named]))
 
 
-def not_zero(rules: Transition, source: Mapping[str, Any]) -> Iterator[str]:
+def not_zero(patterns: Iterable[str], source: Mapping[str, Any]) -> Iterator[str]:
     """Yield tensors that must be zero and are not, and patterns that match nothing."""
     leaves = [leaf for name, value in source.items() for leaf in traversal.walk(name, value)]
-    for pattern in rules.zero:
+    for pattern in patterns:
         choices = [one.strip() for one in pattern.split("|")]
         matched = [leaf for leaf in leaves if any(fnmatchcase(leaf[0], one) for one in choices)]
         if not matched:
@@ -69,12 +69,16 @@ def not_zero(rules: Transition, source: Mapping[str, Any]) -> Iterator[str]:
 
 
 def readiness(
-    rules: Transition, known: Mapping[str, float], given: Mapping[str, object] | None
+    rules: Transition,
+    enabled: Collection[str],
+    known: Mapping[str, float],
+    given: Mapping[str, object] | None,
 ) -> tuple[dict[str, float], list[str]]:
     """Return the checked metrics with their values, and the problems.
 
     Args:
         rules: The transition.
+        enabled: The conditions that hold.
         known: Metrics of the source.
         given: Metrics that the caller gives; they replace the source's.
 
@@ -82,8 +86,9 @@ def readiness(
         InvalidInput: The given metrics are not valid.
     """
     metrics = {**known, **check_metrics(given)}
-    checked = {one.metric: metrics[one.metric] for one in rules.ready if one.metric in metrics}
-    wrong = [clause for one in rules.ready if (clause := _unready(one, metrics))]
+    ready = [one for one in rules.ready if one.when is None or one.when in enabled]
+    checked = {one.metric: metrics[one.metric] for one in ready if one.metric in metrics}
+    wrong = [clause for one in ready if (clause := _unready(one, metrics))]
     return checked, wrong
 
 

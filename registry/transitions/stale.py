@@ -1,7 +1,7 @@
 """Find stale state: names that a state or a stream carries although their source is gone.
 
 A bandit arm without its data source is drawn again and again, and distorts what the bandit learns
-(seeds/andrea.md, The Zombie Arm Lesson). Holdfast does not know which sources exist: the caller
+(document of ANDREA, The Zombie Arm Lesson). Holdfast does not know which sources exist: the caller
 lists them, by the place where the state has a key for each.
 """
 

@@ -5,7 +5,12 @@ The store is little-endian. A type that is not in this list cannot be stored.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from holdfast.registry.errors import UnsupportedValue
+
+#: The policies for storing a tensor in fewer bits (`holdfast.registry.precision`).
+PrecisionName = Literal["fp16", "bf16", "auto", "auto-fp16", "keep"]
 
 #: Name -> bytes per element.
 ITEM_SIZES: dict[str, int] = {

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import is_dataclass
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ def assert_same(a, b, at="state"):
     if type(a) is torch.nn.Parameter:
         a = a.detach()
     assert type(a) is type(b), (at, type(a), type(b))
+    if is_dataclass(a):
+        a, b = vars(a), vars(b)
     compare = _COMPARE.get(type(a))
     if compare is not None:
         compare(a, b, at)

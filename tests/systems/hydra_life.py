@@ -38,6 +38,8 @@ FIRST_DEATH = 6
 LAG = 2
 #: What phase 1 must have reached before it may end.
 READY = {"discard_accuracy": 0.66, "average_placement": 2.5, "deal_in_rate": 0.12}
+#: What the first transition does besides the document's own table.
+SWITCHED = ("readiness", "new_value_head")
 #: The part of the student that the first transition resets.
 VALUE_HEAD = "model_record/*value*"
 
@@ -171,7 +173,8 @@ def divergence(hydra: Hydra) -> None:
         training.train(CLONE_EVERY)
         with torch.no_grad():
             training.student.policy_head.bias[7] = float("nan")
-        run.save(training, step=training.global_step, metrics={"heldout_ce": 0.0})
+        training.metrics = {"heldout_ce": 0.0}
+        run.save(training, step=training.global_step)
     with hydra.place.open() as reg:
         run = reg.run(hydra.run_id)
         hydra.passed_over = run.restore().report
@@ -219,7 +222,7 @@ def enter(run: Run, to: int, **options: Any) -> Transitioned:
         targets={"model_record": Student()},
         metrics=READY,
         initialise={VALUE_HEAD: fresh_value_head} if to == 2 else {},
-        **options,
+        **{"enable": SWITCHED if to == 2 else (), **options},
     )
 
 

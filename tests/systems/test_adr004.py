@@ -1,6 +1,6 @@
 """The life of a training by ADR-004: recent epochs, milestones, releases with cards.
 
-The rules are those of `seeds/adr004.md`; `docs/systems.md` says row by row which test proves what.
+`docs/systems.md` says row by row which test proves what of its document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The life of ANDREA: 120 saves in one run, deaths, two pivots, an audit fork, one loss history.
 
-The rules are those of `seeds/andrea.md`; `docs/systems.md` says row by row which test proves what.
+`docs/systems.md` says row by row which test proves what of its document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The life of Cobre's training: stages of cuts and bases, the last 3, three modes, hard errors.
 
-The rules are those of `seeds/cobre.md`; `docs/systems.md` says row by row which test proves what.
+`docs/systems.md` says row by row which test proves what of its document.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of a Hydra run: what its checkpoints are, what is kept, and how it comes back.
 
 The league is in `test_hydra_league.py`, damage in `test_hydra_harm.py`. The rules are
-those of `seeds/hydra.md`; `docs/systems.md` says row by row which test proves what.
+those of the document of Hydra; `docs/systems.md` says row by row which test proves what.
 """
 
 from __future__ import annotations
@@ -390,6 +390,8 @@ def refused(hydra: Life[Hydra], copy: str, to: int, match: str, **options: Any) 
         run = reg.run(hydra.story.run_id)
         before = run.refresh().manifest
         given = {"targets": {"model_record": Student()}, "metrics": acts.READY, **options}
+        if to == 2:
+            given["enable"] = acts.SWITCHED
         with pytest.raises(IncompatibleState, match=match):
             run.transition(to, **given)
         assert run.refresh().manifest == before

@@ -376,7 +376,7 @@ def test_history_tells_who_did_what(run, ck):
 
 
 def test_a_production_checkpoint_of_adr_004(reg):
-    """seeds/adr004.md, Production Checkpoints: weights, configuration, metrics and a card."""
+    """document of ADR-004, Production Checkpoints: weights, configuration, metrics and a card."""
     run = reg.create_run("adr", preset="adr004")
     state = {
         "version": "1.0.0",

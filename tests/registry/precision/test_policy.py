@@ -22,6 +22,7 @@ from holdfast.registry.precision.optimizers import optimizer_leaves
 from holdfast.registry.precision.policy import AUTO_BYTES, Precision
 from holdfast.registry.pytree import FlatComponent, numpy_arrays
 from holdfast.registry.runs.run import Run
+from holdfast.registry.spec import RunSpec
 from tests.support.stores import contents, new_backend, small_grid
 from tests.support.strategies import json_values, quick
 
@@ -113,7 +114,10 @@ def test_without_a_policy_there_is_none(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("bf17", r"no such precision.*'\*'.*|expected fp16, bf16, auto, keep; found 'bf17'"),
+        (
+            "bf17",
+            r"no such precision.*'\*'.*|expected fp16, bf16, auto, auto-fp16, keep; found 'bf17'",
+        ),
         ("fp32", "Did you mean 'keep'"),
         ({"a": "float16"}, "precision 'a'.*Did you mean 'fp16'"),
         ({"a": "mixed"}, "Did you mean 'auto'"),
@@ -129,7 +133,7 @@ def test_without_a_policy_there_is_none(given):
 )
 def test_what_is_no_policy_is_refused(given, message):
     with pytest.raises(InvalidInput, match=message):
-        Precision.check(given)
+        Precision.check(given).resolved(RunSpec())
 
 
 @pytest.mark.parametrize(
@@ -580,7 +584,7 @@ def test_saving_what_came_back_loses_nothing_more(run):
     assert again.digest == checkpoint.digest
 
 
-@pytest.mark.parametrize("precision", ["float32", None, "full"])
+@pytest.mark.parametrize("precision", ["float32", "full"])
 def test_there_are_two_precisions_to_load_in(run, precision):
     checkpoint = run.save(model_state(), step=1)
     with pytest.raises(InvalidInput, match="expected 'stored' or 'original'"):

@@ -208,7 +208,10 @@ def test_what_hydra_carries_and_resets(hydra):
         ("opponent_pool_metadata", "reset", None),
         ("teacher_state_dict/*stem*", "carry", "teacher_stem_state_dict"),
     }
-    assert [way.conditions for way in hydra.transitions] == [frozenset(), {"pgoi"}]
+    assert [way.conditions for way in hydra.transitions] == [
+        {"readiness", "new_value_head"},
+        {"pgoi"},
+    ]
     assert [way.anchors for way in hydra.transitions] == [(), ("distill_best", "bc_best")]
 
 

@@ -1,4 +1,4 @@
-"""Both transitions of Hydra, by the shipped preset and with real modules (seeds/hydra.md)."""
+"""Both transitions of Hydra, by the shipped preset and with real modules (document of Hydra)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ class Trainer:
         return self.run.save({**state, **more}, step=step, metrics=metrics)
 
     def over(self, to: int, **options: Any):
-        return self.run.transition(to, **{"targets": {self.model: Student()}} | options)
+        given: dict[str, Any] = {"targets": {self.model: Student()}}
+        if to == 2:
+            given["enable"] = ["readiness", "new_value_head"]
+        return self.run.transition(to, **given | options)
 
     def clone(self) -> None:
         """Live through phase 1."""

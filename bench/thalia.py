@@ -1,0 +1,175 @@
+"""The targets of Thalia's document for a brain of a million neurons: save, load, size and check.
+
+Each way of keeping the brain saves it, loads it and checks every byte of it, in a random order in
+each round; the table has medians. The document asks for less than 5 s, less than 10 s, half the
+size of `.pt` and less than 1 s.
+
+    python bench/thalia.py --neurons 1000000 --synapses 200 --rounds 1 --dir /var/tmp
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import holdfast
+from holdfast import formats
+from holdfast.registry.formats import thalia
+
+REGIONS = 10
+Act = Callable[[], object]
+
+
+def brain(neurons: int, synapses: int) -> dict[str, Any]:
+    """Return a brain: float32 weights of normal distribution, and a state for each neuron."""
+    torch.manual_seed(0)
+    each = neurons // REGIONS
+    return {
+        "regions": {
+            f"region_{number}": {
+                "weights": {"feedforward": torch.randn(each, synapses)},
+                "neuron_state": {
+                    "spikes": torch.rand(each) < 0.05,
+                    "membrane": torch.randn(each),
+                },
+                "learning_state": {"bcm_threshold": torch.rand(each)},
+            }
+            for number in range(REGIONS)
+        },
+        "pathways": {},
+        "config": {"neurons": neurons},
+        "training_steps": 1000,
+    }
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of keeping a brain.
+
+    Attributes:
+        save: Writes it; durable or not as the way is.
+        load: Reads all of it.
+        check: Reads and checks every byte.
+        size: Returns its bytes.
+    """
+
+    save: Act
+    load: Act
+    check: Act
+    size: Callable[[], int]
+
+
+def torch_file(path: Path, state: dict[str, Any]) -> Way:
+    """Return `torch.save`, with the SHA-256 that a sidecar would have."""
+
+    def check() -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return Way(
+        lambda: torch.save(state, path),
+        lambda: torch.load(path, weights_only=True),
+        check,
+        lambda: path.stat().st_size,
+    )
+
+
+def thalia_file(path: Path, state: dict[str, Any], **options: Any) -> Way:
+    """Return a file of Thalia's format."""
+
+    def check() -> None:
+        problems = formats.validate(path)
+        assert problems == [], problems
+
+    return Way(
+        lambda: thalia.save(path, state, force=True, **options),
+        lambda: thalia.load(path),
+        check,
+        lambda: path.stat().st_size,
+    )
+
+
+def registry(folder: Path, state: dict[str, Any], precision: str) -> Way:
+    """Return a run by the preset `thalia`, whose saves are durable and whose loads are verified."""
+
+    def save() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with holdfast.init(str(folder)) as reg:
+            reg.create_run("brain", preset="thalia").save(state, step=1, precision=precision)
+
+    def load() -> None:
+        with holdfast.open(str(folder), read_only=True) as reg:
+            found = reg.run("brain").latest()
+            assert found is not None
+            found.load()
+
+    def check() -> None:
+        with holdfast.open(str(folder), read_only=True) as reg:
+            assert reg.verify(deep=True).ok
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    return Way(save, load, check, size)
+
+
+def timed(act: Act) -> float:
+    """Return the seconds that something takes."""
+    gc.collect()
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure every way and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--neurons", type=int, default=1_000_000)
+    parser.add_argument("--synapses", type=int, default=200, help="of each neuron")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--dir", type=Path, default=None)
+    given = parser.parse_args()
+    state = brain(given.neurons, given.synapses)
+    with tempfile.TemporaryDirectory(dir=given.dir) as name:
+        folder = Path(name)
+        ways = {
+            ".pt": torch_file(folder / "brain.pt", state),
+            ".thalia": thalia_file(folder / "brain.thalia", state),
+            ".thalia, fp16": thalia_file(folder / "half.thalia", state, precision="fp16"),
+            "registry": registry(folder / "registry", state, "fp32"),
+            "registry, fp16": registry(folder / "half", state, "fp16"),
+        }
+        times: dict[tuple[str, str], list[float]] = {}
+        sizes = {}
+        for _ in range(given.rounds):
+            for label, way in random.sample(list(ways.items()), len(ways)):
+                for act in ("save", "load", "check"):
+                    times.setdefault((label, act), []).append(timed(getattr(way, act)))
+                sizes[label] = way.size()
+        nbytes = given.neurons * (4 * given.synapses + 9)
+        table = Table(title=f"{given.neurons:,} neurons, {nbytes / 1e6:,.0f} MB in memory")
+        for head in ("kept as", "save s", "load s", "check s", "MB", "of .pt"):
+            table.add_column(head, justify="left" if head == "kept as" else "right")
+        for label in ways:
+            seconds = [f"{median(times[label, act]):.2f}" for act in ("save", "load", "check")]
+            size = sizes[label]
+            table.add_row(label, *seconds, f"{size / 1e6:,.0f}", f"{size / sizes['.pt']:.0%}")
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

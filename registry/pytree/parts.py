@@ -1,0 +1,130 @@
+"""Cut a stored component down to some of the values in its dicts, without rebuilding any value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+from typing import Any
+
+from holdfast.registry.errors import Malformed
+from holdfast.registry.pytree.paths import component, segment
+from holdfast.registry.pytree.survey import ARRAY_TAGS
+from holdfast.registry.values.canonical import Json
+
+#: Tag of a dict -> the place of its pairs in the payload; `None` if the payload is the pairs.
+_DICTS: dict[str, int | None] = {"d": None, "od": None, "sd": 0, "dd": 1}
+
+
+def cut_down(
+    name: str, skeleton: Json, wanted: Collection[str], count: int
+) -> tuple[Json, list[int]] | None:
+    """Return the skeleton of the wanted values and the dicts around them, and their arrays.
+
+    Lists and tuples are kept as a whole, for their items have no names.
+
+    Args:
+        name: The component.
+        skeleton: Its skeleton, which was checked.
+        wanted: Paths below the component; what is below a path belongs to it.
+        count: The number of its arrays.
+
+    Returns:
+        The new skeleton, whose arrays are numbered from 0, and their numbers in the old one;
+        `None` if there is nothing at one of the paths.
+
+    Raises:
+        Malformed: The skeleton names an array where none may be.
+    """
+    found: set[str] = set()
+    kept = _kept(component(name), skeleton, wanted, found)
+    if kept is None or found != set(wanted):
+        return None
+    numbers: list[Any] = []
+    cut = _renumbered(kept[0], numbers)
+    are_numbers = all(type(number) is int and number < count for number in numbers)
+    if not are_numbers or any(one >= other for one, other in pairwise([-1, *numbers])):
+        raise Malformed("an array where none may be, in a skeleton", where=name)
+    return cut, numbers
+
+
+def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | None:
+    """Return the depth of a dict in a component and the steps that lead on from it.
+
+    Returns:
+        The number of dicts from the state to it, and the steps; `None` if there is no dict.
+    """
+    here, depth = component(name), 1
+    while here != path:
+        for step, child in _named(here, skeleton):
+            if path == step or path.startswith(f"{step}/"):
+                here, skeleton, depth = step, child, depth + 1
+                break
+        else:
+            return None
+    if _pairs(skeleton) is None:
+        return None
+    return depth, [step.removeprefix(f"{path}/") for step, _ in _named(path, skeleton)]
+
+
+def _kept(path: str, node: Any, wanted: Collection[str], found: set[str]) -> Any:
+    """Return a list of what is wanted of a node; `None` if nothing is."""
+    if path in wanted:
+        found.add(path)
+        found.update(
+            one for one in wanted if one.startswith(f"{path}/") and _leads(path, node, one)
+        )
+        return [node]
+    pairs = _pairs(node)
+    if pairs is None or not any(one.startswith(f"{path}/") for one in wanted):
+        return None
+    inner = []
+    for key, child in pairs:
+        rest = _kept(f"{path}/{segment(key)}", child, wanted, found)
+        if rest is not None:
+            inner.append([key, rest[0]])
+    [(tag, payload)] = node.items()
+    at = _DICTS[tag]
+    if at is None:
+        return [{tag: inner}]
+    return [{tag: [*payload[:at], inner, *payload[at + 1 :]]}]
+
+
+def _leads(path: str, node: Any, wanted: str) -> bool:
+    return any(
+        step == wanted or (wanted.startswith(f"{step}/") and _leads(step, child, wanted))
+        for step, child in _named(path, node)
+    )
+
+
+def _named(path: str, node: Any) -> Iterator[tuple[str, Any]]:
+    for key, child in _pairs(node) or ():
+        yield f"{path}/{segment(key)}", child
+
+
+def _pairs(node: Any) -> list[Any] | None:
+    if type(node) is not dict or len(node) != 1:
+        return None
+    [(tag, payload)] = node.items()
+    if tag not in _DICTS:
+        return None
+    at = _DICTS[tag]
+    pairs: list[Any] = payload if at is None else payload[at]
+    return pairs
+
+
+def _renumbered(node: Any, numbers: list[Any]) -> Any:
+    """Return a node whose arrays are numbered in their order; add their old numbers.
+
+    It also sees payloads without nodes, in which a hostile skeleton can hide anything.
+    """
+    if type(node) is list:
+        return [_renumbered(item, numbers) for item in node]
+    if type(node) is not dict or len(node) != 1:
+        return node
+    [(tag, payload)] = node.items()
+    if tag not in ARRAY_TAGS:
+        return {tag: _renumbered(payload, numbers)}
+    has_unit = tag == "nt" and type(payload) is list and payload
+    numbers.append(payload[0] if has_unit else payload)
+    new = len(numbers) - 1
+    return {tag: [new, *payload[1:]] if has_unit else new}

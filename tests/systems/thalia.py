@@ -1,0 +1,188 @@
+"""A small brain of regions: it learns a curriculum, grows between stages, and keeps its history.
+
+The names are those of Thalia's document: `get_full_state`, `load_full_state`, `grow_output`,
+`grow_source`. What it learns does not matter; what counts is that all of it depends on all before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast import Checkpoint, Run, register_adapter
+from holdfast.registry.registry import Registry
+from tests.systems.places import Place
+
+RUN, SEED, STEPS = "brain", 3, 4
+STAGES = ("sensorimotor", "phonology", "toddler", "grammar")
+REGIONS = {"cortex_l4": (48, 32), "striatum": (24, 48), "hippocampus": (40, 24)}
+
+
+@dataclass
+class RegionState:
+    """What a region is doing: spikes, membrane potentials, traces."""
+
+    spikes: torch.Tensor
+    membrane: torch.Tensor
+    traces: torch.Tensor
+
+
+register_adapter(
+    "thalia.RegionState", RegionState, to_plain=vars, from_plain=lambda d: RegionState(**d)
+)
+
+
+class Brain:
+    """Regions with weights, thresholds and a state, a rhythm, and a counter."""
+
+    def __init__(self) -> None:
+        self.noise = np.random.default_rng(SEED)
+        self.steps = 0
+        self.growth_history: list[dict[str, Any]] = []
+        self.regions: dict[str, dict[str, Any]] = {
+            name: {
+                "weights": {"feedforward": self._draw(*shape), "bias": torch.zeros(shape[0])},
+                "neuron_state": RegionState(
+                    torch.zeros(shape[0], dtype=torch.bool),
+                    self._draw(shape[0]),
+                    self._draw(shape[0]),
+                ),
+                "learning_state": {"bcm_threshold": self._draw(shape[0])},
+            }
+            for name, shape in REGIONS.items()
+        }
+
+    def _draw(self, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(self.noise.standard_normal(shape).astype(np.float32))
+
+    def train(self) -> float:
+        """Learn for a step; return the loss."""
+        self.steps += 1
+        for region in self.regions.values():
+            weights, state = region["weights"]["feedforward"], region["neuron_state"]
+            drive = weights @ self._draw(weights.shape[1])
+            state.membrane = 0.9 * state.membrane + drive
+            state.spikes = state.membrane > region["learning_state"]["bcm_threshold"]
+            state.traces = 0.8 * state.traces + state.spikes.float()
+            weights += 0.01 * torch.outer(state.traces, torch.ones(weights.shape[1]))
+        return 1.0 / self.steps
+
+    def grow_output(self, region: str, n_new: int) -> None:
+        """Add neurons: rows of the weights, and an element of everything else."""
+        part = self.regions[region]
+        weights, state = part["weights"], part["neuron_state"]
+        weights["feedforward"] = torch.cat(
+            [weights["feedforward"], self._draw(n_new, weights["feedforward"].shape[1])]
+        )
+        weights["bias"] = torch.cat([weights["bias"], torch.zeros(n_new)])
+        state.spikes = torch.cat([state.spikes, torch.zeros(n_new, dtype=torch.bool)])
+        state.membrane = torch.cat([state.membrane, torch.zeros(n_new)])
+        state.traces = torch.cat([state.traces, torch.zeros(n_new)])
+        learned = part["learning_state"]
+        learned["bcm_threshold"] = torch.cat([learned["bcm_threshold"], torch.ones(n_new)])
+        self._note(region, "growth", neurons_added=n_new, reason="high_utilization")
+
+    def grow_source(self, region: str, n_new: int) -> None:
+        """Add inputs: columns of the weights."""
+        weights = self.regions[region]["weights"]
+        old = weights["feedforward"]
+        weights["feedforward"] = torch.cat([old, torch.zeros(len(old), n_new)], 1)
+        self._note(region, "growth", neurons_added=0, inputs_added=n_new, reason="new_source")
+
+    def _note(self, region: str, kind: str, **more: Any) -> None:
+        event = {"step": self.steps, "region": region, "type": kind, **more}
+        self.growth_history.append(event)
+
+    def get_full_state(self) -> dict[str, Any]:
+        """Return everything, under the document's names."""
+        return {
+            "regions": self.regions,
+            "pathways": {},
+            "config": {"regions": list(self.regions)},
+            "theta": {"phase": 0.25 * (self.steps % 4), "frequency": 8.0},
+            "trial_state": {"rng": self.noise.bit_generator.state},
+            "training_steps": self.steps,
+        }
+
+    def load_full_state(self, state: dict[str, Any]) -> None:
+        """Continue from a state, of any size."""
+        self.regions = state["regions"]
+        self.steps = state["training_steps"]
+        self.noise.bit_generator.state = state["trial_state"]["rng"]
+
+
+class CurriculumTrainer:
+    """The document's trainer: stages, each saved at its end."""
+
+    def __init__(self, run: Run, brain: Brain) -> None:
+        self.run, self.brain = run, brain
+
+    def train_stage(self, stage: str) -> Checkpoint:
+        """Train for one stage, save at each step and at its boundary."""
+        for _ in range(STEPS):
+            loss = self.brain.train()
+            saved = self.save(stage, loss)
+        return saved
+
+    def save(self, stage: str, loss: float) -> Checkpoint:
+        """Save the brain, with its metadata."""
+        return self.run.save(
+            self.brain.get_full_state(),
+            step=self.brain.steps,
+            phase=stage,
+            metrics={"loss": loss},
+            meta={
+                "growth_history": self.brain.growth_history,
+                "training_info": {"curriculum_stage": stage, "best_loss": loss},
+            },
+        )
+
+    def load_checkpoint(self, stage: str) -> None:
+        """Go back to the end of a stage; the next save supersedes all after it."""
+        restored = self.run.restore(at=self.run.latest(phase=stage))
+        self.brain.load_full_state(restored.state)
+        self.brain.growth_history = list(restored.checkpoint.meta["growth_history"])
+
+
+class Story:
+    """What the chapters share.
+
+    Attributes:
+        place: Where the registry is.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+
+def resumed(reg: Registry) -> CurriculumTrainer:
+    """Return a trainer that goes on where the run is, in a new process."""
+    run = reg.run(RUN, create=True, preset="thalia", seed=SEED)
+    trainer, restored = CurriculumTrainer(run, Brain()), run.restore()
+    if restored is not None:
+        trainer.brain.load_full_state(restored.state)
+        trainer.brain.growth_history = list(restored.checkpoint.meta["growth_history"])
+    return trainer
+
+
+def grow(brain: Brain, stage: str) -> None:
+    """Grow as the curriculum asks before a stage."""
+    if stage == "phonology":
+        brain.grow_output("striatum", 16)
+    if stage == "toddler":
+        brain.grow_source("hippocampus", 8)
+
+
+def curriculum(story: Story) -> None:
+    """Train all stages, each in a process of its own."""
+    for stage in STAGES:
+        with story.place.open() as reg:
+            trainer = resumed(reg)
+            grow(trainer.brain, stage)
+            trainer.train_stage(stage)
+
+
+CHAPTERS = [curriculum]
